@@ -30,6 +30,7 @@ from flsv.cli.configs import check_file, find_config
 from flsv.configuration.federation_config import ROLES
 from flsv.utilities.display import plain
 from flsv.utilities.errors import check_lightning
+from flsv.utilities.seeding import kept_global_seed
 
 #: Option that maps names to objects. A later file adds its names to those of earlier files. ``{}`` removes all names.
 _METRICS = "federation.metrics"
@@ -327,4 +328,5 @@ def instantiated(parser: ArgumentParser, args: Sequence[str]) -> Any:
     L.seed_everything(int(options.seed_everything), verbose=False)
     # Before jsonargparse 4.49 the method had the second name.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    return instantiate(options)
+    with kept_global_seed():
+        return instantiate(options)

@@ -68,6 +68,7 @@ from flsv.utilities.atomic_files import (
 from flsv.utilities.errors import ConfigurationError, nearest
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.plugins import installed
+from flsv.utilities.seeding import kept_global_seed
 
 #: ``{group of entry points: base class}`` of the classes that other packages may register.
 PARTS: dict[str, type] = {
@@ -198,6 +199,10 @@ class FederatedCLI(LightningCLI):
                 raise ConfigurationError(
                     f"{name}: null: expected its options; leave it out for the defaults."
                 )
+
+    def instantiate_classes(self) -> None:
+        with kept_global_seed():
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer. Unless configured callbacks save checkpoints, it saves ``last.ckpt`` and ``best.ckpt``."""

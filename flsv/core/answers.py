@@ -107,13 +107,19 @@ Expectation = Callable[..., Numbers]
 """Function from an :class:`AnsweringClient` and a question's other arguments to what the answer must be."""
 
 
-def declare_answer(question: Callable[..., Any], expectation: Expectation) -> None:
+def declare_answer(
+    question: Callable[..., Any],
+    expectation: Expectation,
+    times: float = 1,
+) -> None:
     """Declare what a question's answer must be.
 
     Args:
         question: the function that runs at the client.
         expectation: function with the question's parameters, but for an :class:`AnsweringClient` in place of the
             client's data. It returns the :class:`Numbers` that the answer must be.
+        times: how often a client is asked the question in a round, each time with other arguments. A site answers no
+            more often.
 
     Example:
         >>> def count_samples(local):
@@ -126,6 +132,13 @@ def declare_answer(question: Callable[..., Any], expectation: Expectation) -> No
         9
     """
     vars(question)["expected_answer"] = expectation
+    vars(question)["times_in_a_round"] = times
+
+
+def times_in_a_round(question: Callable[..., Any]) -> float:
+    """Return how often a client is asked a question in a round, as :func:`declare_answer` has stored it."""
+    times: float = getattr(question, "times_in_a_round", 1)
+    return times
 
 
 def expected_answer(question: Callable[..., Any]) -> Expectation | None:

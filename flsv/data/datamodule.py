@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.patches import callbacks_of, is_loop
@@ -29,13 +30,16 @@ from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import generator_for
+from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
     from flsv.data.sources.columns import Columns, GivenColumns
+    from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
+#: Largest number of doubts in a warning.
+_MAX_DOUBTS = 3
 _DEFAULT_SPLITS = Splits()
 _DEFAULT_FILES = Files()
 _DEFAULT_LOADER = Loader()
@@ -81,6 +85,8 @@ class FederatedDataModule(FederationView):
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
+        dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
+            :class:`~flsv.data.Dictionary`. What it does not say is drafted from the training rows of all clients.
         columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
             options as a dictionary.
         splits: shares of the samples for validation and test sets of the server and the clients, see
@@ -131,6 +137,7 @@ class FederatedDataModule(FederationView):
         pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
         columns: GivenColumns = None,
+        dictionary: DictionaryOptions = None,
         splits: Splits = _DEFAULT_SPLITS,
         corruptions: list[Corruption] | None = None,
         files: Files = _DEFAULT_FILES,
@@ -151,10 +158,24 @@ class FederatedDataModule(FederationView):
             raise ConfigurationError(
                 "columns needs a table, no data module, and labels, the column to predict."
             )
+        if dictionary is not None:
+            dictionary = _checked_dictionary(dictionary, splits.together)
+            splits = replace(splits, together=dictionary.patient)
+            if labels is None and dictionary.target:
+                labels = dictionary.target
+            if labels != (dictionary.target or labels) or not isinstance(labels, str):
+                raise ConfigurationError(
+                    f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to "
+                    "predict in one of them."
+                )
+            if columns is not None:
+                raise ConfigurationError(
+                    "columns: the data dictionary says it all. Leave columns out."
+                )
         label = labels if isinstance(labels, str) else None
         group = groups if isinstance(groups, str) else None
         table_columns = None
-        if label is not None:
+        if label is not None and dictionary is None:
             table_columns = _checked_columns(columns)
             splits = replace(splits, together=table_columns.kept_together(splits.together))
         # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
@@ -182,12 +203,13 @@ class FederatedDataModule(FederationView):
         )
         check("partitioner", self.partitioner, Partitioner)
         self._reading = Reading(
-            files,
-            label,
-            group,
-            table_columns,
-            pos_label,
+            files=files,
+            label=label,
+            group=group,
+            columns=table_columns,
+            pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
+            dictionary=dictionary,
             split_columns=splits.columns,
         )
         self.corruptions = tuple(corruptions or ())
@@ -245,7 +267,8 @@ class FederatedDataModule(FederationView):
         """Download missing data sets if ``Files.download`` is set, or prepare a wrapped data module."""
         if self._module is not None:
             self._module.trainer = self.trainer
-            self._module.prepare_data()
+            with kept_global_seed():
+                self._module.prepare_data()
             return
         is_of_torchvision = known_as(self.source) in TORCHVISION_SETS
         if self.files.download and self._clients is None and is_of_torchvision:
@@ -290,7 +313,9 @@ class FederatedDataModule(FederationView):
         check_read_back(self._partitioned, compare_labels=labels is None)
         warn_of_random_evaluation(self._partitioned)
         self._needs_setup = False
-        if self._is_site and self.column_cards:
+        if source.dictionary is not None:
+            self._tell_doubts()
+        elif self._is_site and self.column_cards:
             from flsv.data.doubts import doubts_of, warn_of_doubts
 
             warn_of_doubts(doubts_of(self), min_strength=1.0)  # in the site's own log
@@ -300,6 +325,22 @@ class FederatedDataModule(FederationView):
             unflagged_by_client = self.splits.detector.unflagged(self, generator)
             self._partitioned = without_flagged(self._partitioned, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
+
+    def _tell_doubts(self) -> None:
+        """Warn of the doubts about the tables. A site needs a dictionary that all sites share."""
+        if self._is_site and self._source.is_draft:
+            raise ConfigurationError(
+                "this site's table has no data dictionary. Draft its part with flsv data --write, merge all sites' "
+                "parts with flsv data --merge, and give all sites and the server the same file: dictionary=..."
+            )
+        doubts = self._source.doubts
+        if doubts:
+            texts = [
+                f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in doubts[:_MAX_DOUBTS]
+            ]
+            if len(doubts) > _MAX_DOUBTS:
+                texts.append(f"and {len(doubts) - _MAX_DOUBTS} more, which flsv data shows")
+            rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
 
     def _wait_for_encoder(self, source: SourceData) -> None:
         """Split a site's rows, whose features are made when the sites have agreed on an encoder."""
@@ -327,7 +368,8 @@ class FederatedDataModule(FederationView):
             needed_stages.append(stage_name)
         for needed_stage in needed_stages:
             if needed_stage not in self._stages:
-                module.setup(needed_stage)
+                with kept_global_seed():
+                    module.setup(needed_stage)
                 self._stages.add(needed_stage)
 
     def _labels_beside(self, source: SourceData) -> Any:
@@ -453,6 +495,20 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+
+
+def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
+    """Return a data dictionary, whose class is loaded for tables only, with its patient."""
+    from flsv.data.tables.dictionary import as_dictionary
+
+    dictionary = as_dictionary(options)
+    if together is None or dictionary.patient == together:
+        return dictionary
+    if dictionary.patient is not None or dictionary.is_complete:
+        raise ConfigurationError(
+            f"splits.together is {together!r}, and the data dictionary has patient: {dictionary.patient!r}."
+        )
+    return replace(dictionary, patient=together)
 
 
 def _checked_columns(options: GivenColumns) -> Columns:

@@ -139,7 +139,8 @@ def partition_data(
     source = replace(source, classes=classes)
     splits = _split(source, partitioner, options, groups)
     if source.fitted is not None:
-        source = replace(source.fitted(splits.train), classes=classes)
+        samples_by_client = dict(zip(splits.names, splits.train))
+        source = replace(source.fitted(samples_by_client), classes=classes)
     unknown_classes: list[int] = []
     for corruption in corruptions:
         unknown_classes += corruption.unknown_classes
@@ -235,7 +236,8 @@ def _split(
         source.clients,
         column=read_column,
     )
-    if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
+    is_encoded_here = source.fitted is not None and source.dictionary is None
+    if (is_encoded_here or source.pooled) and len(splits.clients) == 1:
         raise ConfigurationError(
             "A table of one site alone cannot be encoded, because means and categories are those of all sites: give "
             "encoded numbers, arrays (X, y)."

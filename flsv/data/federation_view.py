@@ -32,6 +32,7 @@ from flsv.utilities.seeding import generator_for, seed_or_default
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.sources.columns import ColumnCard
+    from flsv.data.tables.dictionary import Dictionary
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.
@@ -158,6 +159,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def column_cards(self) -> tuple[ColumnCard, ...]:
         """Record of each column of a table, with its kind. Empty for data that are not tables."""
         return self._source.columns
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The data dictionary by which a table is read. None for other data."""
+        return self._source.dictionary
 
     @property
     def encoding(self) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.module_copies import ScoringCopies
 from flsv.games.trained_game import TrainedGame
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 from flsv.scores.performance import ModelScore
@@ -90,11 +91,22 @@ class CoalitionGames:
     def begin(self, round: Round) -> None:
         """Make ``round`` the current round, and forget the scores of the previous round's models."""
         self._change_round(round)
+        for copies in self._copies():
+            copies.begin_round()
 
     def end(self) -> None:
         """Forget the current round, and release its vectors."""
         self._change_round(None)
         self._gradient_by_loss = {}
+        for copies in self._copies():
+            copies.end_round()
+
+    def _copies(self) -> list[ScoringCopies]:
+        """Return the copies in which the evaluators score models."""
+        evaluators = list(self._evaluators_by_key.values())
+        if self.evaluator is not None:
+            evaluators.append(self.evaluator)
+        return [evaluator.copies for evaluator in evaluators if evaluator.copies is not None]
 
     def _change_round(self, round: Round | None) -> None:
         self._evaluations_of_earlier_rounds = self.total_evaluations

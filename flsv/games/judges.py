@@ -14,6 +14,7 @@ rare classes.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -133,7 +134,7 @@ def judge(
     return _without_rare_classes(scores.support, scores.values["correct"])
 
 
-declare_answer(judge, _judgment)
+declare_answer(judge, _judgment, times=math.inf)
 
 
 def judge_coalitions(
@@ -180,7 +181,7 @@ def judge_coalitions(
     return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
 
 
-declare_answer(judge_coalitions, _judgments)
+declare_answer(judge_coalitions, _judgments, times=math.inf)
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:

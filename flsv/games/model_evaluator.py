@@ -21,6 +21,7 @@ from flsv._lightning.evaluation import free_cached_memory
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,
+    ScoringCopies,
     are_repeated,
     module_device,
     named_dtypes,
@@ -135,6 +136,7 @@ class ModelEvaluator(VectorEvaluator):
         self._context = context or nullcontext
         self._requester = asking
         self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
+        self.copies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
         self._read(batches)
 
@@ -185,6 +187,7 @@ class ModelEvaluator(VectorEvaluator):
                 those of the original module.
         """
         evaluator = copy(self)
+        evaluator.copies = ScoringCopies(self._module, self.space)
         evaluator._read_private = private
         if batches is not None:
             evaluator._read(batches)
@@ -208,7 +211,8 @@ class ModelEvaluator(VectorEvaluator):
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
         sums = self._sums(count, keep)
-        with self._copies() as copies:
+        copies = self.copies.take()
+        with self._scoring():
             if self.backend == "serial":
                 for index in range(count):
                     module = self._loaded(copies, build, index)
@@ -225,8 +229,8 @@ class ModelEvaluator(VectorEvaluator):
     def live(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
-        with self._copies(module) as copies:
-            module_copy = copies.load().eval()
+        with self._scoring():
+            module_copy = ModuleCopies(module, self.space).load_last().eval()
             self._score(range(1), partial(_outputs_of, module_copy), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
@@ -240,14 +244,14 @@ class ModelEvaluator(VectorEvaluator):
         )
 
     @contextmanager
-    def _copies(self, module: nn.Module | None = None) -> Iterator[ModuleCopies]:
-        """Yield copies of a module, by default the evaluator's, in a context in which models are scored."""
+    def _scoring(self) -> Iterator[None]:
+        """Enter the context in which models are scored."""
         with (
             # The same arithmetic on every thread: autocast belongs to the thread that entered it.
             torch.autocast(self.device.type, enabled=False),
             isolated_rngs(self._seed, "utility"),
         ):
-            yield ModuleCopies(module or self._module, self.space)
+            yield
 
     def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
@@ -364,7 +368,7 @@ class ModelEvaluator(VectorEvaluator):
             torch.autocast(device.type, enabled=False),
             sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
         ):
-            module = ModuleCopies(self._module, self.space).load().eval()
+            module = self.copies.take().load().eval()
             dtypes = named_dtypes(module)
             parameter_names = {name for name, _ in module.named_parameters()}
             model = vector.detach().clone()
@@ -405,7 +409,8 @@ class ModelEvaluator(VectorEvaluator):
     def check_logits(self, asking: str) -> None:
         """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
         x, _ = self._batches[0]
-        with self._copies() as copies:
+        copies = ModuleCopies(self._module, self.space)
+        with self._scoring():
             gives_probabilities = self._random_models(copies, x).give_probabilities()
         if gives_probabilities:
             raise ConfigurationError(
@@ -472,8 +477,9 @@ class ModelEvaluator(VectorEvaluator):
 
     def _check_forward(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
+        copies = ModuleCopies(self._module, self.space)
         try:
-            with self._copies() as copies:
+            with self._scoring():
                 self._try_forward(copies)
                 if not is_tried:
                     self._check_repetition(copies)
@@ -490,9 +496,6 @@ class ModelEvaluator(VectorEvaluator):
         x, y = self._batches[0]
         module = copies.load().eval()
         if self.num_classes is not None:
-            if isinstance(x, Tensor):  # one sample is enough
-                x = x[:1]
-                y = y[:1]
             with self._context():
                 checked_logits(module(x), y, self.num_classes)
             self.form = OutputForm(classifies=True)

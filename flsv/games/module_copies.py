@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -24,7 +24,7 @@ from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_dense
-from flsv.utilities.run_copy import Pickled, pickle_error, pickled
+from flsv.utilities.run_copy import Pickled, StandIn, find_refused, pickled
 
 #: Types of objects that a copy has in common with the run's module.
 _SHARED_TYPES = (
@@ -42,10 +42,17 @@ class ModuleCopies:
     """A module as it is now, of which each load is a copy of its own, without ``torch.compile``.
 
     A copy refers to the run's Trainer, callbacks, loggers, data modules and data sets, and to the parameters that are
-    constant in ``space``. All else is copied, with the references that its objects have to each other.
+    constant in ``space``. All else is copied, with the references that its objects have to each other. A part that
+    refuses pickling, and is or belongs to an attribute of a layer, has a stand-in: an error is raised when it is used.
+
+    Args:
+        module: the module.
+        space: the map between the module and vectors. None: nothing is constant.
+        are_blank: whether the caller writes a vector into each copy. The copies then have one memory of the weights
+            that vectors hold, so that only the last load may be used.
 
     Raises:
-        ConfigurationError: a part cannot be pickled. The message has its path.
+        ConfigurationError: a copy cannot be made. The message has the path of the part.
 
     Example:
         >>> module = nn.Linear(2, 2)
@@ -55,49 +62,131 @@ class ModuleCopies:
         (False, True)
     """
 
-    def __init__(self, module: nn.Module, space: ParameterSpace | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace | None = None,
+        *,
+        are_blank: bool = False,
+    ) -> None:
+        self._module = module
         self._trainer = trainer_of(module)
-        optimizers = []
-        schedulers = []
-        if self._trainer is not None:
-            optimizers = self._trainer.optimizers
-            schedulers = self._trainer.lr_scheduler_configs
-
         shared_objects = _factories(module)
+        blank_storages: set[int] = set()
         if space is not None:
             shared_objects += space.constants(module).values()
-        shared_ids = frozenset(map(id, shared_objects))
+            if are_blank:
+                blank_storages = _storages_of_vectors(module, space)
 
-        def dump(value: Any) -> Pickled:
-            return pickled(value, shared_ids=shared_ids, shared_types=_SHARED_TYPES)
-
-        try:
-            self._pickled = dump((module, optimizers, schedulers))
-        except Exception as error:
-            roots = {"the module": module, "the optimizers": optimizers}
-            reason = f"{type(module).__name__} cannot be copied, and models are scored in copies"
-            raise pickle_error(reason, roots, dump) from error
+        self._stand_ins: dict[int, StandIn] = {}
+        # Kept, so that no other object gets the id of one of them.
+        self._refused_parts: list[Any] = []
+        self._dump = partial(
+            pickled,
+            shared_ids=frozenset(map(id, shared_objects)),
+            shared_types=_SHARED_TYPES,
+            blank_storages=blank_storages,
+            stand_ins=self._stand_ins,
+        )
+        self._pickled: Pickled | None = None
+        self._dump_parts()
 
     def load(self) -> Any:
         """Return a new copy of the module, in the modes of the module's layers."""
         module, _, _ = self._load()
         return module
 
-    def load_with_trainer(self) -> tuple[L.LightningModule, L.Trainer]:
+    def load_last(self) -> Any:
+        """Return the last copy of the module, without a copy of its memory."""
+        module, _, _ = self._load(is_last=True)
+        return module
+
+    def load_with_trainer(self, is_last: bool = False) -> tuple[L.LightningModule, L.Trainer]:
         """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in."""
-        module, optimizers, schedulers = self._load()
+        module, optimizers, schedulers = self._load(is_last)
         trainer = copy_of_trainer(self._trainer, module)
         trainer.strategy.optimizers = optimizers
         trainer.strategy.lr_scheduler_configs = schedulers
         return module, trainer
 
-    def _load(self) -> tuple[Any, Any, Any]:
-        module, optimizers, schedulers = self._pickled.load()
+    def _parts(self) -> tuple[Any, Any, Any]:
+        if self._trainer is None:
+            return self._module, [], []
+        return self._module, self._trainer.optimizers, self._trainer.lr_scheduler_configs
+
+    def _dump_parts(self) -> Pickled:
+        if self._pickled is None:
+            self._pickled = self._made(lambda: self._dump(self._parts()))
+        return self._pickled
+
+    def _load(self, is_last: bool = False) -> tuple[Any, Any, Any]:
+        module, optimizers, schedulers = self._made(
+            lambda: self._dump_parts().load(copies_memory=not is_last)
+        )
         if self._trainer is not None:
             module.trainer = self._trainer  # no LightningModule is pickled with it
         for layer in module.modules():
             _uncompile(layer)
         return module, optimizers, schedulers
+
+    def _made(self, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns. Attributes of layers at which it fails get stand-ins."""
+        reason = f"models are scored in copies of {type(self._module).__name__}"
+        module, optimizers, _ = self._parts()
+        roots = {"the module": module, "the optimizers": optimizers}
+        while True:
+            try:
+                return make()
+            except Exception as error:
+                refused = find_refused(roots, lambda part: self._dump(part).load())
+                message = refused.describe(reason)
+                if refused.attribute is None:
+                    raise ConfigurationError(message) from error
+                self._refused_parts.append(refused.attribute)
+                self._stand_ins[id(refused.attribute)] = StandIn(message)
+                self._pickled = None
+
+
+class ScoringCopies:
+    """Copies of a module as it is, into which models' vectors are written. A round's are made from one pickle."""
+
+    def __init__(self, module: nn.Module, space: ParameterSpace) -> None:
+        self._module = module
+        self._space = space
+        self._is_in_round = False
+        self._copies_of_round: ModuleCopies | None = None
+
+    def begin_round(self) -> None:
+        """Begin a round, within which the module does not change."""
+        self._is_in_round = True
+        self._copies_of_round = None
+
+    def end_round(self) -> None:
+        """Release the round's copies."""
+        self._is_in_round = False
+        self._copies_of_round = None
+
+    def take(self) -> ModuleCopies:
+        """Return copies of the module as it is now."""
+        if self._copies_of_round is not None:
+            return self._copies_of_round
+        copies = ModuleCopies(self._module, self._space, are_blank=True)
+        if self._is_in_round:
+            self._copies_of_round = copies
+        return copies
+
+
+def _storages_of_vectors(module: nn.Module, space: ParameterSpace) -> set[int]:
+    """Return the keys of memory that holds nothing but entries of vectors."""
+    storages = set()
+    for name, tensor in named_tensors(module).items():
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and is_dense(tensor)
+        if name not in space.names or not is_plain:
+            continue
+        storage = tensor.untyped_storage()
+        if tensor.is_contiguous() and tensor.numel() * tensor.itemsize == storage.nbytes():
+            storages.add(storage._cdata)
+    return storages
 
 
 # The command line's factories refer to its parser, which would take longer to copy than a small module.
@@ -106,7 +195,7 @@ def _factories(module: nn.Module) -> list[Any]:
     factories: list[Any] = []
     for layer in module.modules():
         for value in vars(layer).values():
-            if isinstance(value, partial) and _is_factory(value):
+            if issubclass(type(value), partial) and _is_factory(value):
                 factories.append(value)
     return factories
 
@@ -132,6 +221,8 @@ def _uncompile(layer: nn.Module) -> None:
 
     # The program has set layer.forward = torch.compile(layer.forward), or another method.
     for name, value in list(attributes.items()):
+        if type(value) is StandIn:
+            continue
         is_submodule = isinstance(value, nn.Module)  # it is among the layers itself
         uncompiled = getattr(value, "_torchdynamo_orig_callable", None)
         if is_submodule or uncompiled is None:

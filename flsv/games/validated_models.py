@@ -18,6 +18,7 @@ from flsv._lightning.rounding import rounding_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,
+    ScoringCopies,
     are_repeated,
     not_repeated,
     other_weights,
@@ -70,6 +71,7 @@ class ValidatedModels(VectorEvaluator):
         self._loaders = loaders
         self._seed = seed
         self._read_private: Callable[[], Mapping[str, Tensor]] = dict
+        self.copies = ScoringCopies(trainer.lightning_module, space)
 
     def on(
         self,
@@ -84,6 +86,7 @@ class ValidatedModels(VectorEvaluator):
                 those of the fit's module.
         """
         evaluator = copy(self)
+        evaluator.copies = ScoringCopies(self._trainer.lightning_module, self.space)
         evaluator._loaders = loaders
         evaluator._read_private = private or dict
         return evaluator
@@ -105,7 +108,7 @@ class ValidatedModels(VectorEvaluator):
         vector = torch.empty(
             self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
         )
-        copies = self._copies()
+        copies = self.copies.take()
         for index in range(count):
             build(index, vector)
             with self._validation(copies, vector) as run:
@@ -125,7 +128,8 @@ class ValidatedModels(VectorEvaluator):
         keep: bool = False,
     ) -> Scores:
         """Validate a module as it is."""
-        with self._validation(ModuleCopies(module, self.space)) as run:
+        copies = ModuleCopies(module, self.space)
+        with self._validation(copies) as run:
             logged_values = run.logged()
 
         scores = {}
@@ -156,7 +160,7 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        copies = self._copies()
+        copies = self.copies.take()
         with self._validation(copies, vector) as run:
             values = self._named_values(run.logged())
         # Once more, while the run's module has other weights: a copy must not reach them.
@@ -171,9 +175,6 @@ class ValidatedModels(VectorEvaluator):
         for name in self._names_with_gradient:
             self._check_gradient(name, vector, values[name])
 
-    def _copies(self) -> ModuleCopies:
-        return ModuleCopies(self._trainer.lightning_module, self.space)
-
     @contextmanager
     def _validation(
         self, copies: ModuleCopies, vector: Tensor | None = None
@@ -184,7 +185,7 @@ class ValidatedModels(VectorEvaluator):
             isolated_rngs(self._seed, "utility"),
             torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
         ):
-            module, trainer = copies.load_with_trainer()
+            module, trainer = copies.load_with_trainer(is_last=vector is None)
             if vector is not None:
                 self.space.write(module, vector)
                 put_private(module, self.space, self._read_private())
@@ -210,7 +211,7 @@ class ValidatedModels(VectorEvaluator):
         total = torch.zeros((), dtype=torch.float64)
         total_weight = 0.0
         # Closed, or an error would leave its contexts entered.
-        with self._validation(self._copies(), vector) as run, closing(run.steps()) as steps:
+        with self._validation(self.copies.take(), vector) as run, closing(run.steps()) as steps:
             parameters = self._trainable_parameters(run.module)
             for arguments, loader_index in steps:
                 with torch.enable_grad():

@@ -48,7 +48,7 @@ from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
-from flsv.utilities.run_copy import SilentLogger
+from flsv.utilities.silent_logger import SilentLogger
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:

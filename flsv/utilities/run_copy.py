@@ -17,12 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -30,6 +28,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.program_state import ProgramState
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
@@ -82,7 +81,7 @@ class RunCopy:
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            all_reductions[id(logger)] = silenced(logger)
+            all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
         def dump(value: Any) -> Pickled:
             return pickled(value, data, all_reductions, places=places or {})
@@ -179,6 +178,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reductions: Mapping[int, Reduction],
         shared_ids: Collection[int],
         shared_types: tuple[type, ...],
+        blank_storages: Collection[int],
+        stand_ins: Mapping[int, StandIn],
         places: Mapping[str, str],
     ) -> None:
         super().__init__(file)
@@ -187,10 +188,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._run_data = data
         self._reductions = reductions
         self._shared_ids = shared_ids
+        self._blank_storages = blank_storages
+        self._stand_ins = stand_ins
         # A metaclass may answer for a class, so that objects are not asked with isinstance.
         self._shared_types = (type, *shared_types)
         # The memory of tensors. Those that share it do so in a copy, too.
         self.storages: list[torch.Tensor] = []
+        # Positions of the memory that is blank, which all loads use.
+        self.blank_positions: set[int] = set()
         # Objects to which a copy refers, such as classes and functions.
         self.shared: list[Any] = []
         self._position_of_shared: dict[int, int] = {}
@@ -199,6 +204,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def persistent_id(self, value: Any) -> Any:
         if value is self._run_data:
             return "data"
+        if id(value) in self._stand_ins:
+            return SHARED, self._share(self._stand_ins[id(value)])
+        if type(value) is StandIn:  # of a copy that is copied again
+            return SHARED, self._share(value)
         if type(value) is str:
             return self._persistent_path(value)
         if isinstance(value, torch.TypedStorage):
@@ -237,7 +246,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             self._position_of_storage[key] = len(self.storages)
             raw_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device)
             raw_bytes.set_(storage)
-            self.storages.append(raw_bytes.clone())
+            if key in self._blank_storages:
+                self.blank_positions.add(len(self.storages))
+                self.storages.append(torch.empty_like(raw_bytes))
+            else:
+                self.storages.append(raw_bytes.clone())
         return self._position_of_storage[key]
 
     def reducer_override(self, value: Any) -> Any:
@@ -331,6 +344,7 @@ class Pickled:
     bytes: bytes
     storages: list[torch.Tensor]
     shared: list[Any]
+    blank_positions: Collection[int] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker imports classes and functions, or has those of a program's main module by value.
@@ -341,9 +355,9 @@ class Pickled:
         shared = pickle.loads(state["shared"])
         vars(self).update(state, shared=shared)
 
-    def load(self, data: Any = None) -> Any:
-        """Return a copy of the object that refers to these data."""
-        return _Unpickler(self, data).load()
+    def load(self, data: Any = None, *, copies_memory: bool = True) -> Any:
+        """Return a copy of the object that refers to these data. The last one may have the memory itself."""
+        return _Unpickler(self, data, copies_memory).load()
 
 
 def pickled(
@@ -352,20 +366,41 @@ def pickled(
     reductions: Mapping[int, Reduction] | None = None,
     shared_ids: Collection[int] = (),
     shared_types: tuple[type, ...] = (),
-    places: Mapping[str, str] | None = None,
+    blank_storages: Collection[int] = (),
+    stand_ins: Mapping[int, StandIn] = {},
+    places: Mapping[str, str] = {},
 ) -> Pickled:
-    """Pickle an object. Its copies have objects of ``shared_ids`` and ``shared_types`` in common with it, and other
-    paths for those in ``places``.
+    """Pickle an object.
+
+    Args:
+        value: the object.
+        data: an object to which copies refer, and which each load is given.
+        reductions: ``{id of an object: how it is pickled}``.
+        shared_ids: ids of objects that copies have in common with ``value``.
+        shared_types: types of such objects.
+        blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
+        stand_ins: ``{id of an object: what copies have in its place}``.
+        places: ``{a folder: its path below the folder in which a copy is loaded}``.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file, data, reductions or {}, shared_ids, shared_types, places or {})
+    pickler = _Pickler(
+        file,
+        data=data,
+        reductions=reductions or {},
+        shared_ids=shared_ids,
+        shared_types=shared_types,
+        blank_storages=blank_storages,
+        stand_ins=stand_ins,
+        places=places,
+    )
     pickler.dump(value)
-    return Pickled(file.getvalue(), pickler.storages, pickler.shared)
+    return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: Pickled, data: Any) -> None:
+    def __init__(self, pickled: Pickled, data: Any, copies_memory: bool) -> None:
         super().__init__(io.BytesIO(pickled.bytes))
+        self._copies_memory = copies_memory
         self._run_data = data
         self._pickled = pickled
         self._copied_storages: dict[int, torch.UntypedStorage] = {}
@@ -381,10 +416,35 @@ class _Unpickler(pickle.Unpickler):
             return os.path.join(os.getcwd(), place.removeprefix(os.sep)).rstrip(os.sep)
         position, device, dtype = name
         if position not in self._copied_storages:
-            raw_bytes = self._pickled.storages[position].clone().to(device)
-            self._copied_storages[position] = raw_bytes.untyped_storage()
+            raw_bytes = self._pickled.storages[position]
+            if self._copies_memory and position not in self._pickled.blank_positions:
+                raw_bytes = raw_bytes.clone()
+            self._copied_storages[position] = raw_bytes.to(device).untyped_storage()
         storage = self._copied_storages[position]
         return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+class NotCopied(ConfigurationError):
+    """Error: a copy is asked for a part of which it has only a stand-in."""
+
+
+class StandIn:
+    """What a copy has in place of a part that refuses pickling. Using it raises :class:`NotCopied`."""
+
+    def __init__(self, reason: str) -> None:
+        object.__setattr__(self, "_reason", reason)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise NotCopied(object.__getattribute__(self, "_reason"))
+
+    __getattribute__ = __setattr__ = __delattr__ = _refuse
+    __call__ = __iter__ = __next__ = __len__ = __bool__ = __contains__ = _refuse
+    __getitem__ = __setitem__ = __delitem__ = __enter__ = __exit__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __int__ = __float__ = __index__ = __str__ = __repr__ = __format__ = _refuse
+    __await__ = __aiter__ = __anext__ = __aenter__ = __aexit__ = _refuse
+    __hash__ = object.__hash__
 
 
 def _saved_scripted(module: torch.jit.ScriptModule) -> bytes:
@@ -417,74 +477,22 @@ class _Gone:
     pass
 
 
-#: Names of a logger's properties that are folders.
-_FOLDERS_OF_LOGGERS = ("save_dir", "root_dir", "log_dir")
+class Refused(NamedTuple):
+    """A part of an object that cannot be copied, though its own parts can."""
 
+    path: str
+    part: Any
+    error: Exception
+    #: The attribute of a layer that is the part, or holds it. None: no layer has it.
+    attribute: Any = None
 
-class SilentLogger(Logger):
-    """Logger that logs nothing, beside the class of a logger in whose place it is.
-
-    Args:
-        facts: what the logger says of itself, such as its name and its folder, by the names of its properties.
-    """
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self._facts = facts
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _do_nothing
-
-    experiment = property(lambda self: _SilentExperiment(self.save_dir))
-    name = property(lambda self: self._facts["name"])
-    version = property(lambda self: self._facts["version"])
-    save_dir = property(lambda self: self._facts["save_dir"])
-    root_dir = property(lambda self: self._facts["root_dir"])
-    log_dir = property(lambda self: self._facts["log_dir"])
-    group_separator = property(lambda self: "/")
-
-    def log_metrics(self, *_: Any, **__: Any) -> None:
-        pass
-
-    log_hyperparams = log_graph = save = finalize = after_save_checkpoint = log_metrics
-
-    def redirect(self, folder: str) -> None:
-        """Have folders in ``folder`` only."""
-        for name in _FOLDERS_OF_LOGGERS:
-            if not str(self._facts[name]).startswith(folder):
-                self._facts[name] = folder
-
-
-class _SilentExperiment(DummyExperiment):
-    """Experiment that does nothing, and has a folder."""
-
-    def __init__(self, folder: str | None) -> None:
-        self.dir = self.log_dir = self.logdir = folder
-
-    def get_logdir(self) -> str | None:
-        return self.dir
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-def silenced(logger: Any) -> Reduction:
-    """Return how a logger is pickled, so that a copy is of its class and logs nothing."""
-    facts = {}
-    for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
-        try:
-            value = getattr(logger, name, None)
-        except Exception:  # of a service that is not there
-            value = None
-        facts[name] = value if isinstance(value, str | int | PurePath) else None
-    return _silent_logger, (type(logger), facts)
-
-
-def _silent_logger(kind: type, facts: dict[str, Any]) -> Any:
-    silent_kind: Any = type(kind.__name__, (SilentLogger, kind), {"__module__": kind.__module__})
-    return silent_kind(facts)
+    def describe(self, reason: str) -> str:
+        """Return a message that begins with ``reason``."""
+        return (
+            f"{reason}: {self.path} ({type(self.part).__name__}) cannot be pickled and loaded "
+            f"({type(self.error).__name__}: {self.error}). Make it where it is used, or give its class a __getstate__ "
+            "that leaves it out and a __setstate__ that makes it anew."
+        )
 
 
 def pickle_error(
@@ -493,38 +501,41 @@ def pickle_error(
     dump: Callable[[Any], Any],
 ) -> ConfigurationError:
     """Return the error for ``roots`` that cannot be pickled, with the path of the part that fails."""
-    path, part, error = _find_unpicklable(roots, dump)
-    return ConfigurationError(
-        f"{reason}: {path} ({type(part).__name__}) cannot be pickled and loaded ({type(error).__name__}: {error}). "
-        "Make it where it is used, or give its class a __getstate__ that leaves it out and a __setstate__ that makes "
-        "it anew."
-    )
+    return ConfigurationError(find_refused(roots, dump).describe(reason))
 
 
-def _find_unpicklable(
+#: Attributes of layers with other layers and tensors.
+_PARTS_OF_LAYERS = ("._modules", "._parameters", "._buffers")
+
+
+def find_refused(
     roots: Mapping[str, Any],
     dump: Callable[[Any], Any],
-) -> tuple[str, Any, Exception]:
-    """Return a part that fails though its parts do not: its path, itself, and its error."""
-    pending = deque(roots.items())
+) -> Refused:
+    """Return a part of ``roots``, by name, that fails in ``dump`` though its parts do not."""
+    pending = deque((path, root, None) for path, root in roots.items())
     looked_at = set(map(id, roots.values()))
     while pending:
-        path, part = pending.popleft()
+        path, part, attribute = pending.popleft()
         error = _error_of(part, dump)
         if error is None:
             continue
         unpicklable_parts = []
         for name, nested_part in _parts_of(part):
             if _error_of(nested_part, dump) is not None:
-                unpicklable_parts.append((path + name, nested_part))
+                unpicklable_parts.append((name, nested_part))
         if not unpicklable_parts:
-            return path, part, error
-        for nested_path, nested_part in unpicklable_parts:
-            if id(nested_part) not in looked_at:
-                looked_at.add(id(nested_part))
-                pending.append((nested_path, nested_part))
+            return Refused(path, part, error, attribute)
+        for name, nested_part in unpicklable_parts:
+            if id(nested_part) in looked_at:
+                continue
+            looked_at.add(id(nested_part))
+            nested_attribute = attribute
+            if isinstance(part, nn.Module):
+                nested_attribute = None if name in _PARTS_OF_LAYERS else nested_part
+            pending.append((path + name, nested_part, nested_attribute))
     error = RuntimeError("each by itself can be pickled")
-    return "a combination of its parts", roots, error
+    return Refused("a combination of its parts", roots, error)
 
 
 def _error_of(part: Any, dump: Callable[[Any], Any]) -> Exception | None:
@@ -550,6 +561,8 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _entries_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a collection, a weak reference or a function's closure holds, with how it is written."""
+    if type(value) is StandIn:
+        return
     if type(value) is weakref.ref:
         yield "()", value()
     elif isinstance(value, dict):

@@ -23,6 +23,19 @@ def seed_or_default(seed: int | None) -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
+@contextmanager
+def kept_global_seed() -> Iterator[None]:
+    """Restore the seed of ``seed_everything`` after this context, in which users' code may call it again."""
+    variables = {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+    try:
+        yield
+    finally:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def derive_seed(seed: int | None, *path: int | str) -> int:
     """Derive a 63-bit seed from a run's seed and the words and numbers in ``path``."""
     words = []

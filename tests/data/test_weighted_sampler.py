@@ -154,6 +154,7 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     model = ParameterSpace(make_module()).read(make_module())
     visit = {
         "run": "0" * 16,
+        "greeting": "0" * 16,
         "clients": 3,
         "client": 2,
         "classes": 3,

@@ -333,7 +333,7 @@ def test_validation_batches_are_recut_without_changing_scores(size):
         ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(3, 1).long())]}, r"\[3, 1\]"),
         ({"batches": [(torch.zeros(3, 1, 6, 6), torch.zeros(2).long())]}, "3 inputs and 2 labels"),
         ({"batches": [(torch.zeros(1, 1, 6, 6), torch.tensor([4]))]}, r"4 \.\. 4.*0 \.\. 3"),
-        ({"num_classes": 9}, r"expected logits \[1, 9\]"),
+        ({"num_classes": 9}, r"expected logits \[70, 9\]"),
     ],
 )
 def test_model_evaluator_with_wrong_arguments_raises(change, message):

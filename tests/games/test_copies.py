@@ -1,6 +1,10 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
+import io
 import math
+import os
+import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -8,16 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+import tqdm
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from flsv import Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
-from flsv.games.module_copies import ModuleCopies
-from flsv.metrics import PartialFederatedShapley
+from flsv.games.module_copies import ModuleCopies, ScoringCopies, named_tensors
+from flsv.metrics import CumulativeShapley, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit
@@ -181,14 +187,140 @@ def test_scripted_parts_are_copied(kind: str) -> None:
     assert not any(copied.f is layer for layer in module.modules())
 
 
-def test_part_that_cannot_be_copied_is_named_before_training(tmp_path: Path) -> None:
-    module = Kept(reach_through_list)
-    module.net.stream = (number for number in range(3))  # type: ignore[assignment]
-    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
+class NeedsArgument:
+    """An object that is pickled, but not loaded."""
 
-    message = r"Kept cannot be copied.*the module\._modules\['net'\]\.stream \(generator\)"
-    with pytest.raises(ConfigurationError, match=message):
-        fit(loop, tmp_path, module, toy_data(server_val=0.2))
+    def __new__(cls, number: int) -> Any:
+        made = super().__new__(cls)
+        made.number = number
+        return made
+
+
+class Node:
+    """A node of a ring, which is hashed before it is loaded."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.near = {self}
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def open_file() -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(os.devnull, "a"))
+
+
+def open_bar() -> Any:
+    return tqdm.tqdm(total=9, file=open_file())
+
+
+def second_loader() -> Any:
+    return iter(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4))
+
+
+#: Parts that no copy has.
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a generator": lambda: (number for number in range(3)),
+    "a loader's iterator": second_loader,
+    "an open file": open_file,
+    "a progress bar": open_bar,
+    "a thread": threading.Thread,
+    "a socket": socket.socket,
+    "a part in a list": lambda: [[open_file()]],
+    "an argument": lambda: NeedsArgument(3),
+    "a ring": lambda: Node("a"),
+}
+
+
+class MakesParts(Kept):
+    """It gets a part when its network is scored, or in a round of training."""
+
+    part: Any = None
+
+    def __init__(self, make: Callable[[], Any], round_index: int, uses_part: bool = False) -> None:
+        super().__init__()
+        self.make = make
+        self.round_index = round_index
+        self.uses_part = uses_part
+        if round_index < 0:
+            self.part = make()
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == self.round_index:
+            self.part = self.make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.uses_part and not self.training and self.part is not None:
+            repr(self.part)
+        return self.net(x)
+
+
+def fit_with_metric(module: Any, folder: Path, performance: str, rounds: int = 3) -> Tensor:
+    mode = "min" if performance == "val_loss" else None
+    metric = CumulativeShapley(performance=performance, mode=mode)
+    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
+    fit(loop, folder, module, toy_data(server_val=0.2), rounds=rounds)
+    return loop.contributions["sv"]
+
+
+@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_part_that_no_score_uses_changes_no_value(
+    kind: str, performance: str, tmp_path: Path
+) -> None:
+    """Whether it is there before training, or training makes it in the first, second or last round."""
+    value = fit_with_metric(Kept(), tmp_path / "without", performance)
+
+    assert value.isfinite().all()
+    for round_index in (-1, 0, 1, 2):
+        module = MakesParts(REFUSED[kind], round_index)
+        folder = tmp_path / f"{round_index}"
+        assert torch.equal(fit_with_metric(module, folder, performance), value)
+        assert module.trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_part_that_scores_use_is_named_before_training(
+    kind: str, performance: str, tmp_path: Path
+) -> None:
+    module = MakesParts(REFUSED[kind], round_index=-1, uses_part=True)
+
+    with pytest.raises(ConfigurationError, match=r"copies of MakesParts.*the module\.part"):
+        fit_with_metric(module, tmp_path, performance)
+
+
+def test_copies_for_vectors_have_one_memory_of_weights() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    module.register_buffer("offset", torch.ones(2), persistent=False)
+    space = ParameterSpace(module)
+    copies = ScoringCopies(module, space).take()
+
+    first_copy = copies.load()
+    space.write(first_copy, space.read(module))
+    next_copy = copies.load()
+
+    assert torch.equal(space.read(next_copy), space.read(module))
+    for name, tensor in named_tensors(next_copy).items():
+        is_of_vectors = name in space.names
+        first_tensor = named_tensors(first_copy)[name]
+        assert (tensor.data_ptr() == first_tensor.data_ptr()) == is_of_vectors
+        assert tensor.data_ptr() != named_tensors(module)[name].data_ptr()
+
+
+def test_module_is_copied_once_a_round() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    copies = ScoringCopies(module, ParameterSpace(module))
+
+    assert copies.take() is not copies.take()
+    copies.begin_round()
+    copies_of_round = copies.take()
+    assert copies.take() is copies_of_round
+    copies.begin_round()
+    assert copies.take() is not copies_of_round
+    copies.end_round()
+    assert copies.take() is not copies.take()
 
 
 class BorrowedNetwork(Dataset):

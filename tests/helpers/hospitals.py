@@ -63,10 +63,14 @@ def make_module() -> ClassifierClient:
 def make_data(source: Any, **options: Any) -> FederatedDataModule:
     return FederatedDataModule(
         source,
-        OneClient(),
         labels="died",
         batch_size=16,
-        **{"columns": COLUMNS, "splits": Splits(server_val=0.0), **options},
+        **{
+            "partitioner": OneClient(),
+            "columns": COLUMNS,
+            "splits": Splits(server_val=0.0),
+            **options,
+        },
     )
 
 

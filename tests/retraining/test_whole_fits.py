@@ -17,7 +17,7 @@ from flsv.metrics.coalitions.design import coalition_masks, design_within, equiv
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import trainer_for
-from helpers.kinds_of_attributes import GlobalCache
+from helpers.kinds_of_attributes import FunctionCache, first_losses
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
@@ -148,13 +148,13 @@ def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_
 @pytest.mark.slow
 @pytest.mark.long
 def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("helpers.kinds_of_attributes.LOSSES_BY_ROUND", {})
+    first_losses.cache_clear()
     metric = ShadowShapley(coalitions="singles", verify="all")
 
     with pytest.warns(UserWarning, match="trained in a fresh process, has another score.*a cache"):
-        loop = fit(tmp_path, {"shadow": metric}, GlobalCache)
+        loop = fit(tmp_path, {"shadow": metric}, FunctionCache)
 
     assert not loop.contributions["shadow"].isnan().any()
 

@@ -35,7 +35,9 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import ColumnCard, Columns
+    from flsv.data.sources.columns import Columns
+    from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
+    from flsv.data.tables.drafts import TableDoubt
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any
@@ -81,8 +83,11 @@ class SourceData:
         by_rarity: whether the rarer one of two classes was made the positive one.
         pooled: whether inputs depend on statistics of all training samples.
         columns: one :class:`ColumnCard` per column of a table.
-        fitted: function of each client's training indices, which returns a new ``SourceData`` with inputs standardized
-            and encoded by these samples.
+        fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
+            features.
+        dictionary: the data dictionary by which a table is read, incomplete before the features are made.
+        is_draft: whether the dictionary was drafted from the samples.
+        doubts: doubts about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         summary: function of a site's training indices, which returns what the site tells to agree on an encoder.
         encoder: how a table's columns became inputs.
@@ -104,8 +109,11 @@ class SourceData:
     labeled: bool = False
     by_rarity: bool = False
     pooled: bool = False
-    columns: tuple[ColumnCard, ...] = ()
-    fitted: Callable[[Sequence[Tensor]], SourceData] | None = None
+    columns: tuple[Any, ...] = ()
+    fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
+    dictionary: Dictionary | None = None
+    is_draft: bool = False
+    doubts: tuple[TableDoubt, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     summary: Callable[[Tensor], TableSummary] | None = None
     encoder: AgreedEncoder | None = None
@@ -143,6 +151,7 @@ class Reading:
         label: the column to predict.
         group: the column with each row's client.
         columns: options by which the other columns of a table become inputs.
+        dictionary: what is known of the columns of tables.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
         split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
         is_alone: whether the data are those of one site.
@@ -152,9 +161,15 @@ class Reading:
     label: str | None = None
     group: str | None = None
     columns: Columns | None = None
+    dictionary: DictionaryOptions = None
     pos_label: str | bool | int | None = None
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()
+
+    @property
+    def is_by_dictionary(self) -> bool:
+        """Whether tables are read by a data dictionary."""
+        return self.dictionary is not None
 
     @property
     def texts(self) -> set[str]:

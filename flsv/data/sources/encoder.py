@@ -467,12 +467,12 @@ def tables_source(
         return replace(source, split_columns=split_columns)
     classes = encoder.classes(train_table) or ()
 
-    def make_source(samples_by_client: Sequence[Tensor] | None) -> SourceData:
+    def make_source(samples_by_client: Mapping[str, Tensor] | None) -> SourceData:
         rows_by_client = None
         columns_read: tuple[ColumnCard, ...] = ()
         fitted: Callable[..., SourceData] | None = make_source
         if samples_by_client is not None:
-            rows_by_client = [samples.numpy() for samples in samples_by_client]
+            rows_by_client = [samples.numpy() for samples in samples_by_client.values()]
             fitted = None
         whole, *held_out_sets = encoder.encoded(table, sizes, rows_by_client)
         if rows_by_client is not None:
@@ -498,7 +498,7 @@ def tables_source(
     by_rarity = chosen_by_rarity(classes, reading.pos_label)
     if columns.agreed is not None:
         by_rarity = False
-        return make_source([])
+        return make_source({})
     # The training rows, and so the scale of numbers, are not known yet; no component reads numbers before they are.
     return make_source(None)
 

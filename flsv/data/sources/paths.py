@@ -16,13 +16,14 @@ from flsv.data.sources.named import (
     load_image_data,
     warn_of_empty_classes,
 )
-from flsv.data.sources.table import Table, find_place, is_table_file, looked_at
+from flsv.data.sources.table import TableRows, find_place, is_table_file, looked_at
+from flsv.data.tables.source import read_table
 from flsv.utilities.errors import ConfigurationError
 
 
 def read_path(
     source: str | Path, reading: Reading, client: str, is_whole: bool, kinds: str
-) -> Dataset[Any] | Table | SourceData:
+) -> Dataset[Any] | TableRows | SourceData:
     """Read a table file or a folder of images by class.
 
     If ``is_whole``, the path may also be a data set's name. ``kinds`` says in an error what can be read.
@@ -34,6 +35,8 @@ def read_path(
     if path is not None and path.is_dir() and not is_whole:
         path = _only_table(path) or path
 
+    if path is not None and is_table_file(path) and reading.is_by_dictionary:
+        return read_table(path, reading, client)
     if path is not None and is_table_file(path):
         return read_table_file(path, as_columns(reading.columns), client, text_names=reading.texts)
     if path is not None and path.is_dir() and has_class_folders(path):

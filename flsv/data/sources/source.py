@@ -40,7 +40,7 @@ from flsv.data.sources.base import (
     known_as,
     one_numbering,
 )
-from flsv.data.sources.table import Table, find_place, is_columnar
+from flsv.data.sources.table import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
@@ -52,7 +52,7 @@ READABLE_KINDS = (
 
 def read_part(
     source: Any, reading: Reading, description: str, client: str = "", is_whole: bool = False
-) -> Dataset[Any] | Table | SourceData:
+) -> Dataset[Any] | TableRows | SourceData:
     """Read one data set of a ``client``, or of nobody, as samples or a table.
 
     ``description`` names it in messages. If ``is_whole``, it may have training and test data.
@@ -66,7 +66,7 @@ def read_part(
                 source, reading, client=client, is_whole=is_whole, kinds=READABLE_KINDS
             )
         else:
-            part = _read_object(source, reading)
+            part = _read_object(source, reading, client)
         training_samples: Any = part.train if isinstance(part, SourceData) else part
         if len(training_samples) == 0:
             raise ConfigurationError("there are no samples.")
@@ -75,7 +75,7 @@ def read_part(
         raise ConfigurationError(f"{description}: {error}") from error
 
 
-def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
+def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | TableRows:
     """Convert arrays to tensors and a DataFrame to a table. Return a map-style data set unchanged."""
     if is_pair_of_arrays(source):
         return array_set(*source)
@@ -85,6 +85,10 @@ def _read_object(source: Any, reading: Reading) -> Dataset[Any] | Table:
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
+        if reading.is_by_dictionary:
+            from flsv.data.tables.source import read_table
+
+            return read_table(source, reading, client)
         from flsv.data.sources.frames import frame_table
 
         return frame_table(source)
@@ -192,17 +196,21 @@ def _combine_sets(
         held_out = _merge_held_out(held_out, {"val": first_part.val, "test": first_part.test})
 
     held_out_parts: dict[str, Any] = {}
-    names_by_kind = {isinstance(part, Table): name for name, part in parts.items()}
+    names_by_kind = {isinstance(part, TableRows): name for name, part in parts.items()}
     for name, data in held_out.items():
         held_out_parts[name] = None
         if data is not None:
             part = read_part(data, reading, name, client=name)
             held_out_parts[name] = part
-            names_by_kind[isinstance(part, Table)] = f"the {name} data"
+            names_by_kind[isinstance(part, TableRows)] = f"the {name} data"
     if len(names_by_kind) > 1:
         raise ConfigurationError(
             f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
         )
+    if True in names_by_kind and reading.is_by_dictionary:
+        from flsv.data.tables import source as tables
+
+        return tables.tables_source(parts, held_out_parts, reading, are_clients=clients)
     if True in names_by_kind:
         from flsv.data.sources.encoder import tables_source
 

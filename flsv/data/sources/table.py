@@ -31,8 +31,12 @@ def is_table_file(path: Any) -> bool:
     return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
 
 
+class TableRows:
+    """Base of tables, so that data that are no tables do not load pandas."""
+
+
 @dataclass(frozen=True)
-class Table:
+class Table(TableRows):
     """Rows with named columns, which are texts unless ``typed``, or numbers of a text file that needs no second look.
 
     A row's index is its last line in the file, or its number. ``client`` is "" if nobody's name is known.

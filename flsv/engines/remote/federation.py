@@ -145,6 +145,10 @@ class RemoteFederation(IdleEngine):
 
     def __init__(self, directory: Directory, *options: Any) -> None:
         trainer, data, state, _, config, *_ = options  # the arguments of Engine
+        if trainer.max_epochs == -1:
+            raise ConfigurationError(
+                "sites are told the number of rounds, and max_epochs=-1 is none. Set max_epochs to a number."
+            )
         state.run = state.run or secrets.token_hex(8)
         # A module with manual optimization may step several times per batch.
         is_automatic = trainer.lightning_module.automatic_optimization
@@ -502,14 +506,11 @@ class RemoteSites:
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""
-        names = self.directory.names
         return {
             "run": self._state.run,
             "rounds": self._rounds,
             "classes": self._num_classes,
-            "clients": len(names),
             "client": site,
-            "name": names[site],
             "counted": self._accepted_visits.get(site),
         }
 

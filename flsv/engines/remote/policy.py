@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +14,17 @@ from typing import Annotated, Any
 from annotated_types import Gt, Lt
 from filelock import FileLock
 
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core.round import started_from
 from flsv.engines.remote.messages import GARBLED_REPLY_ERRORS, Refused, checked_int
+from flsv.games.judges import judge
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import listed
 
-#: Functions of flsv that a server may let sites compute on their data, and the score that they tell, unless their
-#: argument ``performance`` names another. A site may allow more.
+#: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the score that they
+#: tell, unless their argument ``performance`` names another. A site may allow more.
 QUESTIONS: Mapping[str, str | None] = {
     "flsv.personalization.pfedsv:collaborate": "accuracy",
     "flsv.personalization.fedfomo:mix_models": "negative_loss",
@@ -87,11 +90,11 @@ class SitePolicy:
                 f"its policy {path} cannot be read: {error}. It may have {names}"
             ) from error
 
-    def check_question(self, question: str, app_questions: Sequence[str] = ()) -> None:
-        """Raise Refused unless the server may request ``question``, one of flsv's own or of ``app_questions``."""
+    def check_question(self, question: str, questions: Collection[str] = QUESTIONS) -> None:
+        """Raise Refused unless the policy allows ``question``, and it is one of ``questions``."""
         self.check_listed(question)
-        if question not in {*QUESTIONS, *app_questions}:
-            raise Refused(f"{question!r:.120} is no question that this site answers")
+        if question not in questions:
+            raise Refused(f"{question!r:.120} is no question that this site's loop asks")
 
     def check_listed(self, question: str) -> None:
         """Raise Refused if the policy lists questions, and not this one."""
@@ -147,6 +150,22 @@ class SitePolicy:
                     "epsilon": epsilon,
                 }
                 file.write(json.dumps(entries).encode())
+
+
+def questions_of(config: FederationConfig) -> list[str]:
+    """Return the questions of flsv that a federation of this configuration asks its clients.
+
+    A question belongs to the strategy or metric in whose module it is.
+    """
+    parts = [*config.strategies.values(), *config.metrics.values()]
+    modules = set()
+    for part in parts:
+        modules.update(base.__module__ for base in type(part).__mro__)
+    if config.strategies.get("personalizer") is not None:
+        modules.add(started_from.__module__)
+    if any(getattr(part, "judges", None) == "clients" for part in parts):
+        modules.add(judge.__module__)
+    return [name for name in QUESTIONS if name.partition(":")[0] in modules]
 
 
 def _read_ledger(ledger: Path) -> tuple[int, float]:

@@ -80,11 +80,6 @@ class RemoteData(FederatedDataModule):
         """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
         if encoder is None and isinstance(self._server_data, FederatedDataModule):
             encoder = self._server_data.encoder  # the dictionary that all have signed
-            if encoder is not None and encoder.hash != encoder_hash:
-                raise ConfigurationError(
-                    "the server's columns have another encoder than the sites' tables. Give all the same dictionary: "
-                    'columns={"encoder": "dictionary.yaml"}.'
-                )
         self.encoder_of_sites = encoder
         self.encoder_hash = encoder_hash
         classes = self._source.classes
@@ -105,6 +100,21 @@ class RemoteData(FederatedDataModule):
         if self.encoder_of_sites is not None and isinstance(server_data, FederatedDataModule):
             server_data.encode(self.encoder_of_sites)
         server_data.setup(stage or "fit")
+        self._check_dictionary(server_data)
+
+    def _check_dictionary(self, server_data: L.LightningDataModule) -> None:
+        """Raise ConfigurationError unless a server's table is read by the dictionary of the sites' tables."""
+        # Data that are no table have no encoding.
+        encoding = getattr(server_data, "encoding", None)
+        if encoding is None:
+            return
+        server_hash = AgreedEncoder.from_plain(encoding).hash
+        if server_hash != self.encoder_hash:
+            sites_hash = self.encoder_hash or "none"
+            raise ConfigurationError(
+                f"the server's table is read by the dictionary {server_hash}, and the sites' tables by {sites_hash}. "
+                'Give all the same file, columns={"encoder": "dictionary.yaml"}, to the server\'s data module, too.'
+            )
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:

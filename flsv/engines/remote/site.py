@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,8 +20,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from flsv._lightning.evaluation import count_answers
 from flsv.configuration.identity import sample_hashes
 from flsv.core import ClientUpdate, opened
+from flsv.core.answers import times_in_a_round
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, OneClient, Splits
+from flsv.engines.remote.greeted_run import GreetedRun
 from flsv.engines.remote.messages import (
     TRAINING_LOSS,
     Packet,
@@ -33,7 +36,7 @@ from flsv.engines.remote.messages import (
     unpack,
     update_packet,
 )
-from flsv.engines.remote.policy import QUESTIONS, SitePolicy
+from flsv.engines.remote.policy import QUESTIONS, SitePolicy, questions_of
 from flsv.engines.remote.site_memory import (
     SiteMemory,
     SiteState,
@@ -51,6 +54,7 @@ from flsv.engines.remote.tables import (
 )
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.games.module_copies import ModuleCopies
+from flsv.sampling import FullParticipation
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
@@ -160,6 +164,7 @@ class Site:
                 raise Refused(
                     f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
                 )
+            self._greeted_run(packet).pin(packet.plain)
             client_id = packet.plain.get("client")
             if client_id is not None:
                 self._data.deal_from(client_id)
@@ -180,7 +185,7 @@ class Site:
 
     def _contents(self) -> str | None:
         """Return the secret's name, and the samples' keyed hash. It is None until a table has its encoder, and
-        constant at a private site.
+        constant at a private site. Hashes by two encoders are not alike, even where these encode all rows alike.
         """
         if self._data.needs_encoder:
             return None
@@ -189,7 +194,9 @@ class Site:
             hash_of_samples = (
                 "private" if self._config.is_private else sample_hashes(self._data)["0"]
             )
-            self._hash_by_encoding[encoding] = keyed_hash(self._secret, hash_of_samples)
+            self._hash_by_encoding[encoding] = keyed_hash(
+                self._secret, f"{encoding} {hash_of_samples}"
+            )
         name_of_secret = keyed_hash(self._secret, "name")
         return f"{name_of_secret} {self._hash_by_encoding[encoding]}"
 
@@ -221,6 +228,7 @@ class Site:
 
     def _train(self, packet: Packet) -> Packet:
         memory = self._memory(packet)
+        self._greeted_run(packet).begin_round(packet.plain["round"])
         state = memory.after(packet.plain["counted"])
         secret: bytes | int | None = self._upload_seed
         if secret is None:
@@ -277,10 +285,13 @@ class Site:
         return visit.noise_alone()
 
     def _test(self, packet: Packet) -> Packet:
-        site_state = self._state_for(packet)
+        if not self._config.evaluation.every:
+            raise Refused("its loop scores no clients' own models")
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
+        self._answer_once("test", packet)
+        site_state = self._state_for(packet)
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         scores.update(dict.fromkeys(withheld, float("nan")))
         return Packet("tested", {**scores, "withheld": withheld})
@@ -302,7 +313,8 @@ class Site:
 
     def _ask(self, packet: Packet) -> Packet:
         question_name = packet.plain["question"]  # "module:function"
-        self.policy.check_question(question_name, self._questions)
+        allowed_questions = [*questions_of(self._config), *self._questions]
+        self.policy.check_question(question_name, allowed_questions)
         module_name, _, function_name = question_name.partition(":")
         question = getattr(importlib.import_module(module_name), function_name)
         # The score that an answer tells: the question's argument, or else what QUESTIONS lists.
@@ -314,6 +326,7 @@ class Site:
             told_score = QUESTIONS.get(question_name)
         if told_score is not None:
             self.policy.check_told([told_score])
+        self._answer_once(f"{question_name} {told_score}", packet, times_in_a_round(question))
 
         site_state = self._state_for(packet)
         call = partial(self._call_question, packet, question, site_state)
@@ -365,6 +378,17 @@ class Site:
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer
+
+    def _answer_once(self, question: str, packet: Packet, times: float = 1) -> None:
+        """Raise Refused if the site's own loop would not ask this now."""
+        # Of clients that are not drawn losses and scores may be asked, too.
+        all_train = isinstance(self._config.strategies["sampler"], FullParticipation)
+        self._greeted_run(packet).answer_once(
+            question, packet, times=times, after_training=all_train and math.isfinite(times)
+        )
+
+    def _greeted_run(self, packet: Packet) -> GreetedRun:
+        return GreetedRun(self._folder, packet.plain)
 
     def _memory(self, packet: Packet) -> SiteMemory:
         plain = packet.plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 import threading
 import time
 import warnings
@@ -118,6 +119,8 @@ class Directory:
         self._sizes_file = book
         self._report_waiting = say
         self._max_samples = max_samples
+        #: Name of this server's run, by which sites know who they are in it.
+        self.greeting = secrets.token_hex(8)
         self.sizes: dict[int, dict[str, int]] = {}
         self.contents: dict[int, str] = {}
         self._read_book()
@@ -138,12 +141,15 @@ class Directory:
             return
         try:
             entries = json.loads(book.read_bytes())
+            # Books of 2.1 hold the sites alone.
+            self.greeting = entries.get("greeting", self.greeting)
+            entry_by_name = entries.get("sites", entries)
             for site, name in enumerate(self.names):
-                if name in entries:
-                    self._enter(site, entries[name])
+                if name in entry_by_name:
+                    self._enter(site, entry_by_name[name])
         except Unwilling as error:
             raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
@@ -319,7 +325,11 @@ class Directory:
 
     def _send(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Reply]]:
         """Send packets with the server's settings added, and yield each site's reply."""
-        settings: dict[str, Any] = {"agreement": self._server_agreement}
+        settings: dict[str, Any] = {
+            "agreement": self._server_agreement,
+            "greeting": self.greeting,
+            "clients": len(self.names),
+        }
         if self.encoder is not None:
             settings["encoder"] = self.encoder.to_plain()
         site_at_address = {}
@@ -327,7 +337,12 @@ class Directory:
         for site, packet in packets.items():
             address = self._addresses[site]
             site_at_address[address] = site
-            plain = {**packet.plain, **settings, "contents": self.contents.get(site)}
+            plain = {
+                **packet.plain,
+                **settings,
+                "name": self.names[site],
+                "contents": self.contents.get(site),
+            }
             complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
         if not complete_packets:
             return
@@ -399,8 +414,9 @@ class Directory:
         entries: dict[str, dict[str, Any]] = {}
         for site, sizes in sorted(self.sizes.items()):
             entries[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
+        book = {"greeting": self.greeting, "sites": entries}
         with replacing(self._sizes_file) as file:
-            file.write(json.dumps(entries).encode())
+            file.write(json.dumps(book).encode())
 
     def _warn(self, name: str, words: str) -> None:
         if self._fault_by_name.get(name) != words:

@@ -156,7 +156,7 @@ def make_context(run_id: int, **node_config: Any) -> Context:
 
 def greet(app: Any, **node_config: Any) -> Packet:
     """What a site says when it is greeted."""
-    packet = Packet("hello", {"client": 1})
+    packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
     greeting = Message(to_record(packet), 1, "query")
     grid = Grid(patience=0)
     (message,) = grid.address_messages([greeting])

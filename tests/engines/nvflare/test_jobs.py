@@ -201,7 +201,7 @@ def test_abort_cancels_the_task_of_a_site(job):
 def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
-    greeting = Packet("hello", {"client": 1, "agreement": agreement})
+    greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})
     reply = job.execute("Lyon", to_shareable(greeting), context)
     return dict(from_shareable(reply).plain)
 

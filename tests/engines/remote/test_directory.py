@@ -409,13 +409,20 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
 
 def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path):
     packet = Packet(
-        "ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1}
+        "ask",
+        {
+            "question": "os:getcwd",
+            "arguments": {"tuple": []},
+            "round": 0,
+            "rounds": 1,
+            "greeting": "0" * 16,
+        },
     )
     reply = make_site(tmp_path, 0, make_shapfed_loop).answer(packet)
 
     assert (reply.kind, reply.plain["error"]) == (
         "failed",
-        "'os:getcwd' is no question that this site answers",
+        "'os:getcwd' is no question that this site's loop asks",
     )
 
 

@@ -226,6 +226,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
     # Within a run, as by a policy that has been changed.
     visit = {
         "run": "0" * 16,
+        "greeting": "0" * 16,
         "clients": 3,
         "client": 0,
         "classes": 10,
@@ -248,6 +249,7 @@ def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
     assert all("not answer" not in event.what for event in loop.events)
 
 
+HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
 #: Allows scores, and none of those asked for below.
 WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 
@@ -416,8 +418,8 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
 
     with caplog.at_level("INFO"):
-        client.answer(Packet("hello"), node, "the server")
-        client.answer(Packet("hello"), node, "the server")
+        client.answer(HELLO, node, "the server")
+        client.answer(HELLO, node, "the server")
 
     sentences = [text for text in caplog.messages if "this site" in text]
     assert len(sentences) == 1
@@ -426,7 +428,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
 
 def answer_to_greeting(client: SiteClient, **node: str) -> dict[str, Any]:
     """What a network would send back."""
-    answer = partial(client.answer, Packet("hello", {"client": 0}), node, "the server")
+    answer = partial(client.answer, HELLO, node, "the server")
     return dict(answer_or_failure(answer).plain)
 
 

@@ -114,6 +114,7 @@ def make_training_message(
 ) -> Packet:
     info = {
         "run": RUN,
+        "greeting": RUN,
         "rounds": 3,
         "classes": 10,
         "clients": 3,
@@ -133,8 +134,8 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
         questions[question] = Packet("ask", plain, tensors)
 
     return {
-        "hello": Packet("hello"),
-        "agree": Packet("agree", {"question": TABLE_SUMMARY}),
+        "hello": Packet("hello", {"greeting": RUN}),
+        "agree": Packet("agree", {"greeting": RUN, "question": TABLE_SUMMARY}),
         "test": replace(later, kind="test"),
         "again": later,
         "a model that overflows": make_training_message(global_vector * 1e38, 1, visit),

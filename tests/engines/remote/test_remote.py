@@ -488,6 +488,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     # Of less, they are refused.
     visit = {
         "run": "0" * 16,
+        "greeting": "0" * 16,
         "clients": 3,
         "client": 0,
         "classes": 7,
@@ -507,11 +508,11 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
 
 
 def make_pfedsv_loop() -> FederatedLoop:
-    return make_judged_loop(partial(PFedSV, "relevance", k=2, shared=1.0))
+    return make_judged_loop(partial(PFedSV, "relevance", k=2))
 
 
 def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path):
-    """A site that trains the global model uses a mixture of its own, which the server does not know."""
+    """Each site has a mixture of its own, which the server does not know."""
     remote, local = check_that_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
 
     assert sorted(local.received()) == [0, 1, 2]

@@ -16,6 +16,7 @@ import yaml
 
 from flsv import FederatedLoop
 from flsv.cli.data import write_dictionary
+from flsv.data import OneClient
 from flsv.data.sources.agreed import AgreedEncoder
 from flsv.engines.remote import (
     Directory,
@@ -360,6 +361,26 @@ def test_draft_of_the_dictionary_gives_the_weights_and_values_without_it(tmp_pat
     assert "agree" not in {packet.kind for packet in sites.requests}
 
 
+@pytest.mark.parametrize(
+    ("partitioner", "words"),
+    [
+        (OneClient(), "A table of one site alone cannot be encoded"),
+        (None, "the server's table is read by the dictionary"),
+    ],
+)
+def test_server_without_the_dictionary_that_all_sites_have_is_refused(tmp_path, partitioner, words):
+    tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
+    val = without_rare_wards(make_hospital_table("val"))
+    _, data = fit_in_one_process(tmp_path / "fitted", clients=tables, val=val)
+    file = tmp_path / "dictionary.yaml"
+    write_dictionary(file, data, [])
+    sites = Hospitals(tmp_path / "sites", tables, columns={"encoder": str(file)})
+    sites.options = {"columns": {"exclude": ["patient"]}, "partitioner": partitioner}
+
+    with pytest.raises(ConfigurationError, match=words):
+        sites.fit(val=val)
+
+
 def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path):
     tables = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
     val = without_rare_wards(make_hospital_table("val"))
@@ -372,7 +393,7 @@ def test_server_with_another_dictionary_than_the_sites_is_refused(tmp_path):
     other_dictionary["columns"]["age"]["mean"] += 1
     sites.options = {"columns": {"encoder": other_dictionary}}  # of the server
 
-    with pytest.raises(ConfigurationError, match="another encoder than the sites' tables"):
+    with pytest.raises(ConfigurationError, match="the server's table is read by the dictionary"):
         sites.fit(val=val)
 
 

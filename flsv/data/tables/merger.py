@@ -1,0 +1,466 @@
+"""Merger of several sites' drafts to one data dictionary, and comparison of a table with its dictionary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from flsv.data.groups import check_spelling
+from flsv.data.labels import in_order, positive_last
+from flsv.data.tables.cells import Cells
+from flsv.data.tables.dictionary import (
+    NUMBERS,
+    REST,
+    WHOLE_NUMBERS,
+    Column,
+    Dictionary,
+)
+from flsv.data.tables.drafts import (
+    MIN_COMPARED,
+    MIN_ROWS,
+    Question,
+    TableDoubt,
+    check_spelling_of_words,
+    draft,
+    rounded,
+    with_target_column,
+)
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: From which ratios of units and of deviations on drafts disagree.
+MAX_RATIO = 2.1
+MAX_RATIO_OF_DEVIATIONS = 4.0
+#: From which differences on drafts disagree: of means in deviations, of shares without a value.
+MAX_SHIFT = 2.0
+MAX_MISSING_DIFFERENCE = 0.25
+#: Largest difference of a class's log odds, at all and in standard errors.
+MAX_LOG_ODDS_DIFFERENCE = math.log(6)
+MAX_STANDARD_ERRORS = 6.0
+#: Up to so many sites, each is compared with the others alone, else with all.
+MAX_SITES_APART = 30
+#: Up to so many clients, each has a draft of its own.
+MAX_DRAFTS = 100
+#: Strength of a difference that no sampling explains.
+_CERTAIN = 4.0
+#: Name in doubts of all that is not the site in question.
+_DICTIONARY = "the dictionary"
+_CLIENTS = "the clients"
+#: Name of the rows that no client trains on.
+_UNTRAINED = ""
+
+
+def merge(
+    drafts: Mapping[str, Dictionary], about: str | None = None
+) -> tuple[Dictionary, list[TableDoubt]]:
+    """Make one dictionary of several sites' drafts.
+
+    Args:
+        drafts: each site's draft, by its name.
+        about: the only site whose disagreements are told. None: all.
+
+    Returns:
+        The dictionary, which does not depend on the order of the sites, and where they disagree.
+    """
+    merged_columns = _merge_columns(drafts, about)
+    columns = dict(merged_columns.columns)
+    excluded = dict(merged_columns.excluded)
+    for name, column in merged_columns.columns.items():
+        if not column.count:
+            del columns[name]
+            excluded[name] = "? no row has a value"
+    dictionary, target_doubts = _with_merged_target(drafts)
+    doubts = list(merged_columns.doubts)
+    doubts += [doubt for doubt in target_doubts if about in (None, doubt.site)]
+    return replace(dictionary, columns=columns, excluded=excluded), doubts
+
+
+@dataclass(frozen=True)
+class _MergedColumns:
+    columns: Mapping[str, Column]
+    excluded: Mapping[str, str]
+    doubts: Sequence[TableDoubt]
+
+
+def _merge_columns(drafts: Mapping[str, Dictionary], about: str | None) -> _MergedColumns:
+    excluded: dict[str, str] = {}
+    names: dict[str, None] = {}
+    for dictionary in drafts.values():
+        excluded |= dictionary.excluded
+        names |= dict.fromkeys(dictionary.columns)
+    columns = {}
+    doubts: list[TableDoubt] = []
+    for name in names:
+        if name in excluded:
+            continue
+        column_by_site = {}
+        for site, dictionary in drafts.items():
+            if name in dictionary.columns:
+                column_by_site[site] = dictionary.columns[name]
+        try:
+            sites_without = [site for site in drafts if site not in column_by_site]
+            _check_same_meaning(column_by_site, sites_without)
+            pooled_column = pooled(list(column_by_site.values()))
+            check_spelling_of_words(pooled_column.categories or (), "the sites' tables")
+        except Question as question:
+            excluded[name] = f"? {question}"
+            continue
+        columns[name] = pooled_column
+        doubts += _disagreements(name, column_by_site, about)
+    return _MergedColumns(columns, excluded, doubts)
+
+
+def _check_same_meaning(column_by_site: Mapping[str, Column], sites_without: Sequence[str]) -> None:
+    """Raise Question if a site lacks a column, or sites have it in several kinds."""
+    if sites_without:
+        sites = listed(column_by_site)
+        raise Question(f"no such column at {listed(sites_without)}, and {sites} have it")
+    sites_by_kind: dict[str, list[str]] = {}
+    for site, column in column_by_site.items():
+        if column.count:  # of an empty column nobody knows the kind
+            kind = NUMBERS if column.kind == WHOLE_NUMBERS else column.kind
+            sites_by_kind.setdefault(kind, []).append(site)
+    if len(sites_by_kind) > 1:
+        kinds = [f"{kind} at {listed(sites)}" for kind, sites in sites_by_kind.items()]
+        raise Question(
+            f"{' and '.join(kinds)}. Two codings of one thing, or a unit? Say its kind, or leave it out"
+        )
+
+
+def pooled(columns: Sequence[Column]) -> Column:
+    """Return a column of all rows: mean and scale by the numbers of rows, all categories, the widest range."""
+    columns_with_rows = [column for column in columns if column.count] or list(columns)
+    first_column = columns_with_rows[0]
+    kinds = {column.kind for column in columns_with_rows}
+    count = sum(column.count for column in columns_with_rows)
+    words: set[str] = set()
+    marks: set[str] = set()
+    for column in columns_with_rows:
+        words.update(column.categories or ())
+        if not isinstance(column.gaps, bool):
+            marks.update(column.gaps)
+    pooled_column = replace(
+        first_column,
+        kind=first_column.kind if len(kinds) == 1 else NUMBERS,
+        low=_finite(min(column.bounds[0] for column in columns_with_rows)),
+        high=_finite(max(column.bounds[1] for column in columns_with_rows)),
+        other_words=any(column.other_words for column in columns_with_rows),
+        gaps=tuple(sorted(marks)) or any(column.gaps for column in columns),
+        count=count,
+        missing=sum(column.missing for column in columns),
+    )
+    if first_column.categories is not None:
+        return replace(pooled_column, categories=tuple(sorted(words)))
+
+    num_rows = [max(column.count, 1) for column in columns_with_rows]
+    means = [column.mean or 0.0 for column in columns_with_rows]
+    deviations = [column.scale or 0.0 for column in columns_with_rows]
+    if len({*zip(means, deviations)}) == 1:  # said by hand
+        return pooled_column
+    # Exact sums do not depend on the order of the sites.
+    mean = math.fsum(map(math.prod, zip(num_rows, means))) / sum(num_rows)
+    squares = []
+    for rows_of_column, mean_of_column, deviation in zip(num_rows, means, deviations):
+        squares.append(rows_of_column * (deviation**2 + (mean_of_column - mean) ** 2))
+    scale = math.sqrt(math.fsum(squares) / sum(num_rows))
+    return replace(pooled_column, mean=rounded(mean, scale), scale=rounded(scale, scale))
+
+
+def _finite(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Difference of a site's numbers from those elsewhere, of strength 1 where doubts begin."""
+
+    strength: float
+    text: str
+
+
+def _disagreements(
+    name: str, column_by_site: Mapping[str, Column], about: str | None
+) -> Iterator[TableDoubt]:
+    """Compare each site's column with the pooled one of all others."""
+    # If one site has another unit, all others differ from it: only the farthest is told.
+    farthest: tuple[float, TableDoubt] | None = None
+    all_columns = list(column_by_site.values())
+    usual_column = pooled(all_columns)
+    for site, column in column_by_site.items():
+        if about not in (None, site) or len(all_columns) < 2:
+            continue
+        if len(all_columns) <= MAX_SITES_APART:
+            usual_column = pooled([other for other in all_columns if other is not column])
+        num_rows = column.count + column.missing
+        num_usual_rows = usual_column.count + usual_column.missing
+        if min(num_rows, num_usual_rows) < MIN_COMPARED:
+            continue
+
+        share_missing = column.missing / num_rows
+        usual_share = usual_column.missing / num_usual_rows
+        if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
+            text = f"{share_missing:.0%} are missing, {usual_share:.0%} elsewhere"
+            yield TableDoubt(site, name, text)
+        new_words = set(column.categories or ()) - set(usual_column.categories or ())
+        if new_words:
+            yield TableDoubt(site, name, f"no other site has {listed(sorted(new_words))}")
+
+        is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
+        if column.categories is None and is_comparable:
+            difference = _difference(column, usual_column)
+            if difference.strength > 1 and (farthest is None or difference.strength > farthest[0]):
+                farthest = difference.strength, TableDoubt(site, name, difference.text)
+    if farthest is not None:
+        _, doubt = farthest
+        yield doubt
+
+
+def _difference(column: Column, usual_column: Column) -> _Difference:
+    """Compare a site's numbers with those elsewhere by bounds, means and deviations."""
+    low, high = column.bounds
+    usual_low, usual_high = usual_column.bounds
+    if high - low == usual_high - usual_low == 1 and low != usual_low:
+        codes = f"{low:g} or {high:g}"
+        usual_codes = f"{usual_low:g} or {usual_high:g}"
+        return _Difference(_CERTAIN, f"{codes}, elsewhere {usual_codes}: two codings of one thing?")
+    mean = column.mean or 0.0
+    scale = column.scale or 0.0
+    usual_mean = usual_column.mean or 0.0
+    usual_scale = usual_column.scale or 0.0
+    if not scale or not usual_scale:
+        strength = _CERTAIN if usual_scale else 0.0
+        return _Difference(strength, f"all values are {mean:g}, elsewhere they differ")
+
+    if mean * usual_mean > 0:
+        ratio_of_means = mean / usual_mean
+        log_of_means = math.log(ratio_of_means)
+        log_of_scales = math.log(scale / usual_scale)
+        size = abs(log_of_means + log_of_scales) / 2
+        allowed_size = math.log(MAX_RATIO) + 6 / math.sqrt(column.count)  # for skewed values
+        if abs(log_of_means - log_of_scales) < math.log(2) and size > allowed_size:
+            text = f"values are {ratio_of_means:.3g} times those elsewhere: another unit?"
+            return _Difference(2 * size / allowed_size, text)
+
+    ratio_of_scales = scale / usual_scale
+    is_compact = usual_scale < abs(usual_mean) / 2
+    if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
+        text = (
+            f"deviation {scale:.3g}, elsewhere {usual_scale:.3g}: some in another unit, or codes?"
+        )
+        return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
+    shift = abs(mean - usual_mean) / max(scale, usual_scale)
+    return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, elsewhere {usual_mean:.4g}")
+
+
+def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
+    """Return a dictionary with all classes and no columns, and doubts about the classes' shares."""
+    first_site, first_draft = next(iter(drafts.items()))
+    read = {}
+    for site, dictionary in drafts.items():
+        for setting in ("target", "task", "patient", "standardize_target", "positive", "tolerance"):
+            value = getattr(dictionary, setting)
+            first_value = getattr(first_draft, setting)
+            if value != first_value:
+                raise ConfigurationError(
+                    f"The drafts differ in {setting}: {value!r} at {site}, {first_value!r} at {first_site}."
+                )
+        for name, file_format in dictionary.read.items():
+            if read.setdefault(name, file_format) != file_format:
+                raise ConfigurationError(
+                    f"read: {name!r} is written in two ways. Give the sites' files names of their own."
+                )
+    merged = replace(first_draft, read=read)
+    if first_draft.task == "regression":
+        targets = []
+        for dictionary in drafts.values():
+            (count,) = dictionary.class_counts or (0,)
+            target = Column(
+                NUMBERS, dictionary.target_mean, dictionary.target_scale, count=max(count, 1)
+            )
+            targets.append(target)
+        return with_target_column(merged, pooled(targets)), []
+
+    counts = _counts_by_class(drafts)
+    classes = _merged_classes(counts, merged)
+    class_counts = tuple(int(counts.loc[name].sum()) for name in classes)
+    dictionary = replace(merged, classes=classes, class_counts=class_counts)
+    if len(classes) != 2:
+        return dictionary, []
+    dictionary = replace(dictionary, positive=classes[-1])
+    return dictionary, list(_doubts_of_class(counts.loc[list(classes)]))
+
+
+def _counts_by_class(drafts: Mapping[str, Dictionary]) -> pd.DataFrame:
+    """Return each site's number of rows of each class, indexed by the class."""
+    counts_by_site = {}
+    for site, dictionary in drafts.items():
+        classes = dictionary.classes or ()
+        class_counts = dictionary.class_counts or [1] * len(classes)  # deleted before it left
+        counts_by_site[site] = pd.Series(class_counts, index=classes, dtype=float)
+    return pd.DataFrame(counts_by_site).fillna(0.0)
+
+
+def _merged_classes(counts: pd.DataFrame, dictionary: Dictionary) -> tuple[str, ...]:
+    """Return all classes, the positive one of two last."""
+    names = in_order(list(counts.index))
+    check_spelling(names, "the target")
+    check_classes(counts, dictionary.target)
+    if dictionary.classes is not None and set(dictionary.classes) == set(names):
+        names = tuple(dictionary.classes)
+        if dictionary.positive is not None:
+            return names
+        names = in_order(names)
+    totals = counts.sum(axis=1).loc[list(names)].tolist()
+    return positive_last(names, totals, dictionary.positive)
+
+
+def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> None:
+    """Raise ConfigurationError if nearly all rows have a target of their own."""
+    if num_classes > max(2, num_rows / 2):
+        raise ConfigurationError(
+            f"the target {target!r} has {num_classes} different values in {num_rows} rows. Numbers to predict need "
+            "task: regression."
+        )
+
+
+def check_classes(counts: pd.DataFrame, target: str) -> None:
+    """Raise ConfigurationError if values are no classes, or a site codes them otherwise.
+
+    ``counts`` has each site's number of rows of each class, indexed by the class.
+    """
+    num_classes = len(counts)
+    num_rows = counts.to_numpy().sum()
+    if num_classes < 2:
+        raise ConfigurationError(
+            f"the target {target!r} has one value in all rows, {counts.index[0]!r}: expected at least 2 classes."
+        )
+    check_number_of_classes(num_classes, int(num_rows), target)
+    if len(counts.columns) < 2:
+        return
+    for site in counts:
+        has_class = counts[site] > 0
+        is_at_others = (counts.drop(columns=site) > 0).any(axis=1)
+        if has_class.any() and not (has_class & is_at_others).any():
+            classes = listed(counts.index[has_class], 8, repr)
+            raise ConfigurationError(
+                f"the target {target!r} is {classes} at {site}, and nowhere else. Two codings of one thing? If not, "
+                "name all classes in the data dictionary."
+            )
+
+
+def _doubts_of_class(counts: pd.DataFrame) -> Iterator[TableDoubt]:
+    """Compare each site's share of the positive one of two classes with that of all other sites."""
+    positive = counts.index[1]
+    totals = counts.sum(axis=1)
+    for site in counts:
+        site_counts = counts[site].to_numpy()
+        other_counts = (totals - counts[site]).to_numpy()
+        if site_counts.sum() < MIN_COMPARED or other_counts.min() < MIN_ROWS:
+            continue
+        log_odds = math.log((site_counts[1] + 0.5) / (site_counts[0] + 0.5))
+        usual_log_odds = math.log((other_counts[1] + 0.5) / (other_counts[0] + 0.5))
+        share = site_counts[1] / site_counts.sum()
+        usual_share = other_counts[1] / other_counts.sum()
+        # By the delta method.
+        variance_of_row = 1 / (usual_share * (1 - usual_share))
+        inverse_sizes = 1 / site_counts.sum() + 1 / other_counts.sum()
+        standard_error = math.sqrt(variance_of_row * inverse_sizes)
+        difference = abs(log_odds - usual_log_odds)
+        if difference > max(MAX_LOG_ODDS_DIFFERENCE, MAX_STANDARD_ERRORS * standard_error):
+            text = f"{share:.0%} are {positive}, {usual_share:.0%} elsewhere"
+            yield TableDoubt(str(site), "class", text)
+
+
+def draft_all(
+    tables: Sequence[tuple[Cells, Mapping[str, np.ndarray]]],
+    held_out: Sequence[Cells],
+    dictionary: Dictionary,
+    *,
+    min_rows: int = 1,
+    is_site: bool = False,
+) -> tuple[Dictionary, list[TableDoubt]]:
+    """Draft the dictionary of a federation in one process, or the part of one site.
+
+    All cells fit it, also those that are held out, whose rows do not count in means and scales.
+
+    Args:
+        tables: each table, and the positions of each client's training rows in it.
+        held_out: tables of which no client has rows.
+        dictionary: what is known already.
+        min_rows: smallest number of rows of a category that the draft names.
+        is_site: whether there is one site, whose draft is merged later.
+    """
+    num_clients = sum(len(rows_by_client) for _, rows_by_client in tables)
+    drafts: dict[str, Dictionary] = {}
+    doubts = []
+    untrained_drafts = {}
+    for cells, rows_by_client in tables:
+        training_rows = np.concatenate([*rows_by_client.values()])
+        if num_clients > MAX_DRAFTS:
+            rows_by_client = {cells.name: training_rows}
+        untrained_rows = np.setdiff1d(np.arange(len(cells)), training_rows)
+        rows_by_name = {**rows_by_client, _UNTRAINED: untrained_rows}
+        drafts_of_table, doubts_of_table = draft(cells, dictionary, rows_by_name, min_rows)
+        untrained_drafts[cells.name] = drafts_of_table.pop(_UNTRAINED)
+        drafts |= drafts_of_table
+        doubts += [doubt for doubt in doubts_of_table if doubt.site != _UNTRAINED]
+    if is_site:
+        (merged,) = drafts.values()
+    else:
+        merged, disagreements = merge(drafts)
+        doubts = [*disagreements, *doubts]
+
+    merged, _ = _widened(merged, untrained_drafts, about=_UNTRAINED)
+    for cells in held_out:
+        drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
+        merged, disagreements = _widened(merged, drafts_of_table, about=cells.name)
+        doubts += [*disagreements, *doubts_of_table]
+    return merged, doubts
+
+
+def _widened(
+    merged: Dictionary, drafts: Mapping[str, Dictionary], about: str
+) -> tuple[Dictionary, Sequence[TableDoubt]]:
+    """Return a dictionary that held-out cells fit, too, and doubts about these."""
+    wider = _merge_columns({_CLIENTS: merged, **drafts}, about)
+    columns = {}
+    for name, column in wider.columns.items():
+        clients_column = merged.columns[name]
+        columns[name] = replace(
+            column,
+            mean=clients_column.mean,
+            scale=clients_column.scale,
+            count=clients_column.count,
+            missing=clients_column.missing,
+        )
+    return replace(merged, columns=columns, excluded=wider.excluded), wider.doubts
+
+
+def compare(dictionary: Dictionary, cells: Cells, site: str) -> list[TableDoubt]:
+    """Compare a site's table with the dictionary by which it is read, for the site's own log.
+
+    Raises:
+        ConfigurationError: what the cells of a column are is not clear, or not what the dictionary says.
+    """
+    said_columns = {}
+    usual_columns = {}
+    for name, column in dictionary.columns.items():
+        usual_columns[name] = replace(column, count=column.count or len(cells))  # of one by hand
+        kind = "" if column.has_numbers else column.kind
+        said_columns[name] = Column(kind, gaps=column.gaps, categories=column.categories)
+    drafted = replace(
+        dictionary,
+        columns=said_columns,
+        excluded={**dictionary.excluded, REST: ""},
+        class_counts=(),
+    )
+    drafts, doubts = draft(cells, drafted, {site: np.arange(len(cells))})
+    class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
+    usual = replace(dictionary, columns=usual_columns, class_counts=class_counts)
+    merged, disagreements = merge({_DICTIONARY: usual, **drafts}, about=site)
+    if merged.questions:
+        raise ConfigurationError(f"{site}: " + "\n".join(merged.questions))
+    return [*disagreements, *doubts]

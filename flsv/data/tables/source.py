@@ -1,0 +1,331 @@
+"""Source of tables: the clients' and the held-out rows, as features and targets by a data dictionary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from flsv.data.groups import check_spelling, client_names_of
+from flsv.data.labels import chosen_by_rarity, in_order, named_class, positive_last
+from flsv.data.sources.base import Reading, SourceData
+from flsv.data.tables.cells import Cells, format_of, read_cells
+from flsv.data.tables.dictionary import REST, Dictionary, as_dictionary
+from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
+from flsv.data.tables.merger import check_classes, check_number_of_classes, compare, draft_all
+from flsv.utilities.errors import ConfigurationError, listed
+
+#: A whole number without leading zeros: 07 stays a text.
+_INTEGER = re.compile(r"0|-?[1-9]\d*")
+
+
+class OpenQuestions(ConfigurationError):
+    """Error for tables whose columns leave questions. It has the draft in which these are answered."""
+
+    def __init__(self, dictionary: Dictionary, doubts: Sequence[TableDoubt]) -> None:
+        self.dictionary = dictionary
+        self.doubts = doubts
+        questions = "\n  ".join(dictionary.questions)
+        super().__init__(
+            f"The tables leave questions:\n  {questions}\n"
+            "Leave a column out, or say what it means, in the data dictionary (data.dictionary). Such as: "
+            '{"excluded": ["patient"], "columns": {"came": {"kind": "days since 1970"}}}. '
+            "flsv data --write FILE drafts it."
+        )
+
+
+@dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+
+    name: str
+    became: str
+    is_missing: np.ndarray
+
+
+def read_table(source: Any, reading: Reading, client: str) -> Cells:
+    """Read the cells of a client's table in the notation that the data dictionary says."""
+    formats = as_dictionary(reading.dictionary).read
+    file_format = format_of(formats, client, source)
+    return read_cells(source, file_format=file_format)
+
+
+def group_values(cells: Cells, name: str) -> np.ndarray:
+    """Return each row's group ``[N]`` from the column ``name``.
+
+    Groups become numbers, which sort 2 before 10, unless one begins with a zero.
+    """
+    values = cells.words(name, "groups").fillna("")
+    empty_rows = np.flatnonzero(values == "").tolist()
+    if empty_rows:
+        raise ConfigurationError(
+            f"{cells.where(empty_rows)}: {len(empty_rows)} of {len(cells)} rows have no {name!r} (groups). Every row "
+            "needs a client: fill them in, or leave the rows out."
+        )
+    names = list(dict.fromkeys(values))
+    check_spelling(names, f"{cells.name}: {name!r} (groups)")
+    are_numbers = all(_INTEGER.fullmatch(name) for name in names)
+    return values.map(int if are_numbers else str).to_numpy()
+
+
+def tables_source(
+    tables: Mapping[str, Cells],
+    held_out: Mapping[str, Cells | None],
+    reading: Reading,
+    are_clients: bool,
+) -> SourceData:
+    """Return the source of the clients' and the held-out tables.
+
+    Its function ``fitted`` makes the features once the training rows are known.
+    """
+    source = _TablesSource(tables, held_out, reading, are_clients)
+    return source.without_features()
+
+
+class _TablesSource:
+    """Tables with the roles of their columns, before and after the training rows are known."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, Cells],
+        held_out: Mapping[str, Cells | None],
+        reading: Reading,
+        are_clients: bool,
+    ) -> None:
+        self._reading = reading
+        self._are_clients = are_clients
+        dictionary = as_dictionary(reading.dictionary)
+        first_table = next(iter(tables.values()))
+        target = reading.label or dictionary.target
+        if not target:
+            raise ConfigurationError(
+                f"{first_table.name} is a table: set labels, the column to predict. It has "
+                f"{listed(first_table.frame, 20)}."
+            )
+        dictionary = replace(dictionary, target=target)
+        self._tables = {}
+        for name, cells in tables.items():
+            if are_clients and cells.path is None:
+                cells = replace(cells, name=f"the {cells.name} of {name!r}")
+            self._tables[name] = dictionary.rows_with_target(cells)
+        self._held_out = {}
+        for name, held_out_cells in held_out.items():
+            if held_out_cells is not None:
+                cells = replace(held_out_cells, name=name)
+                self._held_out[name] = dictionary.rows_with_target(cells)
+
+        self._is_site_draft = reading.is_alone and not dictionary.is_complete
+        self._dictionary = self._with_classes(self._with_excluded(dictionary))
+        self._by_rarity = self._dictionary.positive is None and not self._is_site_draft
+
+    def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
+        """Return the dictionary without columns that say whose a row is, or by which rows are held out."""
+        if dictionary.is_complete:
+            return dictionary
+        excluded = dict(dictionary.excluded)
+        if self._reading.group is not None:
+            excluded.setdefault(self._reading.group, "its clients")
+        for name in self._reading.split_columns:
+            if name not in dictionary.columns:
+                excluded.setdefault(name, "rows are held out by it")
+        return replace(dictionary, excluded=excluded)
+
+    def _with_classes(self, dictionary: Dictionary) -> Dictionary:
+        """Return the dictionary with the classes of all tables, the positive one of two last."""
+        if dictionary.task == "regression":
+            return dictionary
+        pos_label = self._reading.pos_label
+        classes = dictionary.classes
+        if classes is None:
+            classes = self._classes(dictionary.target)
+        if pos_label is not None:
+            positive = named_class(classes, pos_label)
+            if dictionary.is_complete and dictionary.positive not in (None, positive):
+                raise ConfigurationError(
+                    f"pos_label={pos_label!r}, and the data dictionary has positive: {dictionary.positive!r}."
+                )
+            return replace(dictionary, classes=classes).with_positive(positive)
+        return replace(dictionary, classes=classes)
+
+    def _classes(self, target: str) -> tuple[str, ...]:
+        counts_by_table = {}
+        for name, cells in self._tables.items():
+            counts_by_table[name] = cells.words(target, "target").value_counts()
+        counts = pd.DataFrame(counts_by_table).fillna(0.0)
+        owners: dict[str, list[str]] = {}
+        for class_name in counts.index:
+            has_class = counts.loc[class_name] > 0
+            owners[class_name] = [self._tables[name].name for name in counts.columns[has_class]]
+        names = in_order(list(counts.index))
+        check_spelling(names, f"the target {target!r}", owners=lambda: owners)
+        if self._is_site_draft:
+            check_number_of_classes(len(names), int(counts.to_numpy().sum()), target)
+            return names
+        check_classes(counts, target)
+        totals = counts.sum(axis=1).loc[list(names)].tolist()
+        return positive_last(names, totals, self._reading.pos_label)
+
+    def without_features(self) -> SourceData:
+        """Return the source before the training rows are known, without features."""
+        groups, group_names = self._groups()
+        split_columns = {}
+        for name in self._reading.split_columns:
+            texts = [cells.words(name, "splits") for cells in self._tables.values()]
+            split_columns[name] = pd.concat(texts).tolist()
+        held_out_sets = {name: self._data_set([cells]) for name, cells in self._held_out.items()}
+        classes = tuple(self._dictionary.classes or ())
+        is_by_rarity = self._by_rarity and chosen_by_rarity(classes, None)
+        return SourceData(
+            self._data_set(self._tables.values()),
+            class_names=classes,
+            groups=groups,
+            group_names=group_names,
+            clients=self._are_clients,
+            labeled=True,
+            by_rarity=is_by_rarity and not self._dictionary.is_complete,
+            split_columns=split_columns,
+            fitted=self.with_features,
+            dictionary=self._dictionary,
+            **held_out_sets,
+        )
+
+    def with_features(self, samples_by_client: Mapping[str, Tensor]) -> SourceData:
+        """Return the source with features by the dictionary, which is drafted from the training rows if incomplete."""
+        dictionary = self._dictionary
+        if dictionary.is_complete and not dictionary.questions:
+            doubts = []
+            usual = self._with_class_counts(dictionary)
+            for name, cells in self._tables.items():
+                site = name if self._are_clients else cells.name
+                doubts += compare(usual, cells, site)
+            for cells in self._held_out.values():
+                doubts += compare(usual, cells, cells.name)
+        else:
+            rows_by_table = self._rows_by_table(samples_by_client)
+            tables = [(cells, rows_by_table[name]) for name, cells in self._tables.items()]
+            dictionary, doubts = draft_all(
+                tables,
+                list(self._held_out.values()),
+                dictionary,
+                min_rows=MIN_ROWS if self._is_site_draft else 1,
+                is_site=self._is_site_draft,
+            )
+            if dictionary.questions:
+                raise OpenQuestions(dictionary, doubts)
+            if not dictionary.columns:
+                raise ConfigurationError("No column is left to predict from.")
+            _log(dictionary)
+
+        features = []
+        missing_rows: dict[str, list[np.ndarray]] = {name: [] for name in dictionary.columns}
+        for cells in self._tables.values():
+            features_of_table, missing_of_table = dictionary.encode(cells)
+            features.append(features_of_table)
+            for name, is_missing in missing_of_table.items():
+                missing_rows[name].append(is_missing)
+        cards = []
+        for name, column in dictionary.columns.items():
+            is_missing = np.concatenate(missing_rows[name])
+            cards.append(ColumnCard(name, column.became, is_missing))
+        held_out_sets = {}
+        for name, cells in self._held_out.items():
+            features_of_table, _ = dictionary.encode(cells)
+            held_out_set = self._data_set([cells], [features_of_table], dictionary)
+            held_out_set.row_names = self._row_names(cells)
+            held_out_sets[name] = held_out_set
+        return replace(
+            self.without_features(),
+            train=self._data_set(self._tables.values(), features, dictionary),
+            fitted=None,
+            columns=tuple(cards),
+            dictionary=dictionary,
+            is_draft=not self._dictionary.is_complete,
+            doubts=tuple(doubts),
+            **held_out_sets,
+        )
+
+    def _with_class_counts(self, dictionary: Dictionary) -> Dictionary:
+        """Return the dictionary with the number of rows of each class, to compare a client's with, if it has none."""
+        if dictionary.class_counts or dictionary.classes is None or len(self._tables) < 2:
+            return dictionary
+        targets = [dictionary.targets(cells) for cells in self._tables.values()]
+        class_counts = np.bincount(np.concatenate(targets), minlength=len(dictionary.classes))
+        return replace(dictionary, class_counts=tuple(class_counts.tolist()))
+
+    def _rows_by_table(
+        self, samples_by_client: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """Return the positions of each client's training rows in each table."""
+        rows_by_table: dict[str, dict[str, np.ndarray]] = {}
+        num_rows_before = 0
+        for name, cells in self._tables.items():
+            rows_by_client = {}
+            for client, samples in samples_by_client.items():
+                rows = samples.numpy() - num_rows_before
+                rows = rows[(rows >= 0) & (rows < len(cells))]
+                if len(rows):
+                    rows_by_client[client] = rows
+            rows_by_table[name] = rows_by_client
+            num_rows_before += len(cells)
+        return rows_by_table
+
+    def _data_set(
+        self,
+        tables: Any,
+        features: Sequence[np.ndarray] | None = None,
+        dictionary: Dictionary | None = None,
+    ) -> Any:
+        """Return the samples of some tables, without features as long as these are not known."""
+        dictionary = dictionary or self._dictionary
+        targets = np.concatenate([dictionary.targets(cells) for cells in tables])
+        if features is None:
+            inputs = torch.zeros(len(targets), 0)
+        else:
+            inputs = torch.from_numpy(np.concatenate(features))
+        return TensorDataset(inputs, torch.from_numpy(targets))
+
+    def _groups(self) -> tuple[Tensor | None, tuple[str, ...]]:
+        """Return each row's group and the groups' names: the tables if these are clients, else the group column."""
+        if self._are_clients:
+            sizes = torch.tensor([len(cells) for cells in self._tables.values()])
+            return torch.repeat_interleave(sizes), tuple(self._tables)
+        name = self._reading.group
+        if name is None:
+            return None, ()
+        (cells,) = self._tables.values()
+        distinct_groups, numbers = np.unique(group_values(cells, name), return_inverse=True)
+        group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+        return group_numbers, client_names_of(distinct_groups.tolist(), name)
+
+    def _row_names(self, cells: Cells) -> dict[str, list[str]]:
+        """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
+        texts = {"line": [str(line) for line in cells.lines()]}
+        column_of_title = {"client": self._reading.group}
+        for name in self._dictionary.excluded:
+            if name not in (REST, self._reading.group):
+                column_of_title[name] = name
+        for title, name in column_of_title.items():
+            if name is not None and name in cells.frame:
+                texts[title] = cells.words(name, "excluded").fillna("").tolist()
+        return texts
+
+
+def _log(dictionary: Dictionary) -> None:
+    """Say how columns are read by a dictionary that nobody has written."""
+    names_by_kind: dict[str, list[str]] = {}
+    for name, column in dictionary.columns.items():
+        names_by_kind.setdefault(column.kind, []).append(name)
+    lines = [
+        f"The data dictionary {dictionary.hash}, drafted from the training rows, reads columns as"
+    ]
+    for kind, names in names_by_kind.items():
+        lines.append(f"  {kind}: {listed(names, 20)}")
+    rank_zero_info("\n".join(lines))

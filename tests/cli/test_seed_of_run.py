@@ -1,0 +1,133 @@
+"""The seed of a run is that of its configuration, whoever calls ``seed_everything`` in between."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flsv.cli import main
+from flsv.report import open_run
+from flsv.report.reading import SUMMARY_FILE
+from flsv.results.folder import RETRAINED
+
+SEED = 7
+MODULE = """
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Net(L.LightningModule):
+    def __init__(self, seed_in_constructor: int | None = None) -> None:
+        super().__init__()
+        if seed_in_constructor is not None:
+            L.seed_everything(seed_in_constructor)
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(L.LightningDataModule):
+    def __init__(
+        self, seed_in_constructor: int | None = None, seed_in_setup: int | None = None
+    ) -> None:
+        super().__init__()
+        self.seed_in_setup = seed_in_setup
+        if seed_in_constructor is not None:
+            L.seed_everything(seed_in_constructor)
+
+    def setup(self, stage):
+        if self.seed_in_setup is not None:
+            L.seed_everything(self.seed_in_setup)
+        x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+        y = (x.sum(1) > 0).long()
+        self.train = TensorDataset(x[:40], y[:40])
+        self.val = TensorDataset(x[40:], y[40:])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=20)
+"""
+MODULE_FILE = "seeds_of_its_own"
+SEEDS = {
+    "a module's constructor": ({"seed_in_constructor": 1}, {}),
+    "a data module's constructor": ({}, {"seed_in_constructor": 1}),
+    "a data module's setup": ({}, {"seed_in_setup": 1}),
+}
+
+
+def write_config(folder: Path, module: dict[str, Any], data: dict[str, Any]) -> str:
+    (folder / f"{MODULE_FILE}.py").write_text(MODULE)
+    metric = {
+        "class_path": "ShadowShapley",
+        "init_args": {"performance": "val_loss", "mode": "min"},
+    }
+    config = {
+        "seed_everything": SEED,
+        "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module},
+        "data": {
+            "source": {"class_path": f"{MODULE_FILE}.Data", "init_args": data},
+            "partitioner": {
+                "class_path": "SizePartitioner",
+                "init_args": {"proportions": [3, 1, 2]},
+            },
+        },
+        "federation": {"metrics": {"value": metric}, "reporting": {"table": False}},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(folder)},
+    }
+    (folder / "federation.yaml").write_text(yaml.safe_dump(config))
+    return str(folder / "federation.yaml")
+
+
+def fit_by_command(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    module: dict[str, Any],
+    data: dict[str, Any],
+) -> Path:
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop(MODULE_FILE, None)
+    config = write_config(folder, module, data)
+    assert main(["fit", "--config", config, "-q"]) == 0
+    return folder / "lightning_logs/version_0"
+
+
+@pytest.mark.parametrize("where", SEEDS)
+def test_a_run_has_its_configurations_seed_and_is_retrained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    monkeypatch.chdir(tmp_path)
+    module, data = SEEDS[where]
+
+    plain = fit_by_command(monkeypatch, tmp_path / "plain", {}, {})
+    run = fit_by_command(monkeypatch, tmp_path / "seeded", module, data)
+
+    record = json.loads((run / "run.json").read_text())
+    plain_record = json.loads((plain / "run.json").read_text())
+    assert record["settings"]["federation_seed"] == SEED
+    assert record["hashes"] == plain_record["hashes"]
+    saved_config = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved_config["federation"]["seed"] is None  # another --seed_everything is another run
+
+    assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles"]) == 0
+    assert (run / RETRAINED / SUMMARY_FILE).is_file()
+    repetition = open_run(run / RETRAINED / f"seed_{SEED}")
+    assert repetition.record["hashes"] == record["hashes"]

@@ -1,0 +1,276 @@
+"""A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv import ClientEvaluation, FederatedDataModule, FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.configuration.identity import sample_hashes
+from flsv.data import OneClient, Splits
+from flsv.engines.remote import Packet, Site, agreement
+from flsv.engines.remote.messages import pack, unpack
+from flsv.metrics import ContributionEstimation
+from flsv.sampling import PowerOfChoice, UniformSampler
+
+NUM_SAMPLES = 40
+NUM_CLASSES = 2
+ROUNDS = 3
+LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
+GUESSES = range(10)
+EVALUATED: Mapping[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
+LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
+JUDGE = "flsv.games.judges:judge"
+STARTED_FROM = "flsv.core.round:started_from"
+
+
+class OneWeightPerSample(L.LightningModule):
+    """Its prediction of each sample is a weight of its own, so that a server can set each prediction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(NUM_SAMPLES, NUM_CLASSES, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(self(inputs), labels)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SiteData(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), LABELS), batch_size=8)
+
+
+def make_data() -> FederatedDataModule:
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    return FederatedDataModule(SiteData(), OneClient(), splits=splits)
+
+
+def model_that_picks(sample: int | None) -> Tensor:
+    """A model that gives class 1 to one sample, and class 0 to all others."""
+    weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
+    weights[0] = 1.0
+    if sample is not None:
+        weights[1, sample] = 2.0
+    return weights.flatten()
+
+
+class CuriousServer:
+    """It has greeted a site, and let it train in the first round."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        make_loop = partial(FederatedLoop, **{"aggregator": FedAvg(), "seed": 1, **options})
+        self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
+        self.agreement = agreement(OneWeightPerSample(), make_loop())
+        self.last_visit: str | None = None
+        self.greeting = self.send("hello")
+        self.last_visit = self.send("train", start=model_that_picks(None)).plain["visit"]
+
+    def send(
+        self, kind: str, tensors: Any = None, start: Tensor | None = None, **fields: Any
+    ) -> Packet:
+        plain = {
+            "agreement": self.agreement,
+            "greeting": "0" * 16,
+            "run": "1" * 16,
+            "client": 0,
+            "clients": 3,
+            "name": "Boston",
+            "classes": NUM_CLASSES,
+            "rounds": ROUNDS,
+            "round": 0,
+            "seed": 1,
+            "counted": self.last_visit,
+            **fields,
+        }
+        sent_tensors = dict(tensors or {})
+        if start is not None:
+            sent_tensors["start"] = start
+        return self.site.answer(Packet(kind, plain, sent_tensors))
+
+    def test(self, sample: int | None, **fields: Any) -> Any:
+        """The accuracy of a model that picks a sample, None if it is not told."""
+        return self.send("test", start=model_that_picks(sample), **fields).plain.get("accuracy")
+
+    def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
+        packed, tensors = pack((arguments, {}))
+        fields = {"question": question, "arguments": packed, **fields}
+        reply = self.send("ask", tensors, **fields)
+        if reply.kind == "failed":
+            return None
+        return unpack(reply.plain["answer"], reply.tensors)
+
+
+def score_of_others(server: CuriousServer, sample: int | None) -> Any:
+    # A site's own weight of 0 leaves the aggregate as the server has made it.
+    return server.ask(LEAVE_SELF_OUT, model_that_picks(sample), 0.0, "accuracy")
+
+
+def differences(ask: Callable[[int | None], Any]) -> list[Any]:
+    """Labels, or members, by the answers about a model that picks nothing, and about others that pick a sample."""
+    reference = ask(None)
+    answers = [ask(sample) for sample in GUESSES]
+    if reference is None:
+        return []
+    return [answer > reference for answer in answers if answer is not None]
+
+
+def labels_by_tests_of_one_round(server: CuriousServer) -> list[Any]:
+    return differences(server.test)
+
+
+def labels_by_tests_without_training(server: CuriousServer) -> list[Any]:
+    server.test(None)
+    return differences(lambda sample: server.test(sample, round=2))
+
+
+def labels_by_tests_after_the_run(server: CuriousServer) -> list[Any]:
+    rounds = iter(range(ROUNDS + 1, 100))
+    return differences(lambda sample: server.test(sample, round=next(rounds)))
+
+
+def labels_by_tests_of_other_runs(server: CuriousServer) -> list[Any]:
+    runs = iter(range(100))
+    return differences(lambda sample: server.test(sample, run=f"{next(runs):016x}", counted=None))
+
+
+def labels_by_tests_as_another_client(server: CuriousServer) -> list[Any]:
+    return differences(lambda sample: server.test(sample, client=1, counted=None))
+
+
+def labels_by_tests_of_more_classes(server: CuriousServer) -> list[Any]:
+    return differences(lambda sample: server.test(sample, classes=7))
+
+
+def labels_by_tests_without_evaluation(server: CuriousServer) -> list[Any]:
+    return differences(server.test)
+
+
+def labels_by_scores_of_the_others(server: CuriousServer) -> list[Any]:
+    return differences(partial(score_of_others, server))
+
+
+def labels_by_judging(server: CuriousServer) -> list[Any]:
+    models = torch.stack([model_that_picks(sample) for sample in (None, *GUESSES)])
+    answer = server.ask(JUDGE, models)
+    return [] if answer is None else answer.tolist()
+
+
+def members_by_losses(server: CuriousServer) -> list[Any]:
+    return differences(lambda sample: server.ask(LOCAL_LOSS, model_that_picks(sample)))
+
+
+def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
+    replies = [server.send("hello", client=client) for client in (1, 2)]
+    replies += [server.send("hello", clients=9), server.send("hello", name="Lyon")]
+    return [reply.plain for reply in replies if reply.kind != "failed"]
+
+
+def members_by_hashes(server: CuriousServer) -> list[Any]:
+    guess = make_data()
+    guess.deal_from(0)
+    hash_of_guess = sample_hashes(guess)["0"]
+    guesses = [hash_of_guess, hashlib.sha256(hash_of_guess.encode()).hexdigest()]
+    return [guess for guess in guesses if guess[:16] in server.greeting.plain["contents"]]
+
+
+def model_that_the_site_started_from(server: CuriousServer) -> list[Any]:
+    answer = server.ask(STARTED_FROM)
+    return [] if answer is None else [answer]
+
+
+def rows_by_other_functions(server: CuriousServer) -> list[Any]:
+    questions = ["builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
+    answers = [server.ask(question) for question in questions]
+    return [answer for answer in answers if answer is not None]
+
+
+def rows_by_errors(server: CuriousServer) -> list[Any]:
+    replies = [
+        server.send("train", start=torch.zeros(3)),
+        server.send("train", start=model_that_picks(None), classes=1),
+        server.send("test", start=torch.zeros(3), round=1),
+    ]
+    texts = [str(reply.plain.get("error")) for reply in replies]
+    return [text for text in texts if "tensor" in text]
+
+
+ATTEMPTS: Mapping[Callable[[CuriousServer], list[Any]], Mapping[str, Any]] = {
+    labels_by_tests_of_one_round: EVALUATED,
+    labels_by_tests_without_training: EVALUATED,
+    labels_by_tests_after_the_run: {**EVALUATED, "sampler": UniformSampler(2)},
+    labels_by_tests_of_other_runs: EVALUATED,
+    labels_by_tests_as_another_client: EVALUATED,
+    labels_by_tests_of_more_classes: EVALUATED,
+    labels_by_tests_without_evaluation: {},
+    labels_by_scores_of_the_others: {"metrics": {"fedce": ContributionEstimation()}},
+    labels_by_judging: EVALUATED,
+    members_by_losses: {"sampler": PowerOfChoice(2, 3)},
+    splits_by_other_greetings: EVALUATED,
+    members_by_hashes: EVALUATED,
+    model_that_the_site_started_from: {},
+    rows_by_other_functions: EVALUATED,
+    rows_by_errors: EVALUATED,
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.__name__)
+def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, attempt):
+    server = CuriousServer(tmp_path, **ATTEMPTS[attempt])
+    assert attempt(server) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "ask"),
+    [
+        (EVALUATED, CuriousServer.test),
+        ({"metrics": {"fedce": ContributionEstimation()}}, score_of_others),
+        (
+            {"sampler": PowerOfChoice(2, 3)},
+            lambda server, sample: server.ask(LOCAL_LOSS, model_that_picks(sample)),
+        ),
+    ],
+    ids=["test", "leave_self_out", "local_loss"],
+)
+def test_what_the_loop_asks_is_answered_once_and_again_after_a_training(tmp_path, options, ask):
+    server = CuriousServer(tmp_path, **options)
+    answer = ask(server, 3)
+    assert answer is not None
+    assert ask(server, 3) == answer  # as after a kill of the server
+    assert ask(server, 4) is None
+
+    server.send("train", start=model_that_picks(5))
+    assert ask(server, 4) is not None
+
+
+def test_refusals_of_a_site_name_what_was_pinned_and_are_logged(tmp_path, caplog):
+    server = CuriousServer(tmp_path, **EVALUATED)
+    reply = server.send("hello", client=2)
+
+    words = "it was greeted as client 0 of this run, and is asked now as 2"
+    assert reply.plain["error"] == words
+    assert words in caplog.text
+
+
+def test_another_run_may_be_greeted_otherwise_and_pins_are_kept_over_restarts(tmp_path):
+    server = CuriousServer(tmp_path, **EVALUATED)
+    assert server.send("hello", client=2, greeting="1" * 16).kind == "hello"
+
+    restarted_site = CuriousServer(tmp_path, **EVALUATED)
+    assert restarted_site.send("hello", client=2).kind == "failed"
