@@ -250,8 +250,11 @@ class CoalitionScoring(GlobalModelScoring):
         self._rounding = rounding_of(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        is_last = trainer.current_epoch == self._order.rounds[-1]
-        self.wait_for_round(None if is_last else self._order.max_wait)
+        self.wait_for_round(self._order.max_wait)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == self._order.rounds[-1]:
+            self.wait_for_round(None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
