@@ -30,7 +30,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flsv._lightning.data_source import data_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import copy_of_data_module
 
 
 def on_device(
@@ -301,7 +303,8 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     # What hooks set on the data module is not the run's.
     data = getattr(trainer_copy, "datamodule", None)
     if data is not None:
-        trainer_copy.datamodule = copy.copy(data)
+        is_users_own = data is not data_of(trainer)
+        trainer_copy.datamodule = copy_of_data_module(data) if is_users_own else copy.copy(data)
         trainer_copy.datamodule.trainer = trainer_copy
     # The data connector calls the hooks around batches.
     data_connector = copy.copy(trainer_copy._data_connector)

@@ -18,8 +18,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, LambdaCallback, ProgressBar, Timer
 from lightning.pytorch.loops import _FitLoop
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
+from flsv._lightning.data_source import RoundSource
 from flsv._lightning.patches import Patch, PatchedAttributes, is_loop
 from flsv.utilities.errors import ConfigurationError
 
@@ -103,6 +105,22 @@ class FederatedFitLoop(_FitLoop):
         for name in lightnings_state:
             lightnings_state[name] = vars(self)[name]
 
+    @property
+    def round_loader(self) -> Any:
+        """The round's CohortLoader. Before the first round it is None. ``trainer.train_dataloader`` is another."""
+        combined_loader = self._combined_loader
+        return None if combined_loader is None else combined_loader.iterables
+
+    def take_loaders_from(self, make_loader: Callable[[], Any]) -> Callable[[], None]:
+        """Take each round's loader from a function. Return what undoes it."""
+        patches = PatchedAttributes([(self, "_data_source", RoundSource(make_loader))])
+        return patches.restore
+
+    def leave(self, loader: Any) -> None:
+        """Let the Trainer have ``loader`` as its train dataloader after the fit, in the place of the last round's."""
+        if self._combined_loader is not None:
+            self._combined_loader = CombinedLoader(loader, "max_size_cycle")
+
     # ---- a round, in the place of an epoch
 
     def on_advance_start(self) -> None:
@@ -157,7 +175,7 @@ class FederatedFitLoop(_FitLoop):
         # loader and take longer.
         trainer: Any = self.trainer
         fetcher: Any = self._data_fetcher
-        self.max_batches = len(trainer.train_dataloader)
+        self.max_batches = len(self.round_loader)
         trainer.val_check_batch = self.max_batches
         iter(fetcher)  # the fetcher begins to read the batches
         try:
@@ -251,6 +269,10 @@ class FederatedFitLoop(_FitLoop):
                 state = _copy_state(callback.state_dict(), type(callback).__name__)
                 callback_states[callback.state_key] = state
         self._callback_states = callback_states
+        self._data_state = {}
+        if trainer.datamodule is not None:
+            name = type(trainer.datamodule).__qualname__  # Lightning's key in a checkpoint
+            self._data_state[name] = _copy_state(trainer.datamodule.state_dict(), name)
 
         optimizer_states = []
         for optimizer in trainer.optimizers:
@@ -276,6 +298,8 @@ class FederatedFitLoop(_FitLoop):
         if "callbacks" in checkpoint:  # otherwise the checkpoint holds weights only
             checkpoint["callbacks"].update(deepcopy(self._callback_states))
             checkpoint.update(deepcopy(self._optimizer_states))
+        for name in self._data_state.keys() & checkpoint.keys():
+            checkpoint[name] = deepcopy(self._data_state[name])
 
     # ---- what Lightning does once a round
 

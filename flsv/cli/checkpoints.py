@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelC
 from pandas import DataFrame
 from torch import Tensor
 
+from flsv._lightning.data_source import data_of
 from flsv.data import FederatedDataModule
 from flsv.results.folder import run_folder, runs_folder
 from flsv.utilities.atomic_files import replacing
@@ -206,7 +207,7 @@ class WritePredictions(BasePredictionWriter):
                 torch.save(list(predictions), file)
             self.where = f"{display_path(path)} ({len(predictions)} batches, for torch.load)"
             return
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set by Lightning's connectors
+        data: FederatedDataModule = data_of(trainer)
         outputs = torch.cat([batch.detach().cpu() for batch in predictions])
         frame = _columns_of_outputs(outputs, data)
         num_samples = len(frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -14,6 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.data_source import show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.federated_data import (
     FederatedData,
@@ -21,15 +22,17 @@ from flsv.data.federated_data import (
     partition_data,
     without_flagged,
 )
-from flsv.data.federation_view import BATCH_HOOKS, FederationView
+from flsv.data.federation_view import FederationView
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
+from flsv.data.shown import parts_of_samples
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
-from flsv.data.sources.source import open_source, source_name
+from flsv.data.sources.source import loader_options, open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.run_copy import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:
@@ -178,7 +181,6 @@ class FederatedDataModule(FederationView):
         if label is not None and dictionary is None:
             table_columns = _checked_columns(columns)
             splits = replace(splits, together=table_columns.kept_together(splits.together))
-        # Not as attributes val and test: __getattr__ has to find a wrapped module's attributes of these names.
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -227,31 +229,30 @@ class FederatedDataModule(FederationView):
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
-        #: Set by the loop: returns the batches of the coming round, in place of all clients' pooled training data. Not
-        #: a list or a dictionary of batches: Lightning would take that for a collection of loaders.
-        self.round_loader: Callable[[], Iterable[Any]] | None = None
+        #: Set by the loop: returns a loader of the samples of the client that trains, or of all.
+        self.loader_in_fit: Callable[[], Any] | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._needs_setup = True
+        self._is_shown = False
         self._is_site = False
         self._partitioned: FederatedData | None = None
         self._num_dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
-            # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in filter(partial(is_overridden, instance=self._module), BATCH_HOOKS):
-                setattr(self, hook, getattr(self._module, hook))
         self._read_only = _ARGUMENTS - {"batch_size"}
 
-    if not TYPE_CHECKING:  # or every misspelt attribute would be one
-
-        def __getattr__(self, name: str) -> Any:
-            # Called only for names that are not found here. The module is missing while a copy or a pickle is made;
-            # private names are probed by libraries that test whether this object has them.
-            module = self.__dict__.get("_module")
-            if module is None or name.startswith("_"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return getattr(module, name)
+    def __copy__(self) -> FederatedDataModule:
+        """Copy this data module for another fit. A wrapped data module is copied, too, without its data."""
+        copied: FederatedDataModule = object.__new__(type(self))
+        vars(copied).update(vars(self), trainer=None)
+        if self._module is not None:
+            samples: list[Any] = []
+            if self._partitioned is not None and self._source.train_loader is not None:
+                samples = parts_of_samples(self._source.train_loader.dataset)
+            users_copy = copy_of_data_module(self._module, samples)
+            vars(copied).update(source=users_copy, _module=users_copy, _is_shown=False)
+        return copied
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
@@ -262,6 +263,11 @@ class FederatedDataModule(FederationView):
     __str__ = __repr__  # Lightning's own would open every loader and expects a DataLoader in each
 
     # Lightning's life cycle
+
+    @property
+    def users_module(self) -> L.LightningDataModule | None:
+        """The wrapped data module, which a Trainer has as ``trainer.datamodule``. None if there is none."""
+        return self._module
 
     def prepare_data(self) -> None:
         """Download missing data sets if ``Files.download`` is set, or prepare a wrapped data module."""
@@ -354,13 +360,21 @@ class FederatedDataModule(FederationView):
         self._needs_setup = False
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
-        """Set up a wrapped data module, once for each stage."""
+        """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
         if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
             raise ConfigurationError(
                 f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
                 "samples are partitioned. Leave it at 0, and change the samples in the data set."
             )
-        module.trainer = self.trainer
+        trainer: Any = self.trainer
+        is_new_run = trainer is not None and trainer.datamodule is self
+        if is_new_run:
+            if self._is_shown and is_overridden("teardown", module):  # at the end of an earlier run
+                self._stages.clear()
+                self._needs_setup = True
+            self._is_shown = True
+            show_data_module(trainer, self, module)
+
         # Training data are always needed: the clients' samples are known in every stage.
         needed_stages = ["fit"]
         if stage:
@@ -371,6 +385,15 @@ class FederatedDataModule(FederationView):
                 with kept_global_seed():
                     module.setup(needed_stage)
                 self._stages.add(needed_stage)
+        if is_new_run and not self._needs_setup:
+            self._read_batch_size(module)
+
+    def _read_batch_size(self, module: L.LightningDataModule) -> None:
+        """Take the batch size of a wrapped data module's loader, which a tuner may have changed."""
+        size = loader_options(module.train_dataloader())["batch_size"]
+        if self._batch_size is None and size != self.batch_size:
+            self.batch_size = size
+            self._batch_size = None
 
     def _labels_beside(self, source: SourceData) -> Any:
         """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
@@ -411,35 +434,12 @@ class FederatedDataModule(FederationView):
         self._needs_setup = True
         self.setup("fit")
 
-    def teardown(self, stage: str) -> None:
-        """Call a wrapped data module's ``teardown``.
-
-        If it overrides this hook, the next ``setup`` reads the data again.
-        """
-        if self._module is not None and is_overridden("teardown", self._module):
-            self._module.teardown(stage)
-            self._stages.clear()
-            self._needs_setup = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped data module's state.
-
-        Without a wrapped module it is an empty dictionary, because the seed determines the data.
-        """
-        return {} if self._module is None else self._module.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._module is not None:
-            self._module.load_state_dict(state_dict)
-
-    def train_dataloader(self) -> Iterable[Any]:
-        """Return the training dataloader.
-
-        In a federated fit it yields the next round's batches, in any other fit shuffled batches of all clients'
-        samples.
-        """
-        if self.round_loader is not None:
-            return self.round_loader()
+    def train_dataloader(self) -> Any:
+        """Return a loader of all clients' samples, shuffled. In a federated fit it is ``trainer.train_dataloader``."""
+        if self.loader_in_fit is not None:
+            return self.loader_in_fit()
+        if self._module is not None and self.trainer is not None:
+            self._read_batch_size(self._module)
         if self.has_streams and self.num_clients > 1:
             raise ConfigurationError(
                 "streams of several clients are trained on in a federation: add a FederatedLoop to the callbacks."
@@ -487,11 +487,6 @@ class FederatedDataModule(FederationView):
             source = replace(self._source, train_options=train_options)
             self._partitioned = replace(self._partitioned, source=source)
         self._batch_size = size
-
-    @property
-    def hparams(self) -> Any:
-        """Hyper-parameters of the wrapped data module, or of this one if none is wrapped."""
-        return super().hparams if self._module is None else self._module.hparams
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)

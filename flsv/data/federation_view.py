@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from flsv.data.copies import hash_samples
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
+from flsv.data.shown import loader_as, restrict_to_rows
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HELD_OUT, HeldOut, SplitName, Splits
@@ -96,6 +97,34 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
             yield
         finally:
             self.counted_clients = previous_members
+
+    def restrict_to(self, members: Sequence[int]) -> None:
+        """Leave out all other clients in :attr:`class_counts`, and in the training samples of a wrapped module."""
+        self.counted_clients = members
+        if self._module is None:
+            return
+        assert self._source.train_loader is not None
+        is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
+        for client in set(range(self.num_clients)) - set(members):
+            for indices in self._data.splits.clients[client].values():
+                is_kept[indices] = False
+        if not is_kept.all():
+            rows = is_kept.nonzero()[:, 0]
+            restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
+
+    def shown_loader(
+        self, clients: Sequence[int] | None, num_batches: Callable[[], int]
+    ) -> DataLoader[Any]:
+        """Return a loader of length ``num_batches()`` of some clients' training samples in the form of the user's own.
+
+        None: of all clients, or of the members while a coalition is trained.
+        """
+        if clients is None:
+            clients = self.counted_clients
+        if clients is None:
+            clients = range(self.num_clients)
+        rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
+        return loader_as(self._source, rows, num_batches)
 
     @property
     def num_classes(self) -> int:
@@ -320,8 +349,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         device = trainer.strategy.root_device
         if data is None or device.type == "cpu" or not self.loader.on_device:
             return data
+        shown = self if self._module is None else self._module
         for hook in BATCH_HOOKS[:2]:  # before the transfer, and in its place
-            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, self):
+            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, shown):
                 return data
 
         device_module = torch.get_device_module(device)

@@ -9,7 +9,7 @@ import json
 import queue
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from nvflare.fuel.utils import fobs
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
 from flsv.engines.remote.deployment import SITE_FOLDER, answer_or_failure
 from flsv.engines.remote.messages import Refused, Reply
+from flsv.engines.remote.policy import is_like
 from flsv.engines.remote.run_status import Stopped
 from flsv.engines.remote.transport import Address
 from flsv.utilities.errors import ConfigurationError
@@ -267,11 +268,7 @@ def node_of(fl_ctx: FLContext) -> dict[str, Any]:
         "folder": str(Path(workspace.get_root_dir(), SITE_FOLDER)),
     }
     config_folder = Path(workspace.get_site_config_dir())
-    for file in config_folder.glob("flsv-*"):
-        if file.name not in (POLICY_FILE, NODE_FILE):
-            raise Refused(
-                f"{file.name} in its folder local is no file that flsv reads: expected {POLICY_FILE} or {NODE_FILE}"
-            )
+    _check_names([file.name for file in config_folder.iterdir()])
     policy_file = config_folder / POLICY_FILE
     if policy_file.exists():
         node["policy"] = str(policy_file)
@@ -279,3 +276,18 @@ def node_of(fl_ctx: FLContext) -> dict[str, Any]:
     if node_file.exists():
         node |= tomllib.loads(node_file.read_text())  # its entries come first
     return node
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise Refused if a file of a site's owner has a name that flsv does not read, and was probably meant to."""
+    expected_names = (POLICY_FILE, NODE_FILE)
+    for name in names:
+        is_of_editor = name.startswith(".") and name.endswith(".swp")
+        if name in expected_names or is_of_editor:
+            continue
+        # NVFlare's own files are of other kinds.
+        is_meant = "flsv" in name.lower() or name.endswith(".toml")
+        if is_meant or any(is_like(name, expected) for expected in expected_names):
+            raise Refused(
+                f"{name} in its folder local is no file that flsv reads: expected {POLICY_FILE} or {NODE_FILE}"
+            )

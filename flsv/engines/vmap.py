@@ -28,6 +28,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
@@ -377,7 +378,7 @@ def _first_batches(
     trial: L.Trainer,
     seed: int,
 ) -> list[Any]:
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]  # Lightning does not declare it
+    data = data_of(trainer)
     clients_with_samples = (data.num_samples > 0).nonzero()
     first_client = int(clients_with_samples[0])
     loader = CohortLoader(data, [first_client], seed=seed, round_index=0)

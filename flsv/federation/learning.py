@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from flsv.federation.run import FederationRun
@@ -75,8 +76,16 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 def learning_record(run: FederationRun) -> dict[str, Any]:
     """Return the entries of ``run.json`` on the performance at the run's start and end."""
     contributions = run.metrics.contributions
-    record_by_metric = {}
-    for name, performance in performances(run).items():
+    record_by_metric: dict[str, dict[str, Any]] = {}
+    try:
+        performances_at_end = performances(run)
+    except Exception as error:  # the run has ended, and its values stand
+        warnings.warn(
+            f"the model's performance at the end is not known: scoring it ended in {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        performances_at_end = {}
+    for name, performance in performances_at_end.items():
         sum_of_values = None
         if name in contributions and not contributions[name].isnan().all():
             sum_of_values = float(contributions[name].nansum())
@@ -90,7 +99,11 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
         }
         metric = run.metrics.metrics[name]
         if isinstance(metric, ContributionMetric):
-            record_by_metric[name].update(metric.payment_record())
+            with run.metrics.keeping_run([name], "its record"):
+                record_by_metric[name].update(metric.payment_record())
     # By metric: the performance at the run's start and end, the accuracy of always answering the most frequent class,
     # the number of samples, the sum of values, and the metric's own facts.
-    return {"paid_in": record_by_metric}
+    record: dict[str, Any] = {"paid_in": record_by_metric}
+    if run.metrics.missing:
+        record["missing"] = dict(run.metrics.missing)
+    return record

@@ -162,6 +162,7 @@ class LightningFit(Rounds):
             *no_profiling_patches(trainer),
         )
         self._cleanup.callback(self.steps.patch_step_counts().restore)
+        self._cleanup.callback(lambda: self.loop.leave(self.steps.loader_of(None)))
         self._lengths = self.steps.patch_batch_counts()
         self._cleanup.callback(self._lengths.restore)
 
@@ -206,7 +207,7 @@ class LightningFit(Rounds):
         federation.server.strategies += self.extension.strategies(federation, module, self._weights)
 
         self._lengths.restore()
-        self._change((self.data, "round_loader", federation.loader))
+        self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
         changes_of_optimizers: list[str] = []
         if run_state.configured_options is not None:
             engine.options.check(run_state.configured_options)
@@ -375,15 +376,19 @@ class LightningFit(Rounds):
         last_round = self.state.round_index - 1
 
         # At the end the module holds what the run delivers. A round that was begun is discarded.
+        keeping_run = self.metrics.keeping_run(
+            self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
+        )
         if is_run_over:
-            self.extension.end_round(module, last_round, skips_scored=False)
+            with keeping_run:
+                self.extension.end_round(module, last_round, skips_scored=False)
             return
 
         # Several calls may follow a round, and only a validation scores the round again. Within a round there is
         # nothing to score.
         if not self.loop.is_in_round:
             skips_scored = not self.trainer.validating
-            with self.average.averaged_weights(self.trainer, module):
+            with keeping_run, self.average.averaged_weights(self.trainer, module):
                 self.extension.end_round(module, last_round, skips_scored=skips_scored)
 
     def begin_validation(self) -> None:
@@ -461,6 +466,9 @@ class LightningFit(Rounds):
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})
                 values_by_round[last_round] = {**self._late_values, **trained_values}
+            for values in values_by_round.values():
+                for name in values.keys() & self.metrics.missing.keys():
+                    del values[name]
             self.reports.write_late_rounds(values_by_round, self._late_scores)
         self.reports.finish()
 

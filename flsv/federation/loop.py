@@ -413,9 +413,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
         the high ends ``[n]`` of the values' intervals. An attribute is None if the metric has no such values.
         """
+        metrics = self.contribution_metrics
         contributions = {}
-        for name, value in self.contribution_metrics.contributions.items():
-            contributions[name] = contribution(self.metrics[name], value)
+        for name, value in metrics.contributions.items():
+            missing = metrics.missing.get(name)
+            contributions[name] = contribution(self.metrics[name], value, missing)
         return contributions
 
     @property

@@ -64,7 +64,13 @@ class RunReports:
         self._config = federation.config
         self._data = federation.engine.data
         self._metrics = federation.metrics.metrics
-        self.results = ResultBuilder(self._metrics, self._data.client_names, self._data.class_names)
+        self.results = ResultBuilder(
+            self._metrics,
+            self._data.client_names,
+            self._data.class_names,
+            missing=federation.metrics.missing,
+            keeping_run=federation.metrics.keeping_run,
+        )
         self._rows_at_start = self.results.rows(
             self._state.round_index, federation.metrics.contributions
         )
@@ -452,7 +458,11 @@ def current_table(
     metrics: ContributionMetrics, state: FederationState, client_names: Sequence[str] | None
 ) -> pandas.DataFrame:
     """Return a table of the present values, weights and scores of clients' own models."""
-    results = ResultBuilder(metrics.metrics, client_names or _client_names(metrics, state))
+    results = ResultBuilder(
+        metrics.metrics,
+        client_names or _client_names(metrics, state),
+        missing=metrics.missing,
+    )
     last_round = max(0, state.round_index - 1)
     # Columns beside the metrics': the aggregation weights and the scores of clients' own models.
     rows = results.rows(

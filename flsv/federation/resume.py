@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 from torch.nn.parameter import is_lazy
 
+from flsv._lightning.data_source import data_of
 from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.core.parameter_space import ParameterSpace, named_state
 from flsv.data import FederatedDataModule
@@ -34,7 +35,7 @@ def check_checkpoint(
     state, stored under ``key``."""
     callback_states = checkpoint.get("callbacks") or {}
     loop_state = callback_states.get(key)
-    data = getattr(trainer, "datamodule", None)
+    data = data_of(trainer)
     if trainer.state.fn == "fit":
         if not isinstance(loop_state, dict):
             raise ConfigurationError(

@@ -212,8 +212,15 @@ class CoalitionTable:
         def build_of_rank(position: int, out: Tensor) -> None:
             build(indices_of_rank[position], out)
 
-        scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices_of_rank))
+        scores_of_rank: Scores | str
+        try:
+            scores_of_rank = self.evaluator.evaluate(build_of_rank, len(indices_of_rank))
+        except Exception as error:  # the other ranks wait for these scores
+            scores_of_rank = f"{type(error).__name__}: {error}"
         scores_by_rank = self._ranks.all_gather(scores_of_rank, "scores of coalitions")
+        for rank, scores_or_error in enumerate(scores_by_rank):
+            if isinstance(scores_or_error, str):
+                raise RuntimeError(f"rank {rank}: {scores_or_error}")
         scores = Scores.cat(scores_by_rank)
         model_of_score = torch.tensor(list(chain.from_iterable(indices_by_rank)))
         rows_in_order = model_of_score.argsort()

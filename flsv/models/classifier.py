@@ -18,6 +18,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from flsv._lightning.data_source import data_of
+from flsv._lightning.private import trainer_of
 from flsv.models.factory import build_network, network_maker
 from flsv.models.linear import Classes, check_output
 from flsv.scores.class_scores import EpochScores
@@ -27,10 +29,8 @@ from flsv.utilities.errors import ConfigurationError, need_classes
 
 def datamodule_of(module: L.LightningModule) -> Any:
     """Return the data module of the module's trainer, or None without a trainer."""
-    try:
-        return getattr(module.trainer, "datamodule", None)
-    except RuntimeError:
-        return None
+    trainer = trainer_of(module)
+    return None if trainer is None else data_of(trainer)
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:

@@ -210,8 +210,11 @@ def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
     if basis is not None and basis.key == RETRAINED:
         return []  # instead of those
     sentences = []
+    reasons = dict(run.record.get("missing", {}))
     for metric, performance in run.performances.items():
-        reason = performance.get("why_no_values")
+        if "why_no_values" in performance:
+            reasons[metric] = performance["why_no_values"]
+    for metric, reason in reasons.items():
         is_told_by_verdict = basis is not None and metric == basis.key
         if reason and not is_told_by_verdict:
             sentences.append(f"There are no values by {metric}. {reason}")

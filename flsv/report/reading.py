@@ -49,7 +49,7 @@ class Run:
     Args:
         folder: the run's folder.
         record: the content of ``run.json``.
-        table: the rows of ``contributions.csv``, in the file's order.
+        table: the rows of ``contributions.csv``, in the file's order, without metrics that have failed.
     """
 
     folder: Path
@@ -246,7 +246,12 @@ def open_run(path: str | Path) -> Run:
     """
     file = find_contributions(Path(path))
     folder = file.parent
-    return Run(folder, record=read_record(folder / RECORD), table=read_contributions(file))
+    record = read_record(folder / RECORD)
+    table = read_contributions(file)
+    # The values of a metric that has failed are of the rounds before.
+    names = table["metric"].str.partition("/")[0]
+    is_missing = names.isin(list(record.get("missing", {})))
+    return Run(folder, record=record, table=table[~is_missing])
 
 
 # ---- runs of flsv repeat: the same federation with different seeds, and each client's mean over them

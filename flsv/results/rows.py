@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -20,6 +21,15 @@ from flsv.utilities.host_copies import to_host
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: A function of metrics' names and of what is done with them. Within its context a metric's error does not end the run.
+KeepingRun = Callable[[Sequence[str], str], AbstractContextManager[None]]
+
+
+def raising(names: Sequence[str], action: str) -> AbstractContextManager[None]:
+    """Return a context in which errors are raised."""
+    return nullcontext()
 
 
 def overall(metric: Metric, value: Tensor) -> Tensor:
@@ -45,16 +55,24 @@ def numbers_of(
     metrics: Mapping[str, Metric],
     values: Mapping[str, Tensor],
     class_names: Sequence[str] | None,
+    missing: Collection[str] = (),
+    keeping_run: KeepingRun = raising,
 ) -> tuple[list[Numbers], dict[str, float]]:
     """Collect the numbers per client of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
 
-    Also return ``{name: number}`` of the values and diagnostics that are a single number.
+    Of metrics that are ``missing`` there are only the values. Also return ``{name: number}`` of the values and
+    diagnostics that are a single number.
     """
     device_numbers: list[Numbers] = []
+    diagnostics: list[Numbers] = []
     for name, value in values.items():
-        device_numbers += _numbers_of_metric(name, metrics[name], value, class_names)
-    for name, diagnostic in _diagnostics(metrics, values):
-        device_numbers.append(Numbers(name, diagnostic))
+        if name in missing:
+            device_numbers.append(Numbers(name, value if value.ndim == 1 else value.mean(-1)))
+            continue
+        with keeping_run([name], "making its rows"):
+            device_numbers += _numbers_of_metric(name, metrics[name], value, class_names)
+            diagnostics += _diagnostics(name, metrics[name])
+    device_numbers += diagnostics
 
     # One copy for all, since each copy would wait for the device.
     tensors: list[Tensor] = []
@@ -137,15 +155,12 @@ def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
     return numbers
 
 
-def _diagnostics(
-    metrics: Mapping[str, Metric], values: Mapping[str, Tensor]
-) -> Iterable[tuple[str, Tensor]]:
-    """Yield ``("<metric>/<diagnostic>", tensor)`` for all diagnostics of the metrics in ``values``."""
-    for name, metric in metrics.items():
-        if name not in values or not isinstance(metric, ContributionMetric):
-            continue
-        for diagnostic, value in metric.diagnostics().items():
-            yield f"{name}/{diagnostic}", value
+def _diagnostics(name: str, metric: Metric) -> list[Numbers]:
+    """Return a metric's diagnostics, under ``"<metric>/<diagnostic>"``."""
+    if not isinstance(metric, ContributionMetric):
+        return []
+    diagnostics = metric.diagnostics().items()
+    return [Numbers(f"{name}/{diagnostic}", value) for diagnostic, value in diagnostics]
 
 
 class ResultBuilder:
@@ -156,8 +171,12 @@ class ResultBuilder:
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None = None,
+        missing: Collection[str] = (),
+        keeping_run: KeepingRun = raising,
     ) -> None:
         self._metrics = metrics
+        self._missing = missing
+        self._keeping_run = keeping_run
         self._client_names = client_names
         self._class_names = class_names
         self._earlier_rows: Sequence[Row] = ()
@@ -177,7 +196,13 @@ class ResultBuilder:
     def _measured(
         self, index: int, values: Mapping[str, Tensor]
     ) -> tuple[list[Row], dict[str, float]]:
-        numbers, shared = numbers_of(self._metrics, values, self._class_names)
+        numbers, shared = numbers_of(
+            self._metrics,
+            values,
+            self._class_names,
+            missing=self._missing,
+            keeping_run=self._keeping_run,
+        )
         return round_rows(index, numbers, self._client_names), shared
 
     def _vector_rows(self, index: int, vectors: Mapping[str, Tensor | None]) -> list[Row]:

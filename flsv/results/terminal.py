@@ -222,6 +222,8 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
             sentence = sentence[0].upper() + sentence[1:]
         lines.append(sentence)
     lines += record.get("coalitions", [])
+    for metric, sentence in record.get("missing", {}).items():
+        lines.append(f"There are no values by {metric}. {sentence}")
     return list(dict.fromkeys(lines))
 
 

@@ -265,6 +265,9 @@ def value_errors(
 
 def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Return the inputs of :class:`PaymentInputs` that a run's record has on a metric's game."""
+    missing = record.get("missing", {})  # why metrics have no values
+    if metric in missing:
+        return {"why_no_values": missing[metric]}
     performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
     if metric not in performance_by_metric:
         return {}

@@ -361,7 +361,7 @@ def prepare_coalition_fit(
     """Prepare a copy of a run to train the coalition in ``order``. Return the callback with the result. What
     Lightning writes lies in ``folder``.
     """
-    data.counted_clients = order.members
+    data.restrict_to(order.members)
     if order.rounds == (LAST_ROUND_KEY,):
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
@@ -158,8 +159,7 @@ class CoalitionPlan(RunExtension):
         config = self._config
         if config is None:  # no metric needs coalitions
             return
-        untyped_trainer: Any = trainer
-        data: FederatedDataModule = untyped_trainer.datamodule
+        data: FederatedDataModule = data_of(trainer)
         left_out = self._callbacks_left_out(trainer)
         self._mean_cohort_size = checked_mean_cohort(
             config.sampler, self._planned_masks, data.num_clients

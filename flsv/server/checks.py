@@ -18,6 +18,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv import scores
+from flsv._lightning.data_source import data_of
 from flsv._lightning.patches import callbacks_of
 from flsv._lightning.round_boundary import REPLACED_METHODS, WeightAveraging
 from flsv.configuration.federation_config import FederationConfig
@@ -368,7 +369,7 @@ def _shape_of_values(metric: Metric) -> tuple[int, ...] | None:
 def federated_data(trainer: L.Trainer) -> FederatedDataModule:
     """Return the trainer's data module, which must be a FederatedDataModule."""
     check_lightning(trainer)
-    data: Any = getattr(trainer, "datamodule", None)
+    data = data_of(trainer)
     if not isinstance(data, FederatedDataModule):
         if data is None:
             description = "dataloaders"

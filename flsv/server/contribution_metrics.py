@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +34,8 @@ class ContributionMetrics:
 
     Attributes:
         contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes. A metric
-            that has not been updated yet has no entry.
+            that has not been updated yet has no entry. Of one that has failed after its first round all are NaN.
+        missing: ``{name: sentence}`` on each metric that has failed after its first round, and why.
 
     Raises:
         ConfigurationError: a metric's ``update`` has an argument that a round cannot give. Or a metric has a name that
@@ -44,6 +47,9 @@ class ContributionMetrics:
     ) -> None:
         self.metrics = dict(metrics)
         self.contributions: dict[str, Tensor] = {}
+        self.missing: dict[str, str] = {}
+        # The values of missing metrics before they failed.
+        self._last_values: dict[str, Tensor] = {}
         self._num_clients = num_clients
         self._reported_names = set(reported)
         _ = self.fields  # raises now if a metric asks for an unknown field
@@ -99,6 +105,11 @@ class ContributionMetrics:
         return performances
 
     @property
+    def trained_names(self) -> list[str]:
+        """Return the names of the metrics whose values need trained coalitions."""
+        return [name for name, metric in self.metrics.items() if attribute_of(metric, "extension")]
+
+    @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
         return self._names_of_readers("of_updates")
@@ -137,8 +148,8 @@ class ContributionMetrics:
 
     def with_priors(self) -> dict[str, Tensor]:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
-        value of clients that never took part."""
-        contributions = dict(self.contributions)
+        value of clients that never took part. A metric that has failed has the values of the round before."""
+        contributions = {**self.contributions, **self._last_values}
         for name, value in contributions.items():
             prior = attribute_of(self.metrics.get(name), "prior")
             if prior is not None:
@@ -163,25 +174,55 @@ class ContributionMetrics:
 
     def reset(self) -> None:
         self.contributions.clear()
+        self.missing.clear()
+        self._last_values.clear()
         for metric in self.metrics.values():
             metric.reset()
 
     def to(self, device: torch.device) -> None:
         for metric in self.metrics.values():
             metric.to(device)
-        contributions = self.contributions.items()
-        self.contributions = {name: value.to(device) for name, value in contributions}
+        self.contributions = _moved(self.contributions, device)
+        self._last_values = _moved(self._last_values, device)
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
         """Update the metrics whose last input is known after ``stage`` of the round. Their values are stored.
 
+        A metric that fails after its first round is missing from then on, see :attr:`missing`.
+
         Raises:
-            ValueError: a metric's value is not ``[n]`` or ``[n, M]`` for n clients.
+            ValueError: the first value of a metric is not ``[n]`` or ``[n, M]`` for n clients. Any other error of a
+                metric's first round is raised, too.
         """
         for name, metric in self.metrics.items():
-            if stage == self.stage_of(name):
+            if stage != self.stage_of(name) or name in self.missing:
+                continue
+            with self.keeping_run([name], f"round {round.round_index + 1}"):
                 self._update(name, metric, round, stage)
+
+    @contextmanager
+    def keeping_run(self, names: Sequence[str], when: str) -> Iterator[None]:
+        """Let the run go on without the metrics ``names`` if one of them fails within the context.
+
+        An error is raised before all of them have values: little is lost, and the run may be started again.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not all(name in self.contributions for name in names):
+                raise
+            for name in names:
+                self._give_up(name, f"{when} ended in {type(error).__name__}: {error}")
+
+    def _give_up(self, name: str, reason: str) -> None:
+        if name in self.missing:
+            return
+        sentence = f"{reason.rstrip('.')}. The run goes on without it."
+        self.missing[name] = sentence
+        self._last_values[name] = self.contributions[name]
+        self.contributions[name] = torch.full_like(self.contributions[name], torch.nan)
+        warnings.warn(f"{name}: its values are missing. {sentence}", stacklevel=2)
 
     def _update(
         self,
@@ -216,8 +257,11 @@ class ContributionMetrics:
         """Let the metrics compute the values that they have put off until the run's end. Return these."""
         values: dict[str, Tensor] = {}
         for name, metric in self.metrics.items():
-            if isinstance(metric, ContributionMetric) and metric.end_run():
-                values[name] = metric.compute().detach()
+            if not isinstance(metric, ContributionMetric) or name in self.missing:
+                continue
+            with self.keeping_run([name], "the end of the run"):
+                if metric.end_run():
+                    values[name] = metric.compute().detach()
         self.contributions |= values
         return values
 
@@ -235,12 +279,25 @@ class ContributionMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: metric.state_dict() for name, metric in self.metrics.items()}
-        return {"metrics": states, "contributions": dict(self.contributions)}
+        return {
+            "metrics": states,
+            "contributions": dict(self.contributions),
+            "missing": dict(self.missing),
+            "last_values": dict(self._last_values),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, metric in self.metrics.items():
             metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])
+        # Checkpoints of earlier versions lack both. Others hold the dictionary of sentences.
+        self.missing.clear()
+        self.missing.update(state.get("missing", {}))
+        self._last_values = dict(state.get("last_values", {}))
+
+
+def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _checked_fields(

@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader
 
 from flsv._lightning.patches import CONFIGURE_HOOK, PatchedAttributes, callbacks_of, property_patch
 from flsv._lightning.private import hook_of
@@ -24,7 +24,6 @@ from flsv.core import FederationState
 from flsv.core.state import LocalWork
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
-from flsv.data.loaders import TensorBatches
 from flsv.data.streams import Stream
 from flsv.sampling import ClientSampler
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs, shuffle_stream
@@ -55,22 +54,6 @@ class ClientBatches:
 
 def one_epoch(client: int, num_batches: int, round_index: int) -> list[int]:
     return [num_batches]
-
-
-def samples_of_client(data: FederatedDataModule, client: int) -> Dataset[Any]:
-    """Return a client's training samples."""
-    loader = data.client_loader(client, "train")
-    if isinstance(loader, TensorBatches):
-        return Subset(TensorDataset(*loader.tensors), loader.indices.tolist())
-    dataset = getattr(loader, "dataset", None)
-    if dataset is None:
-        raise AttributeError(
-            "a collection of loaders has no dataset: read data.num_samples of the FederatedDataModule."
-        )
-    if isinstance(dataset, Stream):
-        return dataset
-    # All clients' loaders read one data set.
-    return Subset(dataset, data.client_indices(client).tolist())
 
 
 class CohortLoader(Iterable[Any]):
@@ -125,16 +108,6 @@ class CohortLoader(Iterable[Any]):
         self._selected_epoch = epoch
         self._epochs_to_yield = self.epochs if epoch is None else [epoch]
 
-    @property
-    def dataset(self) -> Dataset[Any]:
-        """Return the samples of the client that trains now."""
-        if self._selected_epoch is None:
-            raise AttributeError(
-                "no client trains now, of which this loader would have the dataset: read data.num_samples of the "
-                "FederatedDataModule."
-            )
-        return samples_of_client(self._data, self._selected_epoch.client)
-
     def __len__(self) -> int:
         return sum(epoch.num_batches for epoch in self._epochs_to_yield)
 
@@ -169,25 +142,6 @@ class CohortLoader(Iterable[Any]):
         return chain(first_batch, islice(iterator, epoch.num_batches - 1))
 
 
-class CountedBatches:
-    """Stand-in for a train dataloader before a round, with a client's length and samples."""
-
-    def __init__(self, data: FederatedDataModule, client: int, num_batches: int) -> None:
-        self._data = data
-        self._client = client
-        self._num_batches = num_batches
-
-    @property
-    def dataset(self) -> Dataset[Any]:
-        return samples_of_client(self._data, self._client)
-
-    def __len__(self) -> int:
-        return self._num_batches
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._num_batches))
-
-
 class LocalSteps:
     """Object that tells Lightning a client's numbers of optimizer steps and batches."""
 
@@ -209,6 +163,7 @@ class LocalSteps:
         self.client: int | None = None
         self._steps_by_client: dict[int, float] = {}
         self._cohorts: list[Sequence[int]] | None = None
+        self._shown_loaders: dict[int | None, DataLoader[Any]] = {}
         self.length_was_read = False
         self.last_batch: bool | None = None
         # Lightning's number of steps at the round's start, and at that of the client whose batch is trained on.
@@ -235,41 +190,66 @@ class LocalSteps:
         return max(numbers_of_steps), max(numbers_of_batches)
 
     def patch_step_counts(self) -> PatchedAttributes:
-        """Make the trainer report the present client's number of steps and last batch. Undo it by ``restore`` of the
-        result."""
+        """Make the trainer report the present client's number of steps, last batch and samples. Undo it by ``restore``
+        of the result."""
         getters: dict[str, Callable[[], Any]] = {
             "estimated_stepping_batches": self._estimated_steps,
             "is_last_batch": lambda: self.last_batch,
             "global_step": self._global_step,
+            "train_dataloader": self.shown_loader,
         }
-        return PatchedAttributes([property_patch(self._trainer, getters)])
+        changes: list[tuple[Any, str, Any]] = [property_patch(self._trainer, getters)]
+        if isinstance(self._data, FederatedDataModule):  # not at a site
+            changes.append((self._data, "loader_in_fit", self.shown_loader))
+            users_data = self._data.users_module
+            if users_data is not None:
+                changes.append((users_data, "train_dataloader", self.shown_loader))
+        return PatchedAttributes(changes)
 
     def patch_batch_counts(self) -> PatchedAttributes:
         """Make a trainer without train dataloader report the present client's batches. Undo it by ``restore`` of the
         result."""
         getters: dict[str, Callable[[], Any]] = {
-            "train_dataloader": self._counted_batches,
-            "num_training_batches": lambda: len(self._counted_batches()),
+            "num_training_batches": self._num_batches_of_present_client,
         }
         # Each change is an object, the name of an attribute, and its new value.
         patched_trainer = property_patch(self._trainer, getters)
         no_setup = (self._trainer.fit_loop, "setup_data", lambda: None)
-        changes: list[tuple[Any, str, Any]] = [patched_trainer, no_setup]
-        if isinstance(self._data, FederatedDataModule):
-            changes.append((self._data, "round_loader", self._counted_batches))
-        return PatchedAttributes(changes)
+        return PatchedAttributes([patched_trainer, no_setup])
 
     def _estimated_steps(self) -> float:
         return self._count_of_present_client(self.num_steps, "estimated_stepping_batches")
 
-    def _counted_batches(self) -> CountedBatches:
+    def _num_batches_of_present_client(self) -> int:
         num_batches = self._count_of_present_client(
             self._count_batches, "the number of training batches"
         )
+        return int(num_batches)
+
+    def shown_loader(self) -> DataLoader[Any]:
+        """Return a loader of the present client's samples, between clients of all clients'."""
         client = self.client
-        if client is None:
-            client = max(self.work_by_client, key=self._count_batches)
-        return CountedBatches(self._data, client, num_batches=int(num_batches))
+        is_configuring = hook_of(self._trainer.lightning_module) == CONFIGURE_HOOK
+        if is_configuring:
+            self.length_was_read = True
+            if client is None:  # a schedule is a client's, here the longest
+                client = max(self.work_by_client, key=self._count_batches)
+        return self.loader_of(client)
+
+    def loader_of(self, client: int | None) -> DataLoader[Any]:
+        """Return a loader of one client's samples, or with None of all clients', the same one at every call."""
+        if client not in self._shown_loaders:
+            clients = None if client is None else [client]
+            self._shown_loaders[client] = self._data.shown_loader(clients, self._num_shown_batches)
+        return self._shown_loaders[client]
+
+    def _num_shown_batches(self) -> int:
+        """Return the number of batches of the present client, in a round of its local epoch."""
+        round_loader = getattr(self._trainer.fit_loop, "round_loader", None)
+        is_configuring = hook_of(self._trainer.lightning_module) == CONFIGURE_HOOK
+        if round_loader is None or is_configuring:
+            return self._num_batches_of_present_client()
+        return len(round_loader)
 
     def steps_so_far(self) -> int:
         """Return the number of steps of all clients of this process, as Lightning counts them."""

@@ -1,5 +1,7 @@
 """ModuleSnapshot: what a module holds beside its model vector at one time, and the way back to it.
 
+What the user's data module holds, but for its data, is a part of it.
+
 Plain values are copied, other objects are referred to. A torchmetrics metric is left as it is: it describes the round.
 """
 
@@ -19,6 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
+from flsv._lightning.private import trainer_of
+from flsv.data import FederatedDataModule
 from flsv.training.swapped_optimizer import is_optimizer
 from flsv.utilities.plain_values import (
     CONSTANT_TYPES,
@@ -26,6 +30,7 @@ from flsv.utilities.plain_values import (
     copied,
     has_floats,
     is_dense,
+    is_large,
     is_plain,
     packed,
     unpacked,
@@ -47,6 +52,10 @@ for _name, _value in vars(nn.Module()).items():
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: Attributes that every LightningModule has: they are not a model's state.
 _LIGHTNINGS_ATTRIBUTES = frozenset(vars(L.LightningModule()))
+#: Path of the user's data module.
+DATA_PATH = "trainer.datamodule"
+#: Attributes that every data module has, or has in a fit.
+_ATTRIBUTES_OF_DATA_MODULES = frozenset({*vars(L.LightningDataModule()), "train_dataloader"})
 #: Types of objects whose attributes are not a client's.
 _TYPES_WITHOUT_CLIENT_STATE = (
     nn.Module,
@@ -87,7 +96,15 @@ class ModuleSnapshot:
         # Each (parameter, name of an attribute with hooks, hooks).
         self._hooks: list[Any] = []
         self._containers: list[_Container] = []
+        self._leaves_out_data = False
         self._add_layer("", module)
+        users_data = _data_module_of(module)
+        if users_data is not None:
+            self._leaves_out_data = True
+            self.owners[DATA_PATH] = users_data
+            self._add_container(
+                vars(users_data), f"{DATA_PATH}.", unswapped=_ATTRIBUTES_OF_DATA_MODULES
+            )
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
         self.visited.add(id(layer))
@@ -150,6 +167,8 @@ class ModuleSnapshot:
         for name, value in originals.items():
             path = f"{prefix}{name}"
             paths[name] = path
+            if self._leaves_out_data and is_large(value):
+                continue
             self.originals[path] = value
             if type(value) in _CONSTANTS:  # mostly
                 self.values[path] = value
@@ -252,6 +271,14 @@ class _Container(NamedTuple):
         for name, entry in restored.items():
             if entry is not present.get(name, _MISSING):
                 set_entry(self.owner, name, entry)
+
+
+def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
+    """Return the data module that the module's Trainer shows, unless it is flsv's own, which has no state."""
+    data = getattr(trainer_of(module), "datamodule", None)
+    if isinstance(data, FederatedDataModule):
+        return None
+    return data
 
 
 def _attributes_and_slots(value: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
 from flsv.training.entry_trial import SHARED_TYPES
 from flsv.training.module_snapshot import (
+    DATA_PATH,
     ModuleSnapshot,
     State,
     loaded_state,
@@ -30,6 +31,8 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, copied
 from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import generator_state, restore_generator
+
+_MISSING = object()
 
 
 class _ModuleState(NamedTuple):
@@ -69,6 +72,7 @@ class TrainerState:
         self._initial_snapshot: ModuleSnapshot | None = None
         #: What clients make of the module's values that are not in the vector.
         self.values = ClientValues()
+        self._initial_data_values = _values_of_data(ModuleSnapshot(self.module))
         # Layers, hooks and flags after the last round. A validation changes the modes of layers.
         self._structure = ModuleSnapshot(self.module).structure
 
@@ -215,6 +219,13 @@ class TrainerState:
             snapshot = self._state_before_round.snapshot
         else:
             snapshot = ModuleSnapshot(self.module)
+        state = snapshot.state()
+        # A resumed run's data module may be made with other options. What training has not changed is its own.
+        for path, value in _values_of_data(snapshot).items():
+            initial_value = self._initial_data_values.get(path, _MISSING)
+            if are_equal(value, initial_value):
+                del state["attributes"][path]
+
         structure = {}
         for path, (flag, description) in snapshot.structure.items():
             is_layer = isinstance(snapshot.owners[path], nn.Module)
@@ -224,7 +235,7 @@ class TrainerState:
                 structure[path] = [mode_after_round, description]
             else:
                 structure[path] = [flag, description]
-        return saved_state({**snapshot.state(), "structure": structure})
+        return saved_state({**state, "structure": structure})
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""
@@ -296,6 +307,12 @@ class TrainerState:
         state.snapshot.restore()
         self.space.write(self.module, state.vector)
         self.space.write_private(self.module, state.private)
+
+
+def _values_of_data(snapshot: ModuleSnapshot) -> dict[str, Any]:
+    """Return the plain values of the user's data module by path."""
+    prefix = f"{DATA_PATH}."
+    return {path: value for path, value in snapshot.values.items() if path.startswith(prefix)}
 
 
 @torch.no_grad()

@@ -33,6 +33,9 @@ _CONSTANTS = frozenset(CONSTANT_TYPES)
 #: Types of collections other than dictionaries.
 COLLECTION_TYPES = (list, tuple, set, frozenset, deque)
 
+#: Largest number of entries of what may be a state of a data module. More are data.
+MAX_ENTRIES = 10_000
+
 #: Constants that are saved as they are.
 _SAVED_AS_THEY_ARE = (bool, int, float, complex, str, type(None))
 #: Key that tells which type :func:`packed` has converted.
@@ -63,6 +66,33 @@ def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor has a number for each entry, unlike sparse, nested, quantized and meta tensors."""
     has_entries = tensor.layout == torch.strided and not tensor.is_meta
     return has_entries and not tensor.is_nested and not tensor.is_quantized
+
+
+def is_large(value: Any) -> bool:
+    """Return whether a value has many entries, as data have: a tensor, an array, a collection, any object of a length.
+
+    Example:
+        >>> is_large({"level": 3, "names": ["a"]}), is_large([torch.zeros(200, 200)])
+        (False, True)
+    """
+    return _num_entries(value) > MAX_ENTRIES
+
+
+def _num_entries(value: Any) -> int:
+    if isinstance(value, CONSTANT_TYPES):
+        return 1
+    if isinstance(value, Tensor):
+        return value.numel() if is_dense(value) else MAX_ENTRIES + 1
+    if isinstance(value, np.ndarray):
+        return value.size
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, COLLECTION_TYPES) and len(value) <= MAX_ENTRIES:
+        return sum(map(_num_entries, value))
+    try:
+        return len(value)
+    except Exception:  # it has no length, or its own code raises
+        return 1
 
 
 def has_floats(value: Any) -> bool:

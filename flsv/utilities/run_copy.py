@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -20,12 +20,15 @@ from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import cloudpickle
+import lightning as L
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import is_large
 from flsv.utilities.program_state import ProgramState
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.silent_logger import silent_arguments, silent_logger
@@ -34,6 +37,10 @@ from flsv.utilities.silent_logger import silent_arguments, silent_logger
 Reduction = tuple[Any, ...]
 #: By what locks of a type are made. The types themselves have no names that pickle finds.
 _LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+
+
+#: In place of data to which a pickled object refers.
+_NO_DATA = object()
 
 
 class RunCopy:
@@ -186,6 +193,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         # {folder: its path below the folder in which a copy is loaded}
         self._places = places
         self._run_data = data
+        # The wrapped data module, which the Trainer shows.
+        self._users_data = getattr(data, "users_module", None) or _NO_DATA
         self._reductions = reductions
         self._shared_ids = shared_ids
         self._blank_storages = blank_storages
@@ -204,6 +213,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def persistent_id(self, value: Any) -> Any:
         if value is self._run_data:
             return "data"
+        if value is self._users_data:
+            return "users data"
         if id(value) in self._stand_ins:
             return SHARED, self._share(self._stand_ins[id(value)])
         if type(value) is StandIn:  # of a copy that is copied again
@@ -283,10 +294,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if issubclass(kind, nn.Module) and is_parametrized(value):
             return copyreg.__newobj__, (kind,), vars(value)  # type: ignore[attr-defined]
         return super().reducer_override(value)
-
-
-#: In place of data to which a pickled object refers.
-_NO_DATA = object()
 
 
 #: Marks what a copy has in common with the run.
@@ -397,6 +404,28 @@ def pickled(
     return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
 
 
+def copy_of_data_module(
+    module: L.LightningDataModule, samples: Iterable[Any] = ()
+) -> L.LightningDataModule:
+    """Copy a data module. The copy shares data sets, loaders, ``samples`` and what has many entries."""
+    copied = copy.copy(module)
+    copied.trainer = None
+    attributes = {**vars(copied)}
+    data_ids = set(map(id, samples))
+    data_ids |= {id(value) for value in attributes.values() if is_large(value)}
+    try:
+        pickled_attributes = pickled(
+            attributes,
+            data=module,
+            shared_ids=data_ids,
+            shared_types=(Dataset, DataLoader, L.Trainer),
+        )
+    except Exception:  # of an open file, for example, which stays common
+        return copied
+    vars(copied).update(pickled_attributes.load(copied))
+    return copied
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, pickled: Pickled, data: Any, copies_memory: bool) -> None:
         super().__init__(io.BytesIO(pickled.bytes))
@@ -408,6 +437,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: Any) -> Any:
         if name == "data":
             return self._run_data
+        if name == "users data":
+            return self._run_data.users_module
         if name[0] == SHARED:
             _, position = name
             return self._pickled.shared[position]

@@ -230,6 +230,6 @@ def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_adde
 
     with pytest.raises(
         ConfigurationError,
-        match="value,low,high,identity: expected .*value,identity. Move the file",
+        match="value,low,high,identity: expected .*value,identity. Move the",
     ):
         BenchResults(tmp_path)

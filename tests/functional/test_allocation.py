@@ -33,7 +33,7 @@ def test_shares_follow_the_rule_for_negative_values() -> None:
     assert shares["zero"] == pytest.approx([90, 30, 0])  # 3 : 1 : 0
     assert shares["shift"] == pytest.approx(by_shifted)
     assert shares["softmax"] == pytest.approx(by_powers.tolist(), rel=1e-6)
-    with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
+    with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below"):
         allocate_shares(values, negatives="refuse")
 
 
@@ -123,9 +123,7 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
     without_unit = allocate_shares([1.0, 1.0], budget)
     assert sum(without_unit) == budget
 
-    with pytest.raises(
-        ConfigurationError, match=r"units are not exact in float64.*Take a larger unit, or none\."
-    ):
+    with pytest.raises(ConfigurationError, match="units are not exact in"):
         allocate_shares([1.0, 1.0], budget, unit=unit)
 
 

@@ -1,6 +1,7 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
 import io
+import json
 import math
 import os
 import socket
@@ -23,10 +24,15 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies, ScoringCopies, named_tensors
-from flsv.metrics import CumulativeShapley, PartialFederatedShapley
+from flsv.metrics import (
+    CumulativeShapley,
+    GradientShapley,
+    PartialFederatedShapley,
+    ShadowShapley,
+)
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import fit
+from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 eager = partial(torch.compile, backend="eager")
@@ -289,6 +295,29 @@ def test_part_that_scores_use_is_named_before_training(
 
     with pytest.raises(ConfigurationError, match=r"copies of MakesParts.*the module\.part"):
         fit_with_metric(module, tmp_path, performance)
+
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "outputs": lambda: CumulativeShapley(performance="negative_loss"),
+    "logged value": lambda: CumulativeShapley(performance="val_loss", mode="min"),
+    "gradient": lambda: GradientShapley(loss="val_loss"),
+    "trained coalitions": lambda: ShadowShapley(coalitions="singles", performance="negative_loss"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:value")
+@pytest.mark.parametrize("kind", METRICS)
+def test_part_that_scores_use_and_training_makes_ends_no_run(kind: str, tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"value": METRICS[kind]()}, seed=1)
+    module = MakesParts(REFUSED["a progress bar"], round_index=1, uses_part=True)
+    fit(loop, tmp_path / "with", module, toy_data(server_val=0.2), rounds=3)
+
+    module_without = MakesParts(REFUSED["a progress bar"], round_index=1, uses_part=True)
+    fit(FederatedLoop(seed=1), tmp_path / "without", module_without, toy_data(server_val=0.2))
+    assert torch.equal(state_vector(module), state_vector(module_without))
+    assert loop.contributions["value"].isnan().all()
+    record = json.loads((tmp_path / "with" / "run.json").read_text())
+    assert "the module.part" in record["missing"]["value"]
 
 
 def test_copies_for_vectors_have_one_memory_of_weights() -> None:

@@ -1,22 +1,18 @@
 """LightningModules that keep a state in attributes of every kind, or elsewhere in the process."""
 
 import collections
-import itertools
 import queue
 import random
 import tempfile
 import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from timm.utils import AverageMeter
 from torch import Tensor, nn
 from torch.distributions import Normal
 
@@ -147,22 +143,6 @@ class ReplacedStep(Base):
         self.training_step = slower_step  # type: ignore[method-assign]
 
 
-class MemoryMap(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        path = Path(tempfile.mkdtemp()) / "numbers"
-        self.numbers = np.memmap(
-            path,
-            np.float32,
-            mode="w+",
-            shape=(3,),
-        )
-
-    def next(self) -> float:
-        self.numbers[0] += 1
-        return float(self.numbers[0])
-
-
 # ---- numbers of steps
 
 
@@ -182,15 +162,6 @@ class Closure(Counting):
         return self.count_calls()
 
 
-class IteratorCounter(Counting):
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = itertools.count(1)
-
-    def next(self) -> float:
-        return next(self.numbers)
-
-
 class Slots:
     __slots__ = ("number",)
 
@@ -206,43 +177,6 @@ class SlotsCounter(Counting):
     def next(self) -> float:
         self.slots.number += 1
         return self.slots.number
-
-
-class LibraryCounter(Counting):
-    """Counts in an object of a library."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meter = AverageMeter()
-
-    def next(self) -> float:
-        self.meter.update(1.0)
-        return self.meter.count
-
-
-class NamespaceCounter(Counting):
-    """Counts in what is shared on purpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = SimpleNamespace(num_steps=0)
-
-    def next(self) -> float:
-        self.shared.num_steps += 1
-        return self.shared.num_steps
-
-
-class WeakTable(Counting):
-    """Counts by layer, in a table that does not keep the layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: Any = weakref.WeakKeyDictionary()
-        self.numbers[self.net[0]] = 0
-
-    def next(self) -> float:
-        self.numbers[self.net[0]] += 1
-        return self.numbers[self.net[0]]
 
 
 @dataclass
@@ -315,15 +249,6 @@ class ClassCounter(Counting):
         return ClassCounter.num_steps
 
 
-class StepsInTheData(Counting):
-    """The data module counts."""
-
-    def next(self) -> float:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        data.num_steps = getattr(data, "num_steps", 0) + 1
-        return data.num_steps
-
-
 class TemporaryFolder(Base):
     """Writes in ``setup`` what its steps read and write."""
 
@@ -370,25 +295,16 @@ KINDS: dict[str, Kind] = {
     "an object with slots": Kind(SlotsCounter),
     "generators of four kinds": Kind(FourGenerators),
     "a replaced method": Kind(ReplacedStep),
-    "a memory map": Kind(MemoryMap),
     "a closure": Kind(Closure, outcome="by company", passes="module.count_calls"),
-    "`itertools.count`": Kind(IteratorCounter, outcome="by company", passes="module.numbers"),
-    "an object of a library": Kind(LibraryCounter, outcome="by company", passes="module.meter"),
-    "a table of weak keys": Kind(WeakTable, outcome="by company", passes="module.numbers"),
     "hyperparameters that count": Kind(
         lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
     ),
-    "a queue, an event and a condition": Kind(
-        Queue, outcome="by company", passes="module.numbers, module.has_begun"
-    ),
-    "`types.SimpleNamespace`": Kind(NamespaceCounter, outcome="by company"),
     "a global": Kind(Global, outcome="by company", message=TWO_SCORES),
     "a global cache": Kind(GlobalCache, outcome="by company"),
     "a function's cache": Kind(FunctionCache, outcome="cached"),
     "a counter of the class": Kind(
         ClassCounter, outcome="by company", passes="ClassCounter.num_steps", message=TWO_SCORES
     ),
-    "an attribute of the data module": Kind(StepsInTheData, outcome="by company"),
     "a temporary folder of `setup`": Kind(
         TemporaryFolder, outcome="by company", message=TWO_SCORES
     ),

@@ -2,11 +2,9 @@
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import lightning as L
 import torch
 import torchmetrics
 from timm.utils import AverageMeter
@@ -66,15 +64,6 @@ class OptimizedBy(Base):
 
     def configure_optimizers(self) -> Any:
         return self.make_optimizer(self.parameters())
-
-
-class CountsItsOptimizers(Base):
-    num_optimizers = 0
-
-    def configure_optimizers(self) -> Any:
-        self.num_optimizers += 1
-        rate = RATE / (1 + 0.2 * self.num_optimizers)
-        return torch.optim.SGD(self.parameters(), rate)
 
 
 def persisting() -> dict[str, Any]:
@@ -138,35 +127,6 @@ class Parametrized(Base):
         self.net[0] = parametrizations.orthogonal(first_layer)
 
 
-class AroundAnother(Base):
-    """A LightningModule in a LightningModule, which counts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = InnerModule()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.inner.scale(self.loss(batch))
-
-
-class InnerModule(L.LightningModule):
-    num_steps = 0
-
-    def scale(self, loss: Tensor) -> Tensor:
-        self.num_steps += 1
-        return loss * (1 + 0.02 * self.num_steps)
-
-
-class Proxy(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last_layer = [weakref.proxy(self.net[3])]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        (last_layer,) = self.last_layer
-        return self.loss(batch) + 0.1 * last_layer.weight.square().sum()
-
-
 class FlatWeights(Base):
     """All parameters are views of one tensor, which is clamped as a whole."""
 
@@ -187,21 +147,6 @@ class HookOfTensor(Base):
         super().__init__()
         weight = self.net[3].weight
         weight.register_hook(lambda gradient: 0.5 * gradient)
-
-
-class NotedParameter(Base):
-    """An attribute of a parameter scales its decay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[3].weight.decay = 0.3  # type: ignore[union-attr]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        for parameter in self.parameters():
-            decay = getattr(parameter, "decay", 0.0)
-            loss = loss + decay * parameter.square().sum()
-        return loss
 
 
 class HooksThatCount(Base):
@@ -339,13 +284,6 @@ class MetricsInSteps(Base):
         return loss * factor_by_accuracy * factor_by_loss
 
 
-class WeighsByOutputs(HooksThatCount):
-    def on_train_epoch_end(self) -> None:
-        mean_output = torch.stack(self.outputs).mean()
-        self.weight = 0.5 + float(mean_output)
-        self.outputs.clear()
-
-
 class ReadsProgress(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         num_batches = self.trainer.fit_loop.epoch_loop.total_batch_idx
@@ -372,13 +310,6 @@ class ReadsValidationLoss(LogsLoss):
         return loss * self.logged("val_loss")
 
 
-class ReadsLossOfRound(LogsLoss):
-    options: ClassVar = {"on_step": True, "on_epoch": True}
-
-    def on_train_epoch_start(self) -> None:
-        self.weight = self.logged("train_loss_epoch")
-
-
 class ReadsLossOfBatch(LogsLoss):
     options: ClassVar = {"on_step": True, "on_epoch": False}
 
@@ -401,11 +332,8 @@ KINDS: dict[str, Kind] = {
         passes="module.teachers",
     ),
     "weight norm and orthogonal by parametrizations": Kind(Parametrized),
-    "a module in a module": Kind(AroundAnother),
-    "a weak proxy": Kind(Proxy),
     "weights that are views": Kind(FlatWeights, passes="module.flat"),
     "a hook of a tensor": Kind(HookOfTensor),
-    "an attribute of a parameter": Kind(NotedParameter),
     "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
     "Lookahead that persists": Kind(
         functools.partial(
@@ -418,22 +346,12 @@ KINDS: dict[str, Kind] = {
         functools.partial(OptimizedBy, CountsInObject),
         passes="optimizers.0.meter",
     ),
-    "`configure_optimizers` that counts": Kind(CountsItsOptimizers),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
-    "accumulated and clipped gradients": Kind(
-        trainer={"accumulate_grad_batches": 2, "gradient_clip_val": 0.3},
-        loop=lambda: {"optimizer_state": "persist", "local_epochs": 2},
-    ),
     "the Trainer's progress": Kind(ReadsProgress, outcome="by company"),
     "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),
     "the logged validation loss": Kind(ReadsValidationLoss),
-    "the logged loss of a round": Kind(
-        ReadsLossOfRound,
-        trainer={"logger": True},
-    ),
     "the logged loss of a batch": Kind(ReadsLossOfBatch, outcome="by company"),
     "a weight set while validating": Kind(WeightWhileValidating),
-    "outputs of a round that weigh the next one": Kind(WeighsByOutputs),
 }
 for change in CHANGES:
     name = change.__name__.replace("_", " ")

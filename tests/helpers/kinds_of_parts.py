@@ -1,6 +1,5 @@
 """Data sets, callbacks, schedules and federations on which training depends."""
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,22 +9,18 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
-    GradientAccumulationScheduler,
-    LambdaCallback,
     ModelCheckpoint,
 )
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
 from flsv.aggregation import FedAdam
-from flsv.filters import OutlierFilter
-from flsv.sampling import BernoulliSampler, UniformSampler
+from flsv.sampling import UniformSampler
 from flsv.training.algorithms import SCAFFOLD
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
-from helpers.hidden_state import RATE, Base, Kind, make_data
+from helpers.hidden_state import Base, Kind, make_data
 from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persisting
 
 
@@ -59,16 +54,6 @@ class NoisySamples(Samples):
         numbers = self.generator.randn(FEATURES)
         noise = torch.from_numpy(numbers).float()
         return x + 0.1 * noise, y
-
-
-class SamplesThatGrow(Samples):
-    num_reads = 0
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = super().__getitem__(index)
-        self.num_reads += 1
-        factor = 0.2 + self.num_reads / 400
-        return x * min(1.0, factor), y
 
 
 class SamplesWithKeptNoise(Samples):
@@ -133,49 +118,6 @@ class ReadsLoggedLoss(L.Callback):
         pl_module.weight = 0.3 + float(logged_value)
 
 
-class LogsByItself(L.Callback):
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        norm = 0.0
-        for parameter in pl_module.parameters():
-            norm += float(parameter.detach().norm())
-
-        pl_module.log("norm", norm)
-        values = {"norm_too": norm}
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.current_epoch)
-
-
-def make_counting_lambda() -> L.Callback:
-    num_batches = 0
-
-    def weigh(trainer: Any, pl_module: Any, *_: Any) -> None:
-        nonlocal num_batches
-        num_batches += 1
-        divisor = 1 + 0.02 * num_batches
-        pl_module.weight = 1 / divisor
-
-    return LambdaCallback(on_train_batch_start=weigh)
-
-
-class AtTheEnd(L.Callback):
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        with torch.no_grad():
-            for parameter in pl_module.parameters():
-                parameter.mul_(0.5)
-
-
-class HoldsTheModule(L.Callback):
-    """Sees the module through something else."""
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.reach = {"net": [lambda: pl_module.net]}
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        with torch.no_grad():
-            for parameter in self.reach["net"][0]().parameters():
-                parameter.clamp_(-0.3, 0.3)
-
-
 class KeepsTheTrainer(L.Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.parts_of_run = (trainer, pl_module)
@@ -194,22 +136,6 @@ class WrapsTheOptimizersStep(L.Callback):
     def step(self, *arguments: Any, **options: Any) -> Any:
         self.num_steps += 1
         return self.make_step(*arguments, **options)
-
-
-class FewerBatches(L.Callback):
-    """Stops each epoch after a number of batches that grows."""
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> Any:
-        return -1 if batch_idx > trainer.current_epoch else None
-
-
-class RateAfterValidation(L.Callback):
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        trainer.optimizers[0].param_groups[0]["lr"] = RATE * float(
-            trainer.callback_metrics["val_loss"]
-        )
 
 
 class SavesAndWeighs(ModelCheckpoint):
@@ -260,20 +186,6 @@ def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
     )
 
 
-def make_counted_schedule() -> Any:
-    num_calls = 0
-
-    def factor(epoch: int) -> float:
-        nonlocal num_calls
-        num_calls += 1
-        return 1 / (1 + 0.1 * num_calls)
-
-    def make_scheduler(optimizer: Any, trainer: Any) -> Any:
-        return lr_scheduler.LambdaLR(optimizer, factor)
-
-    return Scheduled(make_scheduler)
-
-
 def make_momentum() -> Any:
     make_optimizer = partial(
         torch.optim.SGD,
@@ -316,11 +228,6 @@ def noisy(samples: Callable[[], Dataset]) -> Callable[[], Any]:
     return lambda: (samples(), toy_sets()[1])
 
 
-def with_csv(**options: Any) -> dict[str, Any]:
-    logger = CSVLogger(tempfile.mkdtemp())
-    return {"logger": logger, **options}
-
-
 DECAY_BY_STEP = partial(
     Scheduled,
     decay,
@@ -333,7 +240,6 @@ CYCLE_BY_STEP = partial(
 )
 DATA = {
     "samples with a generator": Kind(sets=noisy(NoisySamples)),
-    "samples that count": Kind(sets=noisy(SamplesThatGrow), outcome="doubt"),
     "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
 }
 CALLBACKS = {
@@ -342,14 +248,8 @@ CALLBACKS = {
     "a callback that reads the loss of a batch": Kind(
         LogsLoss, callback=partial(ReadsLoggedLoss, "train_loss", "on_train_batch_end")
     ),
-    "a callback that logs": Kind(callback=LogsByItself, trainer=with_csv()),
-    "a callback that changes weights at the end": Kind(callback=AtTheEnd),
-    "a callback that holds the module": Kind(callback=HoldsTheModule),
     "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
     "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
-    "a callback that ends epochs": Kind(callback=FewerBatches),
-    "a rate set after validation": Kind(callback=RateAfterValidation),
-    "LambdaCallback that counts": Kind(callback=make_counting_lambda, outcome="by company"),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "EarlyStopping": Kind(
         callback=partial(EarlyStopping, "val_loss", min_delta=0.5, patience=0),
@@ -358,9 +258,6 @@ CALLBACKS = {
     ),
     "a subclass of ModelCheckpoint": Kind(
         callback=SavesAndWeighs, trainer={"enable_checkpointing": True}
-    ),
-    "`GradientAccumulationScheduler`": Kind(
-        callback=lambda: GradientAccumulationScheduler({0: 1, 1: 2})
     ),
 }
 SCHEDULES = {
@@ -375,18 +272,12 @@ SCHEDULES = {
         partial(Scheduled, wait_for_plateau, monitor="val_loss"),
         rounds=5,
     ),
-    "LambdaLR that counts": Kind(make_counted_schedule),
 }
 FEDERATIONS = {
     "two of the clients, persisting": Kind(
         make_momentum,
         loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
         rounds=5,
-    ),
-    "coins": Kind(
-        make_momentum,
-        loop=federation(sampler=partial(BernoulliSampler, 1.8), optimizer_state="persist"),
-        rounds=6,
     ),
     "FedAdam": Kind(
         make_momentum,
@@ -400,7 +291,6 @@ FEDERATIONS = {
         WithoutBatchNorm,
         loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "OutlierFilter": Kind(make_momentum, loop=lambda: {"filters": [OutlierFilter()]}),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
 }
 KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}

@@ -107,33 +107,3 @@ def test_packages_of_sites_are_imported_without_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert completed.stdout == "set()\n"
-
-
-#: Requirements of flsv by its name alone, in a command or in the dependencies of a package.
-BY_NAME = (
-    r"""pip3? install(?: +-\S+| +[\w.-]+(?= ))* +['"]?flsv(?![\w/.])[^\n`]*""",
-    r"""^(?:dependencies|requires) *= *\[[^\]]*?["']flsv(?! *@)[^\]]*""",
-)
-
-
-def test_no_file_says_to_install_flsv_by_its_name():
-    """It is on no index: who registers the name there would run code wherever it is installed so."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"],
-        cwd=ROOT.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [name for name in listed.stdout.split("\0") if name and name != "CHANGELOG.md"]
-    advice = {}
-    for name in names:
-        if name == str(Path(__file__).relative_to(ROOT.parent)):
-            continue
-        text = (ROOT.parent / name).read_bytes().decode(errors="replace")
-        for pattern in BY_NAME:
-            match = re.search(pattern, text, flags=re.MULTILINE)
-            if match:
-                advice[name] = match[0]
-
-    assert advice == {}

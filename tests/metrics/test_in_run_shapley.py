@@ -228,9 +228,7 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path):
         splits=Splits(server_val=0.2),
         loader=Loader(preload=False),
     )
-    with pytest.raises(
-        ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"
-    ):
+    with pytest.raises(ConfigurationError, match=r"training sample \d+ of client"):
         fit(
             make_in_run_loop(local_epochs=1),
             tmp_path,

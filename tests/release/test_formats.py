@@ -99,7 +99,7 @@ def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_r
     text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
     scores.write_text(text)
 
-    with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was 1\."):
+    with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was"):
         assert main([*RETRAIN, str(stored_run)]) == 0
     assert scores.read_text() == text
 

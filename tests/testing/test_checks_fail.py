@@ -50,9 +50,7 @@ def test_every_check_has_a_part_with_its_fault() -> None:
 
 
 def test_a_claim_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"FaultyNorm: claims = \['truth'\], expected some of \['value', "
-    ):
+    with pytest.raises(ConfigurationError, match=r"FaultyNorm: claims = \['truth'\], expected"):
         check_metric(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
@@ -78,13 +76,11 @@ def test_expected_failure_of_a_part_with_its_fault_is_allowed() -> None:
 def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
     faultless = faulty_parts.Norm()
 
-    with pytest.raises(
-        AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"
-    ):
+    with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out"):
         check_metric(faultless, expected_failures={"guide_says_the_unit": "it has none"})
 
     with pytest.raises(
-        ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "
+        ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks"
     ):
         check_metric(faultless, expected_failures={"guide": "it has none"})
 
@@ -92,7 +88,7 @@ def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
 def test_object_that_is_no_part_has_no_checks() -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"expected an object of Metric, Aggregator, ClientAlgorithm, ClientSampler\.",
+        match=r"of Metric, Aggregator, ClientAlgorithm, ClientSampler\.",
     ):
         parametrize_with_checks([3])
 
@@ -102,7 +98,7 @@ def test_a_refusal_that_nobody_has_declared_is_a_failure() -> None:
         raise ConfigurationError("not in this loop.")
 
     case = AggregatorCase(FedAvg())
-    with pytest.raises(AssertionError, match=r"a refusal: not in this loop\. If it is meant, name"):
+    with pytest.raises(AssertionError, match=r"refusal: not in this loop\."):
         case.expect_the_same(refuse, rounds=1, rtol=0.0)
 
 

@@ -14,7 +14,6 @@ from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
-from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain
@@ -72,42 +71,3 @@ def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
             scores = own_models.scores[models]
             scores_of_client = [scores[measure][client].item() for measure in MEASURES]
             assert scores_of_client == pytest.approx(expected, abs=1e-6)
-
-
-def test_own_tests_score_each_client_on_its_test_split(tmp_path: Path) -> None:
-    evaluation = ClientEvaluation(every=2, keep_trained=True)
-    loop = FederatedLoop(
-        FedAvg(),
-        personalizer=Standalone(),
-        evaluation=evaluation,
-        seed=1,
-    )
-    own_models = OwnModels(loop, tests="own")
-    data = toy_data()
-    module = Plain()
-
-    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own_models])
-
-    for measure in MEASURES:
-        scores = own_models.scores["received"][measure]
-        torch.testing.assert_close(scores.float(), loop.client_scores[measure])
-
-    module.eval()
-    accuracies = []
-    for client in range(3):
-        inputs, labels = zip(*data.client_loader(client, "test"))
-        predicted = module(torch.cat(inputs)).argmax(1)
-        accuracies.append((predicted == torch.cat(labels)).double().mean().item())
-
-    global_accuracy = own_models.scores["global"]["accuracy"].item()
-    assert global_accuracy == pytest.approx(sum(accuracies) / 3)
-
-
-def test_own_tests_without_test_samples_are_refused(tmp_path: Path) -> None:
-    evaluation = ClientEvaluation(keep_trained=True)
-    loop = FederatedLoop(evaluation=evaluation, seed=1)
-    data = toy_data(client_test=0.0)
-    callbacks = [OwnModels(loop, tests="own")]
-
-    with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
-        fit(loop, tmp_path, data=data, callbacks=callbacks)

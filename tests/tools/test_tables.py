@@ -1,7 +1,6 @@
 """Tables: YAML becomes cells, each shipped table runs one, finished cells are kept, and numbers become tables."""
 
 import os
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,10 @@ from typing import Any
 import cells
 import pandas as pd
 import pytest
-from cells import Cell, Kept, Measured, built, federated_loop, finish, measure, seeded
+from cells import Cell, Kept, Measured, finish, measure
 from run_table import TABLES, cells_of, main, read_table, shortened
 from scipy import stats
 from table_report import markdown, paired, report
-
-from flsv.cli.parser import make_cli
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
@@ -62,95 +59,6 @@ def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
         "a": 1,  # of a table that is not full; the block's b is unset by a rule
     }
     assert cell.measure == "tools.test_tables:run_cell"
-
-
-def test_shortened_cells_have_the_overrides_of_their_rows(tmp_path):
-    path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE)
-    table = read_table(path)
-
-    epochs = {}
-    for cell in cells_of(table, full=False, seeds=[0]):
-        epochs[cell.row] = shortened(table, cell).overrides["e"]
-
-    assert epochs == {"FedAvg": 1, "pFedMe": 2}
-
-
-def test_full_table_has_the_columns_of_its_own(tmp_path):
-    path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE)
-
-    full_cells = {cell.key: cell for cell in cells_of(read_table(path), full=True, seeds=[0])}
-
-    assert len(full_cells) == 2 * 3  # sources x three cells of each
-    assert full_cells["pFedMe", "mnist, 0.1", 0].overrides == {
-        "data.source": "mnist",
-        "lr": 0.1,
-        "a": 2,  # of a full table
-    }
-
-
-def test_seeds_of_a_run_follow_from_the_cell_and_unset_ones_are_refused(tmp_path, monkeypatch):
-    sign_flip = {"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}
-    files = ("digits.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml")
-    cell = Cell(
-        "FedProx",
-        "digits",
-        3,
-        files,
-        {"data.splits.max_samples": 400, "federation.uploads": [sign_flip]},
-    )
-
-    with built(cell, "data") as cli:
-        data = cli.datamodule
-        upload = federated_loop(cli.trainer).uploads[0]
-        for part in (data.splits, data.partitioner, data.corruptions[0], upload):
-            assert part.seed == 3
-        assert cli.config.seed_everything == cli.config.federation.seed == 3
-
-    assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}]}, 7) == {
-        "seed": 7,
-        "a": [{"seed": 7, "b": "seed"}],
-    }
-
-    monkeypatch.setattr(cells, "CONFIGS", tmp_path)
-    text = (
-        "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
-    )
-    (tmp_path / "a.yaml").write_text(text)
-
-    with (
-        pytest.raises(ValueError, match="another seed than the cell's, 3"),
-        built(Cell("r", "c", 3, ("a.yaml",)), "."),
-    ):
-        pass
-
-
-@pytest.mark.slow
-def test_command_printed_for_a_cell_reproduces_its_run(tmp_path):
-    overrides = {"trainer.max_epochs": 1}
-    cell = Cell(
-        row="FedProx",
-        column="digits",
-        seed=1,
-        files=("digits.yaml", "fedprox.yaml"),
-        overrides=overrides,
-    )
-    _program, _subcommand, *arguments = shlex.split(cell.command)
-    arguments = [part.replace("configs/", f"{cells.CONFIGS}/") for part in arguments]
-
-    for name, value in cells.QUIET.items():
-        arguments.append(f"--{name}={cells.written(value)}")
-
-    arguments += ["--trainer.default_root_dir", str(tmp_path)]
-
-    cli = make_cli(arguments, run=False)
-
-    cli.trainer.fit(cli.model, cli.datamodule)
-    accuracies_of_command = cells.test_accuracies(cli)
-    accuracies_of_cell = measure(cell, "data")
-
-    assert accuracies_of_command == accuracies_of_cell
 
 
 # ---- the shipped tables
@@ -253,28 +161,6 @@ def test_finished_table_cells_are_not_run_again_but_one_with_a_truncated_line_is
         assert len(names_and_seeds_run(tmp_path)) == 4 + 1
 
 
-def test_cell_of_other_sources_is_not_that_of_the_file(tmp_path, monkeypatch):
-    path = tmp_path / "kept.jsonl"
-    (cell,) = make_cells("one")
-    finish([cell], Kept(path), str(tmp_path), workers=1)
-    assert Kept(path).find(cell) is not None
-
-    monkeypatch.setattr(cells, "source_version", lambda: "another")
-
-    assert Kept(path).find(cell) is None
-
-
-def test_failing_cell_does_not_stop_the_others(tmp_path):
-    result_file = Kept(tmp_path / "kept.jsonl")
-    three_cells = make_cells("one", "bad", "last")
-
-    message = "1 of 3 cells failed, the first:\nc, bad, seed 0: no such thing"
-    with pytest.raises(RuntimeError, match=message):
-        finish(three_cells, result_file, str(tmp_path), workers=1)
-
-    assert names_and_seeds_run(tmp_path) == ["one 0", "last 0"]
-
-
 def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     path = tmp_path / "made_up.yaml"
     path.write_text(
@@ -339,45 +225,3 @@ def test_paired_intervals_equal_scipys_over_the_seeds_that_both_have():
     assert paired(OURS, OURS) == "+0.00 [+0.00, +0.00]"
     assert paired(OURS[:1], OTHER[:1]) == "+1.00"  # of one seed, without an interval
     assert paired(OURS[:0], OTHER) == "-"  # of no seed
-
-
-def test_tables_show_rows_columns_and_paired_differences():
-    results = {}
-    for row, values in {"FedAvg": OTHER, "ours": OURS}.items():
-        for seed, value in values.items():
-            measured = {"accuracy": [value, value], "by": {"x": {"p": value}, "y": None}}
-            results[row, "noise", seed] = measured
-            results[row, "tail", seed] = measured
-
-    # Of a seed that the other column does not have.
-    results["FedAvg", "tail", 9] = {"accuracy": [1.0]}
-    show = {
-        "title": "T",
-        "value": "accuracy",
-        "rows": ["ours", "FedAvg"],
-        "columns": ["n*"],
-        "ours": ["ours"],
-    }
-    with_papers = {**show, "paper": {"noise": {"FedAvg": "60"}}}
-    averaged = {**show, "columns": ["*"], "average": "mean"}
-    of_parts = {"title": "T", "value": "by/{row}/{column}", "columns": ["noise"]}
-
-    (_, means), (_, differences) = report([with_papers], results)
-    assert means == [
-        ["", "noise"],
-        ["ours", "63.4 ± 2.0"],
-        ["FedAvg", "61.7 ± 1.1 (60)"],
-    ]
-    assert differences[1][0] == "ours minus the best other"
-    assert differences[1][1].endswith("]** against FedAvg")
-
-    title, means = report([averaged], results)[2]
-    assert title == "T: mean"
-    assert means == [
-        ["", "mean"],
-        ["ours", "63.4 ± 2.0"],
-        ["FedAvg", "61.7 ± 1.1"],
-    ]
-
-    (_, parts) = report([of_parts], results)[0]
-    assert parts == [["", "p"], ["x", "63.4 ± 2.0"]]

@@ -197,7 +197,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused():
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
     ghost.watch(BATCH_SIZE)
-    with pytest.raises(ConfigurationError, match="'1' gives 35 rows for a batch of 5 samples"):
+    with pytest.raises(ConfigurationError, match="a batch of 5 samples"):
         module(torch.randn(BATCH_SIZE, 7, 4))
 
 

@@ -215,7 +215,7 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path):
     fit(two_rounds, tmp_path, rounds=2)
 
     three_rounds = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
-    with pytest.warns(UserWarning, match="client 1 returned a model with NaN"):
+    with pytest.warns(UserWarning, match="client 1 returned a model"):
         module = fit(
             three_rounds,
             tmp_path,

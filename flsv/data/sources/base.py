@@ -17,7 +17,7 @@ import torch
 from jsonargparse.typing import register_type, restricted_string_type
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import (
@@ -73,6 +73,7 @@ class SourceData:
         test: the test data.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all.
         class_names: names of the classes, or empty.
+        train_loader: the user's own training loader, of a data module.
         draws: draws of training samples by weights. None: every sample once in an epoch.
         train_options: the source's ``DataLoader`` options for training.
         eval_options: the source's ``DataLoader`` options for evaluation.
@@ -100,6 +101,7 @@ class SourceData:
     test: Dataset[Any] | None = None
     indices: Tensor | None = None
     class_names: tuple[str, ...] = ()
+    train_loader: DataLoader[Any] | None = None
     draws: WeightedDraws | None = None
     train_options: dict[str, Any] = field(default_factory=dict)
     eval_options: dict[str, Any] = field(default_factory=dict)

@@ -255,7 +255,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     val_loaders = _only_loader(module.val_dataloader())
     has_usual_batches = _makes_usual_batches(val_loaders)
     if has_usual_batches and isinstance(val_loaders.batch_sampler.sampler, SequentialSampler):
-        eval_options = {**_options(val_loaders), "drop_last": False}
+        eval_options = {**loader_options(val_loaders), "drop_last": False}
         return replace(source, val=val_loaders.dataset, eval_options=eval_options)
     return replace(source, val_loaders=val_loaders)
 
@@ -273,10 +273,11 @@ def _training_source(loader: Any, name: str) -> SourceData:
         train = stream_samples(train)
     else:
         indices, draws = _indices_and_draws(loader, name)
-    options = _options(loader)
+    options = loader_options(loader)
     return SourceData(
         train,
         indices=indices,
+        train_loader=loader,
         draws=draws,
         train_options=options,
         eval_options={**options, "drop_last": False},
@@ -335,7 +336,8 @@ def _makes_usual_batches(loader: Any) -> bool:
     return all(vars(subclass).keys().isdisjoint(_METHODS_OF_BATCHES) for subclass in subclasses)
 
 
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the options of a loader that concern samples, batches and workers."""
     batch_sampler: Any = loader.batch_sampler  # may be given instead of the first two options
     return {
         "batch_size": batch_sampler.batch_size,

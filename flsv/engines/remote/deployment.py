@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.engines.remote.federation import RemoteFederation, check_deployment
-from flsv.engines.remote.messages import Packet, failure_packet
-from flsv.engines.remote.policy import SitePolicy
+from flsv.engines.remote.messages import Packet, Refused, failure_packet
+from flsv.engines.remote.policy import SitePolicy, is_like
 from flsv.engines.remote.remote_data import RemoteData
 from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
@@ -197,6 +197,9 @@ class SiteClient:
                 for ``make_datamodule``.
             sender: who has sent the message, for the site's log.
         """
+        for name in node:
+            if name != "policy" and is_like(name, "policy"):
+                raise Refused(f"its configuration has {name!r:.80}: expected 'policy'")
         # The policy is read at every message: the owner may change the file while this process runs.
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))

@@ -74,8 +74,17 @@ Reply = Packet | str
 """A packet from a site; or, if there is none, the reason as text."""
 
 
+def printable(words: object) -> str:
+    """Return a text without characters that would be lines or colours of their own on a terminal or in a log."""
+    # A site's words may hold any character, such as line breaks or halves of characters.
+    return "".join(c if c.isprintable() else "?" for c in str(words))
+
+
 class BadReply(ValueError):
-    """Error: a site's reply is not a valid update of this federation."""
+    """Error: a site's reply is not a valid update of this federation. Its text is printable."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(printable(words))
 
 
 class Unwilling(BadReply):
@@ -89,14 +98,21 @@ class Refused(ConfigurationError):
 
 
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
-GARBLED_REPLY_ERRORS = KeyError, TypeError, ValueError, OverflowError, RuntimeError
+GARBLED_REPLY_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def fault_of(error: Exception) -> str:
     """Describe the fault of a site's reply, given the error that reading it raised."""
-    return (
-        str(error) if isinstance(error, BadReply) else f"its reply lacks or garbles {error!s:.200}"
-    )
+    if isinstance(error, BadReply):
+        return str(error)
+    return printable(f"its reply lacks or garbles {error!s:.200}")
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -206,11 +222,6 @@ def describe_reports(update: ClientUpdate) -> str:
     reports = sorted(update.reports.items())
     descriptions = [f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports]
     return ", ".join(descriptions) or "nothing"
-
-
-def printable(words: object) -> str:
-    # A site's words may hold any character, such as line breaks or halves of characters.
-    return "".join(c if c.isprintable() else "?" for c in str(words))
 
 
 def check_done(reply: Reply) -> Packet:

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ QUESTIONS: Mapping[str, str | None] = {
     "flsv.games.judges:judge": "accuracy",
     "flsv.games.judges:judge_coalitions": "accuracy",
 }
+#: Two names are like each other if this part of their letters is the same, in order.
+MIN_LIKENESS = 0.7
 
 
 @checked
@@ -150,6 +153,17 @@ class SitePolicy:
                     "epsilon": epsilon,
                 }
                 file.write(json.dumps(entries).encode())
+
+
+def is_like(name: str, expected: str) -> bool:
+    """Return whether ``name`` was probably meant to be ``expected``.
+
+    Example:
+        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
+        (True, False)
+    """
+    letters, expected_letters = [re.sub("[^a-z]", "", text.lower()) for text in (name, expected)]
+    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS
 
 
 def questions_of(config: FederationConfig) -> list[str]:

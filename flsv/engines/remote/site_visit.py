@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -84,6 +85,9 @@ class NumberedData:
 
     def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
         return self._data.client_loader(0, *args, **kwargs)
+
+    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+        return self._data.shown_loader([0], num_batches)
 
 
 class SiteVisit(L.Callback, Rounds):

@@ -227,6 +227,18 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
     assert "its policy /nowhere.toml cannot be read" in reply["error"]
 
 
+MISSPELT_NAMES = [
+    "flsv-sites.toml",
+    "flsv_site.toml",
+    "FLSV-site.toml",
+    "fslv-site.tml",
+    "flsv-site.toml.txt",
+    "site.toml",
+    "policy.toml",
+    "flsv-node.tml",
+]
+
+
 def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
     job,
     tmp_path,
@@ -234,14 +246,17 @@ def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
 ):
     job.run(server_of(rounds=0))
     local = tmp_path / "Lyon" / "local"
-    misspelt_file = local / "flsv-sites.toml"
+    for name in MISSPELT_NAMES:
+        misspelt_file = local / name
+        misspelt_file.write_text("max_epsilon = 3\n")
+        reply = greet_lyon(job)
+        assert f"{name} in its folder local is no file that flsv reads" in reply["error"]
+        assert reply["unwilling"] is True
+        misspelt_file.unlink()
 
-    misspelt_file.write_text("max_epsilon = 3\n")
-    reply = greet_lyon(job)
-    assert "flsv-sites.toml in its folder local is no file that flsv reads" in reply["error"]
-    assert reply["unwilling"] is True
-
-    misspelt_file.unlink()
+    # NVFlare's own files, and what an editor has open.
+    for name in ["resources.json", "privacy.json.sample", ".flsv-site.toml.swp"]:
+        (local / name).touch()
     with caplog.at_level("INFO"):
         assert "sizes" in greet_lyon(job)
     assert "no policy" in caplog.text

@@ -139,6 +139,33 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
         directory.gather()
 
 
+FORGED = "gone\x1b[2J\nflsv: the run has finished: all is well"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        FORGED,
+        Packet("failed", {"error": FORGED, "unwilling": True}),
+        Packet("failed", {"error": FORGED, "unwilling": False}),
+        Packet("here", {"sizes": FORGED}),
+    ],
+    ids=["text", "unwilling", "willing", "sizes"],
+)
+def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
+    nodes = Replay()
+    nodes.says["hello"] = {address: Packet("here", announcement(SIZES)) for address in ADDRESSES}
+    nodes.says["hello"][OSAKA_ADDRESS] = reply
+    directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=0)
+
+    with pytest.raises((ConfigurationError, RuntimeError)) as error:
+        directory.gather()
+
+    warnings = [str(warning.message) for warning in recwarn]
+    for words in (str(error.value), *warnings):
+        assert words.isprintable()
+
+
 class OsakaThatComesLate(Replay):
     """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none."""
 

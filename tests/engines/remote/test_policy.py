@@ -250,6 +250,16 @@ def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
 
 
 HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
+
+
+@pytest.mark.parametrize("name", ["Policy", "polcy", "policy_file"])
+def test_configuration_of_a_node_with_a_misspelt_policy_is_refused(tmp_path, name):
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    node = {"folder": str(tmp_path), name: "flsv-site.toml"}
+    with pytest.raises(Refused, match=f"its configuration has '{name}': expected 'policy'"):
+        client.answer(HELLO, node, "the server")
+
+
 #: Allows scores, and none of those asked for below.
 WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 

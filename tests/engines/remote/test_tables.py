@@ -412,3 +412,17 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path):
         ConfigurationError, match="Boston, Lyon: a table without an encoder; Osaka: no table"
     ):
         federation.directory()
+
+
+@pytest.mark.parametrize("total", ["1/0", "0/0"])
+def test_site_that_tells_a_sum_that_is_no_number_is_named(tmp_path, total):
+    federation = Hospitals(tmp_path, make_hospital_tables())
+
+    def spoil_sums(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "agree" and address == OSAKA_ADDRESS:
+            reply.plain["summary"]["columns"]["age"]["moments"][1] = total
+        return reply
+
+    federation.transport.on_reply = spoil_sums
+    with pytest.raises(ConfigurationError, match="site 'Osaka' has not told of its table: "):
+        federation.directory()

@@ -481,7 +481,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
     )
     module = Plain(copy.deepcopy(net), sgd)
 
-    with pytest.warns(UserWarning, match="client 0 .* left out of the round"):
+    with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,58 @@
+"""A Trainer that shows another data module than the one from which its loaders come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
+
+
+class _LoadersOf(_DataLoaderSource):
+    """Source of loaders that calls its own data module. Lightning's calls the one that the Trainer shows."""
+
+    def dataloader(self) -> Any:
+        if isinstance(self.instance, L.LightningDataModule):
+            return getattr(self.instance, self.name)()
+        return super().dataloader()
+
+
+class RoundSource(_DataLoaderSource):
+    """Source of the loader of each round, which ``make_loader`` returns."""
+
+    def __init__(self, make_loader: Callable[[], Any]) -> None:
+        super().__init__(instance=None, name="train_dataloader")
+        self._make_loader = make_loader
+
+    def dataloader(self) -> Any:
+        return self._make_loader()
+
+
+def show_data_module(trainer: L.Trainer, data: L.LightningDataModule, shown: Any) -> None:
+    """Show the data module ``shown`` to modules, callbacks and hooks of a Trainer. ``data`` makes its loaders."""
+    untyped_trainer: Any = trainer
+    loops: list[Any] = [
+        trainer.fit_loop,
+        trainer.fit_loop.epoch_loop.val_loop,
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+    ]
+    for loop in loops:
+        loop._data_source = _LoadersOf(data, loop._data_source.name)
+
+    selector = _DataHookSelector(trainer.lightning_module, shown)
+    untyped_trainer._data_connector._datahook_selector = selector
+    untyped_trainer.datamodule = shown
+    shown.trainer = trainer
+
+
+def data_of(trainer: L.Trainer) -> Any:
+    """Return the data module that makes a Trainer's loaders, or None."""
+    source = None
+    if isinstance(trainer, L.Trainer):
+        source = trainer.fit_loop._data_source.instance
+    if isinstance(source, L.LightningDataModule):
+        return source
+    return getattr(trainer, "datamodule", None)

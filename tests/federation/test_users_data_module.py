@@ -1,0 +1,515 @@
+"""``trainer.datamodule`` and ``trainer.train_dataloader`` are the user's own in a federated fit."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from flsv import FederatedDataModule, FederatedLoop, Reporting
+from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
+from flsv.metrics import ShadowShapley
+from helpers.fits import assert_resumes, trainer_for
+
+SEED = 5
+FEATURES, CLASSES = 4, 3
+BATCH_SIZE = 8
+
+
+def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (n,), generator=generator)
+    x = torch.randn(n, FEATURES, generator=generator) + y[:, None]
+    return x, y
+
+
+class Samples(Dataset):
+    """Has an attribute that its owner sets, and labels."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x = x
+        self.y = y
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] * (1 + 0.1 * self.epoch), self.y[index]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Users(L.LightningDataModule):
+    """Has attributes of the same names as FederatedDataModule's, of other values, and hooks."""
+
+    input_shape = (1, FEATURES)
+
+    def __init__(self, name: str = "Users") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.level = 0.0
+        self.num_classes = 5
+        self.class_names = list("abcde")
+        self.num_samples = 7
+        self.client_names = ("nobody",)
+        self.seed = 99
+        self.history: list[float] = []
+
+    def setup(self, stage: str) -> None:
+        self.train = Samples(*make_samples(48, seed=0))
+        self.val = TensorDataset(*make_samples(16, seed=1))
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, BATCH_SIZE, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, BATCH_SIZE)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return x + self.level, y
+
+
+class Net(L.LightningModule):
+    def __init__(self, inputs: int = FEATURES) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Linear(inputs, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", Net.training_step(self, batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(
+    module: L.LightningModule,
+    data: L.LightningDataModule,
+    folder: Path,
+    rounds: int = 2,
+    callbacks: Sequence[L.Callback] = (),
+    **loop: Any,
+) -> FederatedLoop:
+    federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
+    trainer = trainer_for(federation, folder, rounds, callbacks=list(callbacks))
+    trainer.fit(module, data)
+    return federation
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+# ---- every name in every hook
+
+
+#: What a loader has, beside the private names.
+NAMES_OF_LOADERS = [
+    name for name in dir(DataLoader(Samples(*make_samples(2, 0)))) if name[0] != "_"
+]
+
+
+def describe(owner: Any, names: Sequence[str]) -> dict[str, str]:
+    """Return what the names of an object read as, without addresses."""
+    descriptions = {}
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, Tensor | bool | int | float | str | tuple | list | None):
+            descriptions[name] = repr(value)
+        else:
+            descriptions[name] = type(value).__name__
+    return descriptions
+
+
+def reading(trainer: Any) -> dict[str, Any]:
+    """Return all that the Trainer's data module and its train loader read as."""
+    data = trainer.datamodule
+    names = [name for name in dir(data) if not name.startswith("_")]
+    readings_of_hook = {"data module": type(data).__name__, **describe(data, names)}
+    readings_of_hook["data of loader"] = type(data.train_dataloader().dataset).__name__
+    loader = trainer.train_dataloader
+    if trainer.training and loader is not None:
+        readings_of_hook |= describe(loader, NAMES_OF_LOADERS)
+        readings_of_hook["length"] = len(loader)
+        readings_of_hook |= describe(loader.dataset, ["x", "y", "epoch"])
+        readings_of_hook["samples"] = len(loader.dataset)
+        readings_of_hook["sampler"] = type(loader.sampler).__name__
+        readings_of_hook["batch sampler"] = (
+            len(loader.batch_sampler),
+            loader.batch_sampler.batch_size,
+        )
+    return readings_of_hook
+
+
+#: Hooks of a module that a fit calls after its data module has been set up.
+HOOKS = [
+    "setup",
+    "configure_model",
+    "configure_optimizers",
+    "on_fit_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+    "teardown",
+]
+
+
+def reading_module(reads: Callable[[Any], Any]) -> Any:
+    """Return a module that keeps what ``reads(trainer)`` finds in each hook, by the hook's name."""
+
+    class Reads(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            # A namespace is no client's state, as an attribute is.
+            self.recorded = SimpleNamespace(by_hook={})
+
+        @property
+        def by_hook(self) -> dict[str, list[Any]]:
+            return self.recorded.by_hook
+
+    def make_hook(name: str) -> Any:
+        original = getattr(Net, name)
+
+        def hook(self: Any, *arguments: Any, **options: Any) -> Any:
+            self.by_hook.setdefault(name, []).append(reads(self.trainer))
+            return original(self, *arguments, **options)
+
+        hook.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        return hook
+
+    for name in HOOKS:
+        setattr(Reads, name, make_hook(name))
+    return Reads()
+
+
+def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path):
+    alone = reading_module(reading)
+    trainer_for(None, tmp_path, rounds=2).fit(alone, Users())
+
+    federated = reading_module(reading)
+    data = FederatedDataModule(Users(), OneClient())
+    fit(federated, data, tmp_path)
+
+    assert federated.by_hook.keys() == alone.by_hook.keys()
+    assert alone.by_hook.keys() == set(HOOKS)
+    for hook, readings in alone.by_hook.items():
+        for position in (0, -1):
+            expected = readings[position]
+            readings_of_hook = federated.by_hook[hook][position]
+            # In the first hooks there is a loader only in a federation.
+            assert {name: readings_of_hook[name] for name in expected} == expected, hook
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of_all(
+    tmp_path, wraps
+):
+    users = Users()
+    users.setup("fit")
+    source = users if wraps else (users.train, users.val)
+    data = FederatedDataModule(source, SizePartitioner([3, 2, 1]), batch_size=BATCH_SIZE)
+
+    def read(trainer: Any) -> Any:
+        dataset = trainer.train_dataloader.dataset
+        batch = next(iter(trainer.train_dataloader))
+        return len(dataset), len(dataset.y), type(dataset).__name__, len(batch[0])
+
+    module = reading_module(read)
+    fit(module, data, tmp_path, rounds=1)
+
+    sizes = data.num_samples.tolist()
+    assert len(set(sizes)) == 3
+    total = sum(sizes)
+    for hook in ("setup", "on_fit_start", "on_train_epoch_start", "on_train_epoch_end"):
+        assert module.by_hook[hook] == [(total, total, "Samples", BATCH_SIZE)], hook
+    sizes_in_training = [size for size, *_ in module.by_hook["on_train_batch_start"]]
+    assert list(dict.fromkeys(sizes_in_training)) == sizes
+    for size, num_labels, kind, _ in module.by_hook["on_after_backward"]:
+        assert (num_labels, kind) == (size, "Samples")
+
+
+def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
+    class SetsEpoch(Net):
+        def on_train_epoch_start(self) -> None:
+            dataset = self.trainer.train_dataloader.dataset
+            dataset.set_epoch(self.current_epoch)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.scales.append(float(batch[0].abs().max()))
+            return super().training_step(batch, batch_idx)
+
+    class Ones(Users):
+        def setup(self, stage: str) -> None:
+            super().setup(stage)
+            self.train.x.fill_(1.0)
+
+    module = SetsEpoch()
+    module.scales = []
+    fit(module, FederatedDataModule(Ones(), IIDPartitioner(3)), tmp_path, rounds=3)
+
+    per_round = len(module.scales) // 3
+    expected = torch.tensor([1.0, 1.1, 1.2]).repeat_interleave(per_round)
+    torch.testing.assert_close(torch.tensor(module.scales), expected)
+
+
+# ---- what modules set, and the head that they make
+
+
+class SetsLevel(L.Callback):
+    """Curriculum: a callback that sets an attribute of the data module."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.datamodule.level = 0.5 * trainer.current_epoch
+
+
+def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
+    alone, federated = Net(), Net()
+    trainer = trainer_for(None, tmp_path, 3, callbacks=[SetsLevel()])
+    full_batch = Users()
+    full_batch.train_dataloader = lambda: DataLoader(full_batch.train, 48, shuffle=True)
+    trainer.fit(alone, full_batch)
+
+    source = Users()
+    source.train_dataloader = lambda: DataLoader(source.train, 48, shuffle=True)
+    data = FederatedDataModule(source, OneClient())
+    fit(federated, data, tmp_path, rounds=3, callbacks=[SetsLevel()])
+
+    torch.testing.assert_close(weights_of(federated), weights_of(alone))
+    assert source.level == 1.0
+
+
+def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
+    class MakesHead(Net):
+        def setup(self, stage: str) -> None:
+            self.net = nn.Linear(self.trainer.datamodule.input_shape[1], self.classes())
+
+        def classes(self) -> int:
+            return self.trainer.datamodule.num_classes
+
+    module = MakesHead()
+    fit(module, FederatedDataModule(Users(), IIDPartitioner(3)), tmp_path, rounds=1)
+    assert module.net.out_features == 5
+
+
+# ---- what training changes in it is a client's
+
+
+class Counts(L.LightningDataModule):
+    """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
+
+    def __init__(self, order: str, in_object: bool) -> None:
+        super().__init__()
+        self.order = order
+        self.in_object = in_object
+        self.num_batches = 0
+        self.counter = Counter()
+
+    def setup(self, stage: str) -> None:
+        parts = [make_samples({"A": 24, "B": 16, "C": 8}[name], ord(name)) for name in self.order]
+        self.train = TensorDataset(*map(torch.cat, zip(*parts)))
+        self.val = TensorDataset(*make_samples(16, seed=1))
+
+    def names(self) -> list[str]:
+        names = []
+        for position, name in enumerate(self.order):
+            names += [f"{position}{name}"] * {"A": 24, "B": 16, "C": 8}[name]
+        return names
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, 48, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, 16)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        if not self.trainer.training:
+            return batch
+        self.num_batches += 1
+        self.counter.count += 1
+        count = self.counter.count if self.in_object else self.num_batches
+        return x * (1 + 0.1 * count), y
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@pytest.mark.parametrize("in_object", [False, True])
+def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object):
+    weights = []
+    for order in ("ABC", "CBA"):
+        source = Counts(order, in_object)
+        data = FederatedDataModule(source, GroupPartitioner(), groups=source.names())
+        module = Net()
+        fit(module, data, tmp_path / order, rounds=3)
+        weights.append(weights_of(module))
+        assert (source.num_batches, source.counter.count) == (3, 3)  # as of one client
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+
+
+def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
+    def make_data() -> FederatedDataModule:
+        source = Counts("ABC", in_object=False)
+        return FederatedDataModule(source, GroupPartitioner(), groups=source.names())
+
+    assert_resumes(lambda: FederatedLoop(seed=SEED), tmp_path, Net, make_data)
+
+
+# ---- coalitions
+
+
+class Weighted(Net):
+    """Weighs classes by their numbers in the data module's training set, its labels or its loader."""
+
+    label_source = "data set"
+
+    def on_fit_start(self) -> None:
+        data = self.trainer.datamodule
+        if self.label_source == "data set":
+            labels = data.train.tensors[1]
+        elif self.label_source == "attribute":
+            labels = data.y
+        elif self.label_source == "subset":
+            labels = torch.stack([y for _, y in data.train])
+        else:
+            labels = torch.cat([y for _, y in data.train_dataloader()])
+        counts = labels.bincount(minlength=CLASSES) + 1.0
+        self.class_weights = counts.sum() / counts
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
+
+
+class Hospitals(L.LightningDataModule):
+    """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
+
+    def __init__(self, is_subset: bool = False) -> None:
+        super().__init__()
+        self.is_subset = is_subset
+
+    def setup(self, stage: str | None = None) -> None:
+        x, y = make_samples(60, seed=0)
+        order = y.argsort(stable=True)
+        self.x, self.y = x[order], y[order]
+        self.train: Any = TensorDataset(self.x, self.y)
+        if self.is_subset:
+            self.train = Subset(self.train, range(60))
+        self.val = TensorDataset(*make_samples(30, seed=1))
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train, 60, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.val, 30)
+
+
+NAMES = ["A"] * 30 + ["B"] * 20 + ["C"] * 10
+
+
+@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader"])
+def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
+    """A coalition's utility is that of a fit by Lightning alone on the members' samples."""
+
+    class BySource(Weighted):
+        pass
+
+    BySource.label_source = label_source
+    is_subset = label_source == "subset"
+    data = FederatedDataModule(Hospitals(is_subset), GroupPartitioner(), groups=NAMES)
+    metric = ShadowShapley(performance="val_loss", mode="min", coalitions="all")
+    loop = fit(BySource(), data, tmp_path, rounds=2, metrics={"value": metric})
+
+    labels = torch.tensor([ord(name) - ord("A") for name in NAMES])
+    utilities = {frozenset(): -validation_loss(Net())}
+    for members in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
+        utilities[frozenset(members)] = -validation_loss(fedavg_by_hand(members, labels))
+    expected = shapley_by_hand(utilities)
+    torch.testing.assert_close(loop.contributions["value"].double(), expected, rtol=0, atol=1e-5)
+
+
+def validation_loss(module: Net) -> float:
+    x, y = make_samples(30, seed=1)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(module.net(x), y))
+
+
+def fedavg_by_hand(members: Sequence[int], labels: Tensor) -> Net:
+    """Two rounds of one full batch at each member, with weights of all members' classes."""
+    source = Hospitals()
+    source.setup()
+    is_member = torch.isin(labels, torch.tensor(members))
+    counts = source.y[is_member].bincount(minlength=CLASSES) + 1.0
+    class_weights = counts.sum() / counts
+
+    server = Net()
+    for _ in range(2):
+        trained = []
+        sizes = []
+        for member in members:
+            model = Net()
+            model.load_state_dict(server.state_dict())
+            x, y = source.x[labels == member], source.y[labels == member]
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            nn.functional.cross_entropy(model.net(x), y, weight=class_weights).backward()
+            optimizer.step()
+            trained.append(model.state_dict())
+            sizes.append(len(y))
+        mean = {}
+        for name in server.state_dict():
+            parts = [size * state[name] for size, state in zip(sizes, trained)]
+            mean[name] = torch.stack(parts).sum(0) / sum(sizes)
+        server.load_state_dict(mean)
+    return server
+
+
+def shapley_by_hand(utilities: dict[frozenset, float]) -> Tensor:
+    values = []
+    for player in range(3):
+        partner, opponent = sorted({0, 1, 2} - {player})
+
+        def gain(*members: int, player: int = player) -> float:
+            return utilities[frozenset({player, *members})] - utilities[frozenset(members)]
+
+        added_to_one = gain(partner) + gain(opponent)
+        added_to_two = gain(partner, opponent)
+        values.append((2 * gain() + added_to_one + 2 * added_to_two) / 6)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
+    source = Hospitals()
+    data = FederatedDataModule(source, GroupPartitioner(), groups=NAMES)
+    metric = ShadowShapley(performance="val_loss", mode="min", coalitions="all")
+    fit(Weighted(), data, tmp_path, rounds=1, metrics={"value": metric})
+    assert len(source.train) == len(source.y) == 60
+    assert source.train.tensors[1] is source.y

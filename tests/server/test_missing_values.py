@@ -1,0 +1,153 @@
+"""Metrics that fail after their first round: the run goes on as without them, and says why they have no values."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv import FederatedLoop
+from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
+from flsv.metrics import LeaveOneOut
+from flsv.metrics.base import ContributionMetric
+from flsv.report import write_report
+from helpers.data import toy_data
+from helpers.fits import fit, state_vector
+from helpers.models import Plain
+
+ROUNDS = 4
+#: Methods that a run calls, and what stands when one fails: the value, or nothing.
+METHODS = (
+    "update",
+    "compute",
+    "diagnostics",
+    "intervals",
+    "per_client",
+    "payment_record",
+    "end_run",
+)
+
+
+class Fails(ContributionMetric):
+    """It counts rounds, and fails in one method from its second round on."""
+
+    per_class = False
+    counts: Tensor
+
+    def __init__(self, method: str = "update", first_round: int = 2) -> None:
+        self.method = method
+        self.first_round = first_round
+        super().__init__()
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("counts", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+    def _fail(self, method: str) -> None:
+        if method == self.method and self.rounds >= self.first_round - 1 + (method != "update"):
+            raise KeyError(f"{method} fails")
+
+    def update(self, client_ids: Tensor) -> None:
+        self._fail("update")
+        self.counts[client_ids] += 1 + client_ids
+
+    def compute(self) -> Tensor:
+        self._fail("compute")
+        return self.counts.clone()
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        self._fail("diagnostics")
+        return {"sum": self.counts.sum()}
+
+    def intervals(self, *args: Any, **kwargs: Any) -> None:
+        self._fail("intervals")
+
+    def per_client(self, value: Tensor) -> Tensor:
+        self._fail("per_client")
+        return value
+
+    def payment_record(self) -> dict[str, Any]:
+        self._fail("payment_record")
+        return {}
+
+    def end_run(self) -> bool:
+        self._fail("end_run")
+        return False
+
+
+def fit_run(folder: Path, metrics: Any, module: Any = None, **options: Any) -> Any:
+    """Return the loop, the module and the warnings of a run."""
+    loop = FederatedLoop(metrics=metrics, seed=1, **options)
+    module = module or Plain()
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        fit(loop, folder, module, toy_data(server_val=0.2), rounds=ROUNDS)
+    messages = [str(warning.message) for warning in caught_warnings]
+    return loop, module, [message for message in messages if "values are missing" in message]
+
+
+@pytest.fixture(scope="module")
+def run_without(tmp_path_factory: Any) -> Any:
+    folder = tmp_path_factory.mktemp("without")
+    return fit_run(folder, {"loo": LeaveOneOut()})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
+    method: str, run_without: Any, tmp_path: Path
+) -> None:
+    loop, module, messages = fit_run(tmp_path, {"fails": Fails(method), "loo": LeaveOneOut()})
+
+    loop_without, module_without, _ = run_without
+    assert torch.equal(state_vector(module), state_vector(module_without))
+    assert torch.equal(loop.contributions["loo"], loop_without.contributions["loo"])
+    assert loop.round_index == ROUNDS
+    if method == "payment_record":  # the record is of games alone
+        return
+
+    assert len(messages) == 1
+    assert f"{method} fails" in messages[0]
+    assert loop.contributions["fails"].isnan().all()
+    assert f"{method} fails" in repr(loop.contributions["fails"])
+
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert f"{method} fails" in record["missing"]["fails"]
+    assert f"{method} fails" in write_report(tmp_path).read_text()
+
+
+@pytest.mark.parametrize("method", ["update", "compute"])
+def test_metric_that_fails_in_its_first_round_ends_the_run(method: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match=f"{method} fails"):
+        fit_run(tmp_path, {"fails": Fails(method, first_round=1)})
+
+
+@pytest.mark.parametrize("aggregator", [ShapleyWeighted, ShapleySoftmax])
+def test_strategies_go_on_with_the_last_values(aggregator: Any, tmp_path: Path) -> None:
+    """The values before round 3 are in proportion to those after it, so that the weights stay."""
+    loop, _, messages = fit_run(tmp_path, {"fails": Fails()}, aggregator=aggregator("fails"))
+
+    assert loop.round_index == ROUNDS
+    assert len(messages) == 1
+    first_values = torch.tensor([1.0, 2.0, 3.0])
+    if aggregator is ShapleyWeighted:
+        weights = first_values / first_values.sum()
+    else:
+        weights = 0.5 * first_values.softmax(0)
+    assert torch.allclose(loop.weights.float(), weights)
+
+
+def test_missing_values_stay_missing_in_a_resumed_run(tmp_path: Path) -> None:
+    data = toy_data(server_val=0.2)
+    loop = FederatedLoop(ShapleyWeighted("fails"), metrics={"fails": Fails()}, seed=1)
+    with pytest.warns(UserWarning, match="values are missing"):
+        fit(loop, tmp_path / "a", Plain(), data, enable_checkpointing=True)
+    (path,) = (tmp_path / "a").rglob("*.ckpt")
+
+    resumed = FederatedLoop(ShapleyWeighted("fails"), metrics={"fails": Fails()}, seed=1)
+    fit(resumed, tmp_path / "b", Plain(), data, rounds=ROUNDS, ckpt_path=path)
+
+    assert resumed.contributions["fails"].isnan().all()
+    assert "update fails" in repr(resumed.contributions["fails"])
+    assert torch.allclose(resumed.weights.float(), torch.tensor([1, 2, 3]) / 6)
