@@ -97,7 +97,7 @@ conformance: ## values and errors against shapiq, dp-accounting and POT, in an e
 	.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check -e '.[conformance]'
 	.venv-conformance/bin/python -m pytest tests/conformance
 
-libraries: ## modules of eight public libraries against loops by hand, in an environment of their own
+libraries: ## modules of fifteen public libraries against loops by hand, in an environment of their own
 	rm -rf .venv-libraries
 	python3 -m venv .venv-libraries
 	.venv-libraries/bin/python -m pip install --quiet --disable-pip-version-check -e '.[libraries]'

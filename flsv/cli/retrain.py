@@ -6,13 +6,15 @@
 
 Repeats the run with three seeds, the first its own, and with ShadowShapley as
 its only metric, which trains coalitions of the clients after each run: by
-default each client alone and all but one. The first repetition must come to
-the weights of the run's last checkpoint, and data that differ from the run's
-are refused. Finished trainings are kept: start a stopped command again to
-continue.
+default each client alone and all but one (2 n for n clients). From their
+outputs it predicts those of all other coalitions (from their scores if there
+are no outputs). --trainings all is exact for these trainings. The first
+repetition must come to the weights of the run's last checkpoint, and data that
+differ from the run's are refused. Finished trainings are kept: start a stopped
+command again to continue, or ask for other coalitions.
 
-The repetitions are in the folder "retrained" of the run. flsv report of the run
-shows their means, and shares by other scores.
+The repetitions are in the folder "retrained" of the run, and their means in its
+repeat.csv. flsv report of the run shows them.
 """
 
 from __future__ import annotations
@@ -27,23 +29,28 @@ from pathlib import Path
 from typing import Any, get_args
 
 import joblib
-import lightning as L
 import torch
 import yaml
 from pandas import DataFrame
 
-from flsv._lightning.patches import callbacks_of, find_loop
-from flsv._lightning.rounding import rounding_of
-from flsv.cli.command import command_parser, display_path, from_1, printer
-from flsv.cli.parser import make_cli
+from flsv.cli.command import (
+    QUIET_FIT_ARGUMENTS,
+    command_parser,
+    display_path,
+    from_1,
+    printer,
+)
+from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
-from flsv.configuration.identity import Identity
+from flsv.configuration.identity import Identity, config_settings
 from flsv.federation import FederatedLoop
 from flsv.report.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.report.reading import SUMMARY_FILE, Run, open_run, seed_summary
-from flsv.results.folder import RECORD, RETRAINED, find_config_of, run_folder
+from flsv.report.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.terminal import filled, print_table
 from flsv.results.text import percent, shares_in, with_intervals
+from flsv.retraining.coalition_fit import metrics_in_use
+from flsv.retraining.utility_store import COALITIONS_FILE, EARLIER_FOLDER
 from flsv.scores.performance import CLASSIFICATION, Judges
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Trainings
@@ -51,9 +58,13 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.formats import refuse_other_versions
+from flsv.utilities.result_file import stored_settings
 
 #: Default number of seeds.
 NUM_SEEDS = 3
+#: Setting of the list of runs: the coalitions, and by which score their values are. Runs of others are replaced.
+COALITIONS_ASKED_FOR = "coalitions"
 
 
 @checked
@@ -64,124 +75,228 @@ def retrain(
     metric: str | None = None,
     mode: str | None = None,
     judges: Judges | None = None,
+    rounds: Count | None = None,
     seeds: Count = NUM_SEEDS,
-    halvings: int | None = None,
+    halvings: Count | None = None,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Repeat a run with seeds and :class:`ShadowShapley`. Return a table of the clients' mean values, and its file."""
+    # None takes the run's own performance and judges, and its rounds.
+    _check_metric(metric, mode)
+    options = list(overrides)
+    if rounds is not None:
+        options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
     seed = int(config.get("seed_everything") or 0)
-    out = run / RETRAINED
     with config_with_seeds(config, seed) as arguments:
-        options = [*overrides, f"--trainer.default_root_dir={out}", "--trainer.logger=false"]
-        cli = make_cli([*arguments, *options, f"--seed_everything={seed}"], run=False, quiet=True)
-        identity = cli.identity()
-        _check_data(run, identity, cli.datamodule.client_names)
-        config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
-    if coalitions == "auto":
-        coalitions = "both"
-    # Values are computed after the last round.
-    game = {"coalitions": coalitions, "every": cli.trainer.max_epochs, "halvings": halvings}
-    measure, mode_of_run = (metric, mode) if metric else performance_by(cli.loop)
-    game["judges"] = judges or _judges_of(cli.loop)
-    game["mode"] = mode_of_run
-    _set_metrics(config, cli.loop, game, measure)
-    if not overrides:
-        _add_comparison(config, run, seed, say)
-    settings = Identity({**identity.settings, "game": f"{game} {measure}"}, identity.samples)
-    repetitions = runs_with_seeds(config, settings, range(seed, seed + seeds), out, say=say)
+        cli = _make_run(run, [*arguments, *options, f"--seed_everything={seed}"])
+        changes = _changed_settings(cli.identity(), arguments)
+    record = open_run(run).record
+    _check_data(run, record, cli)
+
+    config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
+    num_rounds = _num_rounds(cli, record, options)
+    game: dict[str, Any] = {
+        "coalitions": "both" if coalitions == "auto" else coalitions,
+        "judges": judges or _judges_of(cli.loop),
+        "every": num_rounds,  # only the last round is valued
+        "halvings": halvings,
+    }
+    performance = metric
+    game["mode"] = mode
+    if performance is None:
+        performance, game["mode"] = performance_by(cli.loop)
+    performances = _performances(performance, game)
+    _set_metrics(config, cli.loop, game, performances)
+    _set_callbacks(
+        config,
+        run,
+        seed,
+        rounds=num_rounds,
+        changes=changes,
+        say=say,
+    )
+
+    out = run / RETRAINED
+    settings = {
+        **cli.identity().settings,
+        CHANGED: "; ".join(changes),
+        "rounds": f"{num_rounds}",
+        "scores": f"{sorted(performances.values())} {game['mode']} {game['judges']}",
+        COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
+    }
+    identity = Identity(settings, cli.identity().samples)
+    _remove_runs_of_other_coalitions(out, identity)
+    folder_of_own_seed = out / f"seed_{seed}"
+    is_same_training = not changes and num_rounds == record.get("rounds_done")
+    if is_same_training and not folder_of_own_seed.exists():
+        _copy_coalitions(run, folder_of_own_seed)
+    seeds_of_runs = range(seed, seed + seeds)
+    repetitions = runs_with_seeds(config, identity, seeds_of_runs, out, say=say)
+    for repetition in repetitions:
+        for name in ("checkpoints", EARLIER_FOLDER):  # which a stopped command needs
+            shutil.rmtree(repetition.folder / name, ignore_errors=True)
     summary = seed_summary(repetitions)
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
 
 
+def _check_metric(metric: str | None, mode: str | None) -> None:
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r} needs a logged value: add --metric NAME.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(
+            "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
+        )
+
+
+def _make_run(run: Path, arguments: Sequence[str]) -> FederatedCLI:
+    """Build the trainer, module and data of a run."""
+    options = (*QUIET_FIT_ARGUMENTS, "--trainer.logger=false", f"--trainer.default_root_dir={run}")
+    try:
+        cli = make_cli([*arguments, *options], run=False, quiet=True)
+        cli.identity()  # reads the data
+    except ConfigurationError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the run's own code raises
+        raise ConfigurationError(
+            f"{run}: the federation of its configuration cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    if cli.config.strict:
+        refuse_other_versions()
+    return cli
+
+
+def _changed_settings(
+    identity: Identity,
+    arguments: Sequence[str],
+) -> list[str]:
+    """Describe each setting that differs from those of ``--config FILE``, except the number of rounds."""
+    _option, file = arguments
+    run_settings = config_settings(yaml.safe_load(Path(file).read_text()))
+    rounds = "trainer.max_epochs"
+    run_settings[rounds] = identity.settings.get(rounds, "None")
+    return identity.other_settings(Identity(run_settings, {}), "{} instead of {}")
+
+
+def _num_rounds(
+    cli: FederatedCLI,
+    record: Mapping[str, Any],
+    options: Sequence[str],
+) -> int:
+    """Return the number of rounds: as asked for, or as the run had."""
+    planned_rounds = cli.trainer.max_epochs or 0
+    is_asked_for = any(option.startswith("--trainer.max_epochs") for option in options)
+    num_rounds = planned_rounds
+    if not is_asked_for:
+        num_rounds = record.get("rounds_done", planned_rounds)
+    if num_rounds < 1:
+        raise ConfigurationError("the run has no number of rounds: add --rounds.")
+    return num_rounds
+
+
+def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
+    """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
+    performances = {RETRAINED_METRIC: performance}
+    if performance not in CLASSIFICATION or game["judges"] == "clients":
+        return performances
+    for name in CLASSIFICATION:
+        if name != performance:
+            performances[f"by_{name}"] = name
+    return performances
+
+
 def _set_metrics(
-    config: dict[str, Any], loop: FederatedLoop, game: Mapping[str, Any], measure: str
+    config: dict[str, Any],
+    loop: FederatedLoop,
+    game: Mapping[str, Any],
+    performances: Mapping[str, str],
 ) -> None:
     """Let a run have only the metrics that its strategies read, and those of the game."""
     federation = config["federation"]
-    metrics_in_use = {strategy.metric for strategy in loop.strategies.values()}
     metrics = {}
-    for name, metric in (federation["metrics"] or {}).items():
-        if name in metrics_in_use:
-            metrics[name] = metric
-    measures = {RETRAINED_METRIC: measure}
-    if measure in CLASSIFICATION and game["judges"] == "server":
-        measures |= {f"by_{name}": name for name in CLASSIFICATION if name != measure}
-    for name, performance in measures.items():
-        arguments = {**game, "performance": performance}
+    for name in metrics_in_use(loop):
+        metrics[name] = federation["metrics"][name]
+    for name, measure in performances.items():
+        arguments = {**game, "performance": measure}
         metrics[name] = {"class_path": "flsv.metrics.ShadowShapley", "init_args": arguments}
     federation["metrics"] = metrics
-    federation["evaluation"] = {"every": 0}
+    federation["evaluation"] = {**federation["evaluation"], "every": 0}
     federation["reporting"] = {"figures": 0, "table": False}
+    config["trainer"]["logger"] = False
 
 
-#: Error if all clients, trained again, come to other weights than the run.
-MESSAGE_IF_DIFFERENT = (
-    "there are no values: the run, trained again from its configuration, came to another model than its last "
-    "checkpoint ({:.2g} of the norm of its weights lie between them). Code, data or packages have changed since, or "
-    "its training does not follow from configuration and seed. Train the run again (flsv fit --config "
-    "RUN/config.yaml), and retrain that."
-)
-
-
-class SameModel(L.Callback):
-    """Callback that ends the fit of a seed with an error unless it comes to the weights of a checkpoint.
-
-    Args:
-        checkpoint: path of the checkpoint.
-        seed: the seed of the checkpoint's run. Fits with other seeds are not compared.
-    """
-
-    only_watches = True  # it takes part in no coalition
-
-    def __init__(self, checkpoint: str, seed: int) -> None:
-        self.checkpoint = checkpoint
-        self.seed = seed
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = find_loop(callbacks_of(trainer))
-        if loop.state.seed != self.seed:
-            return
-        checkpoint: Any = torch.load(
-            self.checkpoint, map_location=pl_module.device, weights_only=True
-        )
-        expected = _weights(checkpoint["state_dict"])
-        distance = (_weights(trainer.strategy.lightning_module_state_dict()) - expected).norm()
-        if distance > rounding_of(trainer).run_tolerance * expected.norm():
-            shutil.rmtree(run_folder(trainer))
-            raise ConfigurationError(MESSAGE_IF_DIFFERENT.format(distance / expected.norm()))
-
-
-def _weights(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.double().flatten() for tensor in state.values()])
-
-
-def _add_comparison(
-    config: dict[str, Any], run: Path, seed: int, say: Callable[[str], None]
+def _set_callbacks(
+    config: dict[str, Any],
+    run: Path,
+    seed: int,
+    rounds: int,
+    changes: Sequence[str],
+    say: Callable[[str], None],
 ) -> None:
-    """Let a fit compare itself with the run's last checkpoint, unless that is of other rounds."""
-    checkpoints = sorted(
-        (run / "checkpoints").glob("last*.ckpt"), key=lambda path: path.stat().st_mtime
-    )
-    reason = f"{run / 'checkpoints'} has no last.ckpt"
-    if checkpoints:
-        try:
-            checkpoint: Any = torch.load(checkpoints[-1], map_location="cpu", weights_only=True)
-            rounds = checkpoint["epoch"] + 1
-            reason = f"last.ckpt was saved after {rounds} rounds"
-            if rounds == open_run(run).record.get("rounds_done"):
-                comparison = {
-                    "class_path": "flsv.cli.retrain.SameModel",
-                    "init_args": {"checkpoint": str(checkpoints[-1].absolute()), "seed": seed},
-                }
-                callbacks = config["trainer"]["callbacks"] or []
-                config["trainer"]["callbacks"] = [*callbacks, comparison]
-                return
-        except pickle.UnpicklingError:
-            reason = "last.ckpt holds objects that may run code of their own when they are loaded"
-    say(f"the trainings are not compared with the run's own weights: {reason}")
+    """Let a fit have the run's rounds, and compare itself with its last checkpoint, if there is one of as many."""
+    arguments: dict[str, Any] = {"rounds": rounds, "seed": seed}
+    why_not = "; ".join(changes)
+    if not why_not:
+        arguments["checkpoint"], why_not = _checkpoint_or_reason(run, rounds)
+    if why_not:
+        say(f"the trainings are not compared with the run's own weights: {why_not}")
+    trainer = config["trainer"]
+    trainer["max_time"] = None
+    repetition = {"class_path": "flsv.cli.same_run.SameRun", "init_args": arguments}
+    trainer["callbacks"] = [*(trainer["callbacks"] or []), repetition]
+
+
+def _checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
+    """Return the run's last checkpoint, or None and the reason."""
+    folder = run / "checkpoints"
+    oldest_first = sorted(folder.glob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not oldest_first:
+        return None, f"{folder} has no last.ckpt"
+    path = oldest_first[-1]
+    try:
+        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        reason = f"{path.name} holds objects that may run code of their own when they are loaded"
+        return None, reason
+    saved_rounds = checkpoint["epoch"] + 1
+    if saved_rounds != rounds:
+        return None, f"{path.name} was saved after {saved_rounds} rounds, and they have {rounds}"
+    return str(path.absolute()), ""
+
+
+def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
+    """Remove finished runs that differ only in coalitions and scores. Their trainings stay."""
+    head = stored_settings(out / RUNS)
+    settings = {name: str(value) for name, value in identity.flat().items()}
+    names = {name for name in {**head, **settings} if head.get(name) != settings.get(name)}
+    if not head or names != {COALITIONS_ASKED_FOR}:
+        return  # other differences are refused
+    for folder in out.glob("seed_*"):
+        _copy_coalitions(folder, folder)
+        for path in folder.iterdir():
+            if path.name == EARLIER_FOLDER:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    (out / RUNS).unlink()
+
+
+def _copy_coalitions(run: Path, folder: Path) -> None:
+    """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
+    file = run / COALITIONS_FILE
+    if not file.is_file():
+        return
+    earlier = folder / EARLIER_FOLDER
+    shutil.rmtree(earlier, ignore_errors=True)
+    outputs = file.with_suffix("")
+    if outputs.is_dir():
+        shutil.copytree(outputs, earlier / outputs.name)
+    earlier.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, earlier)
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
@@ -229,15 +344,16 @@ def _judges_of(loop: FederatedLoop) -> Judges:
     return "server"
 
 
-def _check_data(run: Path, identity: Identity, names: Sequence[str]) -> None:
+def _check_data(run: Path, record: Mapping[str, Any], cli: FederatedCLI) -> None:
     """Raise ConfigurationError unless the clients and their samples are the run's."""
-    record = open_run(run).record
+    names = list(cli.datamodule.client_names)
     names_in_run = record["clients"]
-    if list(names) != names_in_run:
+    if names != names_in_run:
         differences = [
             f"its clients are {', '.join(names_in_run)}, and these are {', '.join(names)}"
         ]
     else:
+        identity = cli.identity()
         differences = identity.differences(Identity(identity.settings, record["hashes"]))
     if differences:
         raise ConfigurationError(
@@ -304,6 +420,9 @@ def _parser() -> ArgumentParser:
         choices=get_args(Judges),
         help="whose samples models are scored on: the server's, or those that all clients hold out. "
         "Default: as in the run",
+    )
+    parser.add_argument(
+        "--rounds", type=from_1, help="rounds of each training. Default: as in the run"
     )
     parser.add_argument("--seeds", type=from_1, default=NUM_SEEDS, help="repetitions. Default: 3")
     jobs = "coalitions trained at once, each in a process of its own. Default: 1"

@@ -16,7 +16,7 @@ from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
 from flsv.report import Run, open_run
 from flsv.report.reading import RUN_LIST_COLUMNS
-from flsv.results.folder import CONTRIBUTIONS, RUNS, run_folder
+from flsv.results.folder import RUNS, run_folder
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 
@@ -45,7 +45,10 @@ def runs_with_seeds(
     """Fit a configuration with each seed below ``out``, and return the runs. Those that are there are read, and one
     that was stopped goes on.
     """
+    has_list = (out / RUNS).is_file()
     run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
+    if not has_list:
+        run_list.replace([])
     finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
     if len(finished_runs) > len(seeds):
         say(f"{out} has {len(finished_runs)} runs. The means are over all of them.")
@@ -58,7 +61,8 @@ def runs_with_seeds(
                 run = open_run(finished_runs[name])
             else:
                 say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
-                run = _fit(arguments, seed, out / name, shows_bars)
+                # Only a list tells of which settings a stopped run in the folder is.
+                run = _fit(arguments, seed, out / name, shows_bars, resumes=has_list)
                 run_list.add([[name, os.path.relpath(run.folder, out)]])
 
             runs.append(run)
@@ -70,7 +74,13 @@ def runs_with_seeds(
     return runs
 
 
-def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) -> Run:
+def _fit(
+    arguments: Sequence[str],
+    seed: int,
+    folder: Path,
+    shows_bars: bool,
+    resumes: bool,
+) -> Run:
     options = [
         f"--trainer.default_root_dir={folder}",
         f"--seed_everything={seed}",
@@ -78,9 +88,9 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) ->
         *QUIET_FIT_ARGUMENTS,
         f"--trainer.enable_progress_bar={str(shows_bars).lower()}",
     ]
-    checkpoints = sorted(folder.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    if checkpoints and (checkpoints[-1].parent.parent / CONTRIBUTIONS).is_file():
-        options.append(f"--ckpt_path={checkpoints[-1]}")
+    oldest_first = sorted(folder.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    if resumes and oldest_first:
+        options.append(f"--ckpt_path={oldest_first[-1]}")
     cli = make_cli(["fit", *arguments, *options], quiet=True, starts_anew=True)
     run = open_run(run_folder(cli.trainer))
     if not run.ended:
@@ -88,8 +98,12 @@ def _fit(arguments: Sequence[str], seed: int, folder: Path, shows_bars: bool) ->
             f"the run in {folder} was stopped before its last round. Run the same command again."
         )
     for performance in run.performances.values():
-        if "why_no_values" in performance:
-            raise ConfigurationError(f"{performance['why_no_values']} Run the same command again.")
+        if performance.get("interrupted"):
+            raise KeyboardInterrupt  # the fit has ended as usual, without its coalitions
+        if performance.get("unfinished"):
+            raise ConfigurationError(
+                f"the run in {folder} has no values. {performance['why_no_values']} Run the same command again."
+            )
     return run
 
 

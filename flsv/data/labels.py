@@ -14,7 +14,6 @@ truth values ``True``. Labels that are numbers and no texts stay as they are.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,26 +60,9 @@ def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
 
     labels = []
     for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
-        sample = dataset[index]
-        if index == 0:
-            _warn_of_a_late_label(_parts_after_inputs(sample), _is_one_number)
-        label = _as_vector([_label_of(sample)], dtype_kinds)
+        label = _as_vector([_label_of(dataset[index])], dtype_kinds)
         labels.append(label[0])
     return _as_vector(labels, dtype_kinds)
-
-
-def _warn_of_a_late_label(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> None:
-    """Warn if the only number in a sample is not its second part."""
-    position = _label_name(parts, is_number)
-    if not isinstance(position, int):
-        return  # the parts have names
-    if position > 1 and is_number(parts[position]):
-        warnings.warn(
-            f"the label of each sample is taken to be part {position}, the only number after the inputs. "
-            f"labels={position} confirms that. If it is another number, such as a length, give labels=[...] or "
-            "labels=False.",
-            stacklevel=2,
-        )
 
 
 def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
@@ -110,7 +92,6 @@ def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
     if type(dataset) is TensorDataset:
         columns = _parts_after_inputs(dataset.tensors)
         column_index = _label_name(columns, _is_number_per_row)
-        _warn_of_a_late_label(columns, _is_number_per_row)
         if column_index is None:
             return None
         return dataset.tensors[column_index].cpu()
@@ -157,18 +138,16 @@ def _parts_after_inputs(sample: Any) -> dict[Any, Any]:
 
 
 def _label_name(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> Any:
-    """Return the name of the only part, or of the only part that is a number."""
-    if len(parts) < 2:
-        return next(iter(parts), None)
+    """Return the name of the label: the second part of a sample, or the only number with a label's name."""
     names_of_numbers = [name for name, part in parts.items() if is_number(part)]
-    if len(names_of_numbers) > 1:
+    is_only_number = len(names_of_numbers) == 1
+    is_late = is_only_number and isinstance(names_of_numbers[0], int) and names_of_numbers[0] > 1
+    if names_of_numbers and (is_late or not is_only_number):
         raise _NoClassError(
             f"the parts {listed(names_of_numbers, show=repr)} of a sample are numbers, and any of them may be "
             f"its label: name it, as in labels={names_of_numbers[-1]!r}"
         )
-    if names_of_numbers:
-        return names_of_numbers[0]
-    return list(parts)[-1]
+    return next(iter([*names_of_numbers, *parts]), None)
 
 
 def _is_one_number(part: Any) -> bool:

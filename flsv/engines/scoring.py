@@ -34,6 +34,7 @@ from flsv.games.make_evaluators import (
 )
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
+from flsv.games.own_validation import OwnValidation
 from flsv.scores import ModelScore
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.utilities.errors import ConfigurationError
@@ -85,11 +86,22 @@ class ScoringOfARun:
             by_loss = [name for name in classified if measures[name] == "negative_loss"]
             if by_loss:
                 evaluator.check_logits(f"metrics {by_loss}")
+        own_validation = None
+        if by_server:
+            scorer: Any = validated.get("logged")
+            own_validation = OwnValidation(
+                self.trainer,
+                self.space,
+                self.data.val_dataloader,
+                scorer=scorer,
+                seed=self.state.seed,
+            )
         return CoalitionGames(
             evaluator,
             server_lr=self.config.aggregator.server_lr,
             validated=validated,
             ranks=self.ranks,
+            own_validation=own_validation,
         )
 
     def _make_judges(self, measure: ModelScore) -> ClientJudges:

@@ -395,6 +395,30 @@ class LightningFit(Rounds):
         """Discard an unfinished round, so that the module holds the global model."""
         if self.is_fitting and self.loop.is_in_round:
             self.discard(_ENDED_EARLY)
+        own_validation = self._own_validation()
+        if own_validation is not None:
+            module = self.trainer.lightning_module
+            with self.average.averaged_weights(self.trainer, module):
+                own_validation.begin(module)
+
+    def end_validation(self) -> None:
+        """Compare what the run's own validation has logged with what a copy logs."""
+        own_validation = self._own_validation()
+        difference = "" if own_validation is None else own_validation.difference()
+        if difference:
+            self.running.doubts.append(f"in round {self.state.round_index}, {difference}")
+            module_name = type(self.trainer.lightning_module).__name__
+            warnings.warn(
+                f"models are scored in copies of {module_name}, and in round {self.state.round_index}, {difference}. "
+                "Copies lack something that the module has, such as the layers in a list of their class: values may "
+                "be wrong. Keep it in an attribute of the module.",
+                stacklevel=2,
+            )
+
+    def _own_validation(self) -> Any:
+        if not self.is_fitting or self.federation is None or self.federation.server.games is None:
+            return None
+        return self.federation.server.games.own_validation
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""

@@ -166,6 +166,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             metrics_of_run, check_names(config.strategies)
         )
         self._extension = extension_of(config)
+        self._is_prepared = False
         for update_filter in config.filters:
             update_filter.check(personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
@@ -217,8 +218,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         Raises:
             ConfigurationError: trainer, module, data and settings do not go together.
         """
-        if self._lightning_fit is not None and self._lightning_fit.is_fitting:
+        is_fitting = self._lightning_fit is not None and self._lightning_fit.is_fitting
+        if self._is_prepared or is_fitting:
             return  # a callback sets up the data once more
+        self._is_prepared = True
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
@@ -247,6 +250,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             return
 
         data = federated_data(trainer)
+        self.prepare(trainer)  # unless the data module has called it, as one of sites does not
+        self._is_prepared = False
         if not self._has_rounds_left:
             return
         self._lightning_fit = LightningFit(
@@ -294,6 +299,14 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     ) -> None:
         if self._lightning_fit is not None and not trainer.sanity_checking:
             self._lightning_fit.begin_validation()
+
+    def on_validation_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        if self._lightning_fit is not None and not trainer.sanity_checking:
+            self._lightning_fit.end_validation()
 
     def on_fit_end(
         self,

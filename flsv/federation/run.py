@@ -56,6 +56,8 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
+        # Sentences on how the copies in which models are scored differ from the run.
+        self.doubts: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
         self.channel = engine.manager.channel

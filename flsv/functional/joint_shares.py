@@ -55,6 +55,27 @@ class JointShares:
     without_gain: float
 
 
+@dataclass(frozen=True, eq=False)
+class CaseValues:
+    """Values of clients on parts of the validation samples, from which follows how much they depend on the samples.
+
+    Args:
+        values: float64 ``[n, V]``, those of each sample, or of each of V resamples.
+        strata: as in :func:`covariance_over_cases`.
+        is_resampled: whether the parts are samples of the validation samples, drawn with replacement (a bootstrap).
+    """
+
+    values: Tensor
+    strata: Tensor | None = None
+    is_resampled: bool = False
+
+    def covariance(self) -> Tensor:
+        """Compute the covariance ``[n, n]`` of the values between draws of validation samples."""
+        if self.is_resampled:
+            return torch.atleast_2d(torch.cov(self.values))
+        return covariance_over_cases(self.values.T, strata=self.strata)
+
+
 def covariance_over_cases(
     case_values: Tensor,
     strata: Tensor | None = None,

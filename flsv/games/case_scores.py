@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
-from flsv.functional.joint_shares import covariance_over_cases
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, case_values
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.scores.performance import ModelScore
@@ -36,56 +36,47 @@ class CaseScores:
     # int64 [V], the groups of samples whose sizes are fixed, such as the classes of balanced accuracy.
     strata: Tensor | None = None
 
-    def covariance(
+    def values(
         self,
         trained: Tensor,
         outputs: Tensor,
         weights: Tensor,
         logits: bool,
         bounded: bool = False,
-    ) -> Tensor | None:
-        """Compute the covariance ``[n, n]`` of Shapley values, means over s seeds, between draws of validation samples.
+    ) -> CaseValues | None:
+        """Compute the Shapley values on each part of the validation samples.
 
         Args:
             trained: bool ``[T, n]``, the trained coalitions, see :func:`flsv.functional.predicted_shapley`.
-            outputs: ``[s, T, V, ...]``, their models' outputs, also those of the empty coalition's.
+            outputs: ``[T, V, ...]``, their models' outputs, also those of the empty coalition's.
             weights: ``[n]``, the clients' weights in the federation's average.
             logits: whether the outputs are logits.
             bounded: whether predicted outputs stay between those of the trained coalitions.
 
         Returns:
-            The covariance, float64. None if it would take too long, or a score is not finite.
+            The values. None if they would take too long, or a score is not finite.
         """
         num_clients = trained.shape[1]
         is_expensive = self.is_resampled and NUM_RESAMPLES * 2**num_clients > MAX_RESAMPLED_SCORES
         if num_clients > MAX_PREDICTED_PLAYERS or is_expensive:
             return None
 
-        values_by_seed = []
-        for seed_outputs in outputs:
-            utilities = self.score(seed_outputs)
-            if not utilities.isfinite().all():
-                return None
-            score = self.score
-            if bounded:
-                has_members = trained.any(1)
-                score = partial(
-                    self._score_within,
-                    seed_outputs[has_members],
-                )
-            values_of_seed = case_values(
-                trained,
-                utilities,
-                outputs=seed_outputs,
-                weights=weights,
-                score=score,
-                logits=logits,
-            )
-            values_by_seed.append(values_of_seed)
-        values = torch.stack(values_by_seed).mean(0)
-        if self.is_resampled:
-            return torch.cov(values)
-        return covariance_over_cases(values.T, strata=self.strata)
+        utilities = self.score(outputs)
+        if not utilities.isfinite().all():
+            return None
+        score = self.score
+        if bounded:
+            has_members = trained.any(1)
+            score = partial(self._score_within, outputs[has_members])
+        values = case_values(
+            trained,
+            utilities,
+            outputs=outputs,
+            weights=weights,
+            score=score,
+            logits=logits,
+        )
+        return CaseValues(values, self.strata, self.is_resampled)
 
     def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
         return self.score(within(trained_outputs, outputs))

@@ -11,6 +11,7 @@ from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting, utility_of
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ScoringCopies
+from flsv.games.own_validation import OwnValidation
 from flsv.games.trained_game import TrainedGame
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 from flsv.scores.performance import ModelScore
@@ -27,6 +28,7 @@ class CoalitionGames:
         validated: ``{key: evaluator}`` for models of any task, by :attr:`flsv.scores.ModelScore.evaluator_key`.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
+        own_validation: the comparison of copies with the run's own validation, if any.
 
     Example:
         >>> import torch
@@ -52,8 +54,10 @@ class CoalitionGames:
         server_lr: float = 1.0,
         validated: Mapping[Hashable, VectorEvaluator] | None = None,
         ranks: Ranks = ALONE,
+        own_validation: OwnValidation | None = None,
     ) -> None:
         self.evaluator = evaluator
+        self.own_validation = own_validation
         self.server_lr = server_lr
         self._evaluators_by_key = validated or {}
         self._ranks = ranks

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.round import TrainedCoalitions
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
     predicted_shapley,
@@ -78,18 +79,16 @@ class OutputScore:
     def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
         return self.score(within(trained_outputs, outputs))
 
-    def case_covariance(
+    def case_values(
         self,
         trained: Tensor,
         outputs: Tensor,
         weights: Tensor,
-    ) -> Tensor | None:
-        """Compute the covariance ``[n, n]`` of values between draws of as many validation samples, from outputs
-        ``[s, T, V, ...]`` of s seeds. None if it is not known.
-        """
+    ) -> CaseValues | None:
+        """Compute the values on each validation sample, from outputs ``[T, V, ...]``. None if they are not known."""
         if self.scores_by_case is None:
             return None
-        return self.scores_by_case.covariance(
+        return self.scores_by_case.values(
             trained, outputs, weights, logits=self.logits, bounded=self.is_bounded
         )
 

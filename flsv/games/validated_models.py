@@ -128,14 +128,22 @@ class ValidatedModels(VectorEvaluator):
         keep: bool = False,
     ) -> Scores:
         """Validate a module as it is."""
-        copies = ModuleCopies(module, self.space)
-        with self._validation(copies) as run:
-            logged_values = run.logged()
-
+        logged_values = self.logged_values(ModuleCopies(module, self.space))
         scores = {}
         for name, value in self._named_values(logged_values).items():
             scores[name] = torch.tensor([value]).double()
         return Scores(scores)
+
+    @property
+    def has_all_batches(self) -> bool:
+        """Return whether the fit's own validation has as many batches."""
+        return [len(loader) for loader in self._loaders] == list(self._trainer.num_val_batches)
+
+    @torch.no_grad()
+    def logged_values(self, copies: ModuleCopies) -> dict[str, Tensor]:
+        """Return all values that a copy logs when it is validated as it is."""
+        with self._validation(copies) as run:
+            return run.logged()
 
     def gradient(self, vector: Tensor, name: str) -> Tensor:
         """Compute the gradient of a logged value at the model ``vector``.
@@ -185,7 +193,7 @@ class ValidatedModels(VectorEvaluator):
             isolated_rngs(self._seed, "utility"),
             torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
         ):
-            module, trainer = copies.load_with_trainer(is_last=vector is None)
+            module, trainer = copies.load_with_trainer()
             if vector is not None:
                 self.space.write(module, vector)
                 put_private(module, self.space, self._read_private())

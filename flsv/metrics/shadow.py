@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
@@ -31,11 +32,10 @@ from flsv.metrics.coalitions.design import (
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of, ranks_only
+from flsv.metrics.coalitions.evidence import cases_record, coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Verify
-from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.host_copies import to_host
@@ -63,15 +63,11 @@ class ShadowShapley(MeasuredMetric):
     and the verdict say so. Sites train coalitions beside the run.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
-    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`. Validations are left out if the smallest coalition comes to
-    the same model without them.
+    that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
 
     **Performances.** Outputs are predicted for accuracy, balanced accuracy, negative loss, values per class and
     torchmetrics metrics of ``(forward(x), y)``. A value that the module logs has no outputs: then the missing
     coalitions' *scores* are estimated by :func:`flsv.functional.few_coalitions_shapley`, which is less accurate.
-
-    **Intervals.** Brackets of reports hold the mean over many seeds in about 9 of 10 cases, see
-    :mod:`flsv.functional.intervals`.
 
     **Samplers.** Each coalition draws its own cohorts among its members, as many clients as the run draws, or all if it
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
@@ -174,7 +170,7 @@ class ShadowShapley(MeasuredMetric):
         self._build_untrained: Callable[[int, Tensor], None] | None = None
         self._score_untrained: Callable[[], Tensor] | None = None
         self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
-        self._case_covariance: Callable[[], Tensor | None] | None = None
+        self._case_values: Callable[[], CaseValues | None] | None = None
         self._evidence: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
@@ -249,9 +245,9 @@ class ShadowShapley(MeasuredMetric):
             self.errors = torch.full_like(self.errors, torch.nan)
             self._computed = None
 
-    def explain_missing(self, reason: str) -> None:
+    def explain_missing(self, reason: str, interrupted: bool = False) -> None:
         """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
-        self._evidence = {"why_no_values": reason}
+        self._evidence = {"why_no_values": reason, "unfinished": True, "interrupted": interrupted}
 
     def check_rounds(self, rounds: int) -> None:
         if self.every is not None:
@@ -423,7 +419,7 @@ class ShadowShapley(MeasuredMetric):
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
         predict: Callable[[], PredictedValues] | None = None
-        self._case_covariance = None
+        self._case_values = None
         if (
             output_score is not None
             and outputs is not None
@@ -433,14 +429,13 @@ class ShadowShapley(MeasuredMetric):
             if not are_all_trained:
                 predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)
             if not self.per_class:
-                self._case_covariance = partial(
-                    output_score.case_covariance, masks, outputs[None], weights
-                )
+                self._case_values = partial(output_score.case_values, masks, outputs, weights)
 
         source = "outputs"
         if predict is None:
             source = "trainings" if are_all_trained else "scores"
-        self._evidence = evidence_of(masks, utilities, source, per_class=self.per_class)
+        design = f"{self.coalitions}"
+        self._evidence = evidence_of(masks, utilities, source, self.per_class, design)
 
         if predict is not None:
             prediction = predict()
@@ -466,18 +461,19 @@ class ShadowShapley(MeasuredMetric):
         )
         self.errors = errors.to(self.errors).reshape(shape)
 
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Facts on the latest values: where utilities come from, and what is not known."""
+        return self._evidence
+
     def payment_record(self) -> dict[str, Any]:
-        """Return the evidence of the latest values, and the rows of their covariance between draws of as many samples.
-        The covariance is None for values per class, if outputs are not known, or if it would take too long.
-        """
-        covariance = None if self._case_covariance is None else self._case_covariance()
-        rows = None if covariance is None else [*map(numbers_text, covariance.tolist())]
-        evidence = {**self._evidence, "trainings": f"{self.coalitions}"}
-        return {**evidence, "ranks_only": ranks_only(evidence), "case_covariance": rows}
+        """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
+        case_values = None if self._case_values is None else self._case_values()
+        return {**self._evidence, **cases_record(case_values)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""
-        return {**super().__getstate__(), "_case_covariance": None}
+        return {**super().__getstate__(), "_case_values": None}
 
     def _store_and_average(self, values: Tensor) -> Tensor:
         """Store a round's values. Return them, or with a sampler the last rounds' mean."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from flsv.functional.intervals import seed_covariance, seed_freedom
 from flsv.functional.joint_shares import joint_intervals
 from flsv.report.reading import Run, final_values, over_seeds
+from flsv.results.record import read_case_values
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -207,8 +208,8 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
 
     covariance = None
     degrees_of_freedom = run.seeds - 1 if run.seeds > 1 else None
+    values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
     if metric_info["class"] == "ShadowShapley" and run.seeds > 1:
-        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))
         half_widths = torch.tensor(((estimates["high"] - estimates["low"]) / 2).to_numpy("float64"))
         covariance = seed_covariance(values, half_widths)
         degrees_of_freedom = seed_freedom(run.seeds)
@@ -243,15 +244,22 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
 
 
 def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
-    """Return the mean over all runs of the values' covariance between draws of validation samples, or None."""
+    """Return the covariance of mean values over all runs between draws of validation samples, or None."""
     covariances = []
+    values_by_run = []
     for run in runs:
         performance = run.performances.get(metric, {})
         covariance = matrix_of(performance.get("case_covariance") or [])
         if covariance is None:
             return None
         covariances.append(covariance)
-    # The runs have the same validation samples, so that a mean over runs varies as much as one of them.
+        case_values = read_case_values(run.folder, metric)
+        if case_values is not None:
+            values_by_run.append(case_values)
+    if len(values_by_run) == len(runs) > 1:
+        mean_values = torch.stack([values.values for values in values_by_run]).mean(0)
+        return replace(values_by_run[0], values=mean_values).covariance()
+    # Of runs of earlier versions, each with the same validation samples, a mean varies at most as much as one of them.
     return torch.stack(covariances).mean(0)
 
 
@@ -262,13 +270,14 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
-    for name in ("unlike_run", "incidents"):  # those are of the repetitions, where all data are
-        del doubts[name]
+    del doubts["incidents"]  # those are of the repetitions, where all data are
+    # The run's own coalitions may be among those of the repetitions.
+    doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
     return replace(
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
-        origin=", ".join(filter(None, [trained, basis.origin])),
+        origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
         inputs=replace(basis.inputs, **doubts),
     )
 

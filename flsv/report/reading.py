@@ -27,7 +27,7 @@ from flsv.results.folder import (
     repeated_folders,
 )
 from flsv.results.record import read_record
-from flsv.results.round_result import faults_in
+from flsv.results.round_result import UNLIKE_RUN, Event, faults_in
 from flsv.results.run_table import (
     ESTIMATE,
     columns_in,
@@ -40,6 +40,10 @@ from flsv.results.text import known_mean, shares_in
 from flsv.utilities.csv_files import NAN, Cell
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.result_file import stored_settings
+
+#: Setting in the list of the runs of ``flsv retrain``: a text about what differs from the run.
+CHANGED = "changed"
 
 
 @dataclass(frozen=True)
@@ -203,9 +207,22 @@ class Run:
     def retrained(self) -> Run | None:
         """Return the runs of ``flsv retrain``, with means over them, or None without any."""
         folder = self.folder / RETRAINED
-        if not (folder / RUNS).is_file():
-            return None
-        return over_seeds(open_run(folder))
+        if (folder / RUNS).is_file():
+            if not repeated_folders(folder):
+                return None
+            return over_seeds(open_run(folder))
+        earlier_file = folder.with_suffix(".csv")
+        if earlier_file.is_file():
+            raise ConfigurationError(
+                f"{earlier_file} has values of flsv 2.1 or earlier, which this version does not read. Compute them "
+                f"again (flsv retrain {self.folder}), or move the file away."
+            )
+        return None
+
+    @property
+    def changed_settings(self) -> str:
+        """Return a text about the settings by which ``flsv retrain`` was told to train otherwise, if any."""
+        return stored_settings(self.folder / RETRAINED / RUNS).get(CHANGED, "")
 
 
 def read_run(path: str | Path) -> DataFrame:
@@ -249,7 +266,7 @@ def open_run(path: str | Path) -> Run:
     record = read_record(folder / RECORD)
     table = read_contributions(file)
     # The values of a metric that has failed are of the rounds before.
-    names = table["metric"].str.partition("/")[0]
+    names = table["metric"].str.split("/").str[0]
     is_missing = names.isin(list(record.get("missing", {})))
     return Run(folder, record=record, table=table[~is_missing])
 
@@ -295,7 +312,7 @@ def over_seeds(run: Run) -> Run:
         return run
 
     # The run's record, with means over all runs of two entries: "paid_in", the performances that metrics' values
-    # distribute, and "logged".
+    # distribute, and "logged". Doubts are those of all runs.
     mean_performances = {}
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
@@ -307,8 +324,25 @@ def over_seeds(run: Run) -> Run:
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
     logged = _means_of_all(logged_by_run, logged_by_run[0])
-    record = {**run.record, "paid_in": mean_performances, "logged": logged}
+    record = {
+        **run.record,
+        "paid_in": mean_performances,
+        "logged": logged,
+        "events": [*run.record["events"], *_doubts_of_others(run, runs)],
+    }
     return RepeatedRun(run.folder, record, run.table, runs)
+
+
+def _doubts_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
+    """Return what was found in other runs to speak against values, each sentence once."""
+    texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
+    doubts = []
+    for repeated in runs:
+        for event in repeated.record["events"]:
+            if event.what == UNLIKE_RUN and event.text not in texts:
+                texts.add(event.text)
+                doubts.append(event)
+    return doubts
 
 
 def _means_of_all(
@@ -342,9 +376,12 @@ def seed_summary(
                 "std": values.apply(_deviation),
             }
         )
-        half_widths = half_widths_over_seeds(runs, metric, values)
-        summary["low"] = summary["mean"] - half_widths
-        summary["high"] = summary["mean"] + half_widths
+        if len(runs) == 1:
+            summary[["low", "high"]] = run.estimates(metric)[["low", "high"]]
+        else:
+            half_widths = half_widths_over_seeds(runs, metric, values)
+            summary["low"] = summary["mean"] - half_widths
+            summary["high"] = summary["mean"] + half_widths
         summary["share"] = NAN
         only_ranks = run.performances.get(metric, {}).get("ranks_only")
         if run.metric_info(metric).get("to_pay_by") and not only_ranks:
@@ -358,15 +395,14 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
 
     Of trained coalitions it is known how much seeds usually differ, and how far predicted utilities are off.
     """
-    if len(runs) == 1:
-        estimates = runs[0].estimates(metric)
-        return (estimates["high"] - estimates["low"]) / 2
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
-    if not trains_coalitions or values.isna().any(axis=None):
+    if not trains_coalitions:
         return values.apply(_deviation).combine(values.count(), mean_half_width)
-    values_by_seed = torch.tensor(values.to_numpy("float64"))
+    known_clients = values.columns[values.notna().all()]
+    known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
     stderr = untrained_stderr([run.performances[metric] for run in runs])
-    return Series(interval_over_seeds(values_by_seed, stderr).tolist())
+    half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
+    return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
 
 
 def _deviation(values: Series) -> float:

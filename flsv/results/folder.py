@@ -17,6 +17,8 @@ from flsv.utilities.errors import ConfigurationError, listed, no_run_folder
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
+#: The values of metrics on each validation sample.
+CASE_VALUES = "case_values.pt"
 #: The folder of the runs of ``flsv retrain``, in that of the run.
 RETRAINED = "retrained"
 CONFIG = "config.yaml"

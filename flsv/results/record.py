@@ -22,9 +22,10 @@ from torch import nn
 from torchmetrics import Metric
 
 from flsv.data import FederatedDataModule
+from flsv.functional.joint_shares import CaseValues
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
-from flsv.results.folder import RECORD
+from flsv.results.folder import CASE_VALUES, RECORD
 from flsv.results.round_result import Event, RoundResult, RunResult, Sink
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.display import plain
@@ -55,6 +56,9 @@ class Record(Sink):
         self._write_new_events(result.events)
 
     def finish(self, result: RunResult) -> None:
+        learning_record = dict(result.learning_record)
+        if "paid_in" in learning_record:
+            learning_record["paid_in"] = self._performances(learning_record["paid_in"])
         # Some events are known only now.
         content = {
             **self._content,
@@ -62,9 +66,19 @@ class Record(Sink):
             "ended": now(),
             "rounds_done": result.rounds,
             "logged": result.logged,
-            **result.learning_record,
+            **learning_record,
         }
         write_record(self._folder, content)
+
+    def _performances(self, performances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the metrics' performances without values on each validation sample, which get a file."""
+        shortened = {}
+        values_by_metric = {}
+        for metric, performance in performances.items():
+            shortened[metric] = dict(performance)
+            values_by_metric[metric] = shortened[metric].pop("case_values", None)
+        write_case_values(self._folder, values_by_metric)
+        return shortened
 
     def close(self, failed: bool = False) -> None:
         """Write the events, including those of a failed round."""
@@ -179,6 +193,25 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     text = json.dumps(_to_json_type(record), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(folder / RECORD) as file:
         file.write(text.encode())
+
+
+def write_case_values(folder: Path, values_by_metric: Mapping[str, CaseValues | None]) -> None:
+    """Write the values on each validation sample that are known into a folder, or no file without any."""
+    states = {name: vars(values) for name, values in values_by_metric.items() if values is not None}
+    if states:
+        with replacing(folder / CASE_VALUES) as file:
+            torch.save(states, file)
+
+
+def read_case_values(folder: Path, metric: str) -> CaseValues | None:
+    """Read a metric's values on each validation sample, or return None if a run has written none."""
+    path = folder / CASE_VALUES
+    if not path.is_file():
+        return None
+    states: Any = torch.load(path, weights_only=True)
+    if metric not in states:
+        return None
+    return CaseValues(**states[metric])
 
 
 def read_record(path: Path) -> dict[str, Any]:

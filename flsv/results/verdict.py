@@ -39,6 +39,7 @@ FORBIDDING_REASONS = (
     "unfinished",
     "no_values",
     "shared_samples",
+    "unlike_run",
     "ranking",
     "judged",
     "no_gain",

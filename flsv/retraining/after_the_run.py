@@ -25,12 +25,19 @@ from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
+from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun, Scoring
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.trial import Findings
-from flsv.retraining.utility_store import COALITIONS_FILE, UtilityStore, column_name
+from flsv.retraining.utility_store import (
+    COALITIONS_FILE,
+    UtilityStore,
+    column_name,
+    outputs_name,
+)
 from flsv.scores.performance import CLASSIFICATION, ModelScore
+from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Seconds between two log lines about the trainings' progress.
@@ -120,7 +127,7 @@ class TrainingAfterTheRun:
         for name, metric in self._metrics.items():
             scores[name] = self._output_score(metric, run)
             if scores[name] is not None:
-                measures_with_outputs.add(column_name(metric.measured_by))
+                measures_with_outputs.add(outputs_name(metric.measured_by))
         store = self._make_store(run, measures_with_outputs)
         trained_coalitions = members_of(self._masks[2:])
         metrics = self._metrics.values()
@@ -144,7 +151,8 @@ class TrainingAfterTheRun:
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
             return self._without_values(
-                f"Their training was interrupted: {done} are trained{_rest(run)}"
+                f"Their training was interrupted: {done} are trained{_rest(run)}",
+                interrupted=True,
             )
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
@@ -180,7 +188,7 @@ class TrainingAfterTheRun:
         score = scores[name]
         if score is None:
             return no_coalitions
-        measure_name = column_name(metric.measured_by)
+        measure_name = outputs_name(metric.measured_by)
         # Those of the empty and the full coalition, then of the others, after the last round.
         inner_outputs = [
             store.outputs(run.seed, members, measure_name)[-1]
@@ -196,10 +204,14 @@ class TrainingAfterTheRun:
             seed=run.seed,
         )
 
-    def _without_values(self, reason: str) -> dict[int, dict[str, Tensor]]:
+    def _without_values(
+        self,
+        reason: str,
+        interrupted: bool = False,
+    ) -> dict[int, dict[str, Tensor]]:
         """Warn that there are no values, and let the metrics tell why."""
         for metric in self._metrics.values():
-            metric.explain_missing(reason)
+            metric.explain_missing(reason, interrupted)
         rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
         return {}
 
@@ -383,15 +395,30 @@ class TrainingAfterTheRun:
 
     def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
         path = None if run.folder is None else run.folder / COALITIONS_FILE
+        names = list(measures_of(self._metrics.values()))
         return UtilityStore(
             path,
-            names=list(measures_of(self._metrics.values())),
-            settings={**run.settings, "run": self._run_id},
+            names=names,
+            settings={
+                **_settings_of_training(run),
+                "run": self._run_id,
+                **self._scores_of_all(),
+                "scores": " ".join(names),
+                "rounds": " ".join(map(str, self._rounds)),
+            },
             rounds=self._rounds,
             ranks=ranks_of(run.trainer),
             outputs=measures_with_outputs,
-            anew=True,  # a resumed run's file with other settings is replaced
+            anew=True,  # a file of other settings is replaced
         )
+
+    def _scores_of_all(self) -> dict[str, str]:
+        """Return the last scores of the run's own model as text, which a run that scores otherwise does not have."""
+        texts = {}
+        for metric in self._metrics.values():
+            scores = metric.ends[-1, 1].tolist()  # of the full coalition, one or by class
+            texts[f"{column_name(metric.measured_by)} of all"] = numbers_text(scores)
+        return texts
 
     def _output_score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
         """Return the score of ``metric`` as a function of outputs, None if none are needed or they are too many."""
@@ -441,10 +468,23 @@ class TrainingAfterTheRun:
             return metric.complete(self._masks, utilities)
 
         outputs_by_coalition = [
-            store.outputs(run.seed, members, measure_name)[positions] for members in coalitions
+            store.outputs(run.seed, members, outputs_name(metric.measured_by))[positions]
+            for members in coalitions
         ]
         outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
         return metric.complete(self._masks, utilities, outputs, run.weights, score)
+
+
+def _settings_of_training(run: EndedRun) -> dict[str, str]:
+    """Return a run's settings without those of metrics that no strategy reads."""
+    loop = find_loop(callbacks_of(run.trainer))
+    names_in_use = [f"federation.metrics.{name}" for name in metrics_in_use(loop)]
+    settings = {}
+    for name, text in run.settings.items():
+        is_metric = name.startswith("federation.metrics.")
+        if not is_metric or name in names_in_use:
+            settings[name] = text
+    return settings
 
 
 def _rest(run: EndedRun) -> str:

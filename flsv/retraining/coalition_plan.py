@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from flsv._lightning.data_source import data_of
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
@@ -112,6 +112,7 @@ class CoalitionPlan(RunExtension):
         # The state before the fit, and what coalitions need, as a trial has shown.
         self._run_copy: CopyOfRun | None = None
         self._findings: Findings | None = None
+        self._failure: ConfigurationError | None = None
         # Names of callbacks that take no part in coalitions.
         self._left_out: list[str] = []
         self._checked_round = 0
@@ -155,7 +156,8 @@ class CoalitionPlan(RunExtension):
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Copy the state before the fit, and train one client of a copy for a round."""
+        """Copy the state before the fit, and train one client of a copy for a round. An error of these is raised by
+        :meth:`begin_training`."""
         config = self._config
         if config is None:  # no metric needs coalitions
             return
@@ -176,9 +178,12 @@ class CoalitionPlan(RunExtension):
                 "leave ShadowShapley out, and run flsv retrain after the run."
             )
         self._left_out = [type(callback).__name__ for callback in left_out]
-        self._run_copy = copy_of_run(trainer, module, data, left_out)
         client = int(data.num_samples.argmin())
-        self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
+        try:
+            self._run_copy = copy_of_run(trainer, module, data, left_out)
+            self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
+        except ConfigurationError as error:  # told after other checks, which say more
+            self._failure = error
 
     def _callbacks_left_out(self, trainer: L.Trainer) -> list[L.Callback]:
         """Return the callbacks that take no part: those that the metrics name, or by default those of tools."""
@@ -299,6 +304,8 @@ class CoalitionPlan(RunExtension):
         self._check_outputs(games)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
+        if self._failure is not None:
+            raise self._failure
         self._log_plan(num_clients, games)
 
     def _check_outputs(self, games: Any) -> None:
@@ -486,7 +493,7 @@ class CoalitionPlan(RunExtension):
             checked_round=self._checked_round,
             checked_model=self._checked_model,
             verifies_all=self._verifies_all,
-            run_id=self._run_id(),
+            run_id=self._run_id(find_loop(callbacks_of(run.trainer)).state.model()),
             space=self._valued_models.space,
             run_seconds=run_seconds,
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
@@ -499,12 +506,11 @@ class CoalitionPlan(RunExtension):
     def _verifies_all(self) -> bool:
         return any(metric.verify == "all" for metric in self._metrics.values())
 
-    def _run_id(self) -> str:
-        """Return a text that runs share only if initial models and scoring agree."""
+    def _run_id(self, trained_model: Tensor) -> str:
+        """Return a text that runs share only if they start from the same model, and come to the same one."""
         assert self._valued_models is not None
-        scores = [metric.ends for metric in self._metrics.values()]
-        tensors = [self._valued_models.untrained_model, self._checked_model, *scores]
-        hashes = [digest(tensor.cpu()).hex()[:16] for tensor in tensors if tensor is not None]
+        models = [self._valued_models.untrained_model, trained_model]
+        hashes = [digest(model.cpu()).hex()[:16] for model in models]
         return " ".join(hashes)
 
     def keep_checked_model(self, round: Round) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,16 +118,18 @@ def retrain(
             run_copy = copy_of_run(trainer, module, data)
         games.append(_fit(run_copy, game, seed))
 
-    evidence = [game.payment_record() for game in games]
-    if "why_no_values" in evidence[0]:
-        raise ConfigurationError(evidence[0]["why_no_values"])
-    values = torch.stack([game.compute() for game in games]).double()
+    evidence = [game.evidence for game in games]
+    for seed_evidence in evidence:
+        if "why_no_values" in seed_evidence:
+            raise ConfigurationError(seed_evidence["why_no_values"])
+    values = torch.stack([game.compute() for game in games])
     mean_values = values.mean(0)
+    interval = games[0].intervals()
     if seeds > 1:
         half_widths = interval_over_seeds(values, untrained_stderr(evidence))
-        low, high = mean_values - half_widths, mean_values + half_widths
-    else:
-        low, high = games[0].intervals()
+        interval = mean_values - half_widths, mean_values + half_widths
+    assert interval is not None
+    low, high = interval
     shares = [NAN] * len(mean_values)
     if not evidence[0]["ranks_only"]:
         shares = shares_in(mean_values.tolist())
@@ -162,7 +165,11 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
             reporting=Reporting(table=False, figures=0, files=False),
         )
         fit_quietly(trainer, module, data)
-        return loop.metrics["value"]
+        metric = loop.metrics["value"]
+        doubts = loop._extension.doubts
+    for doubt in doubts:
+        warnings.warn(f"flsv.retrain, seed {seed}: {doubt}.", stacklevel=2)
+    return metric
 
 
 @contextmanager

@@ -14,14 +14,18 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
 from flsv.scores.performance import ModelScore
-from flsv.utilities.atomic_files import replacing
-from flsv.utilities.csv_files import Cell, parse_float, parse_int
-from flsv.utilities.result_file import ResultFile, members_text, read_members
+from flsv.utilities.atomic_files import replacing, whole_lines
+from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
+from flsv.utilities.result_file import ResultFile, members_text, read_members, stored_settings
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
 COALITIONS_FILE = "coalitions.csv"
+#: Folder beside that file with one of an earlier run, from which trainings of the same run are taken over.
+EARLIER_FOLDER = "earlier"
 #: The index under which utilities after training are stored if a store has no rounds.
 LAST_ROUND_KEY = -1
+#: Settings of a file that tell which scores it has of trainings, not how they trained.
+SETTINGS_OF_SCORES = {"scores", "rounds"}
 #: A coalition's utilities after a round, by each performance: one number, or one for each class.
 Row = Sequence[Sequence[float]]
 #: A coalition's outputs, [R, V, ...] after each of R rounds, by performance.
@@ -80,6 +84,8 @@ class UtilityStore:
             if outputs:
                 self._outputs_folder = path.with_suffix("")
             self._read_back(self._file)
+            if not self._file.rows:
+                self._take_over(path.parent / EARLIER_FOLDER / path.name, settings or {})
         # All ranks take what the first one has read.
         trainings = self._rows_by_training, self._outputs_by_training
         trainings = ranks.broadcast(0, trainings, "the stored trainings")
@@ -121,6 +127,25 @@ class UtilityStore:
             outputs = self._read_outputs(*training)
             if outputs:
                 self._outputs_by_training[training] = outputs
+
+    def _take_over(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Store the trainings in a file of the same run, which may have other coalitions, and more scores or rounds."""
+        for (seed, members), rows in _trainings_of_run(path, settings, self.names).items():
+            stored_rounds = sorted(rows)
+            has_all_rounds = rows.keys() >= set(self.rounds)
+            if not has_all_rounds or stored_rounds[-1] != self.rounds[-1]:
+                continue
+            positions = [stored_rounds.index(round_index) for round_index in self.rounds]
+            self._rows_by_training[seed, members] = {index: rows[index] for index in self.rounds}
+            if self._outputs_folder is not None:
+                stored_outputs = read_outputs(path.with_suffix(""), seed, members)
+                self._outputs_by_training[seed, members] = {
+                    name: outputs[positions]
+                    for name, outputs in stored_outputs.items()
+                    if len(outputs) == len(stored_rounds)
+                }
+                self._write_outputs(seed, members)
+        self.sort()
 
     def _read_outputs(self, seed: int, members: Members) -> Outputs:
         """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
@@ -234,6 +259,37 @@ class UtilityStore:
         self._file.replace(lines)
 
 
+def _trainings_of_run(
+    path: Path,
+    settings: Mapping[str, Any],
+    names: Sequence[str],
+) -> dict[Training, dict[int, Row]]:
+    """Read the trainings in a file with all scores ``names``. Empty if it is of another run or lacks one."""
+    lines = whole_lines(path) if path.is_file() else []
+    if len(lines) < 2:
+        return {}
+    _head, columns, *_rows = lines
+    settings_of_file = stored_settings(path)
+    for name in settings_of_file.keys() & settings.keys() - SETTINGS_OF_SCORES:
+        if settings_of_file[name] != str(settings[name]):
+            return {}
+    if not {"round", *names} <= set(columns.split(",")):
+        return {}
+
+    parsers: dict[str, Cell] = {
+        "seed": parse_int,
+        "coalition": read_members,
+        "round": parse_int,
+        **dict.fromkeys(names, _parse_numbers),
+    }
+    trainings: dict[Training, dict[int, Row]] = {}
+    for cells in read_rows(path, parsers, skip=1):
+        training = cells["seed"], cells["coalition"]
+        rows = trainings.setdefault(training, {})
+        rows[cells["round"]] = [cells[name] for name in names]
+    return trainings
+
+
 def _csv_rows(
     seed: int,
     members: Members,
@@ -272,6 +328,11 @@ def read_outputs(folder: Path, seed: int, members: Members) -> Outputs:
 def _is_finite(row: Row) -> bool:
     numbers = itertools.chain(*row)
     return all(map(math.isfinite, numbers))
+
+
+def outputs_name(measure: str | ModelScore) -> str:
+    """Return the name under which a coalition's outputs are stored. All names of scores are of a classifier's."""
+    return "accuracy" if isinstance(measure, str) else column_name(measure)
 
 
 def column_name(measure: str | ModelScore) -> str:

@@ -109,7 +109,7 @@ class ResultFile:
         if self._settings is None:
             return {}
         try:
-            return dict(json.loads(first_line.removeprefix("# ")))
+            return _settings_in(first_line)
         except (ValueError, TypeError, RecursionError) as error:
             raise ConfigurationError(
                 f"{self.path} holds results of other settings: its first line does not say of which. Move the file "
@@ -150,6 +150,18 @@ class ResultFile:
         with replacing(self.path) as file:
             for line in complete_lines:
                 file.write(f"{line}\n".encode())
+
+
+def _settings_in(first_line: str) -> dict[str, str]:
+    return dict(json.loads(first_line.removeprefix("# ")))
+
+
+def stored_settings(path: Path) -> dict[str, str]:
+    """Read the settings of a file of results. Empty if there is no file."""
+    if not path.is_file():
+        return {}
+    first_line, *_lines = whole_lines(path)
+    return _settings_in(first_line)
 
 
 def read_members(cell: str) -> tuple[int, ...]:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy
 import pytest
 import torch
-import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
@@ -21,12 +19,15 @@ from flsv.functional import exact_shapley
 from flsv.metrics import (
     ClassSpecificShapley,
 )
+from flsv.report import open_run
+from flsv.report.basis import basis_by_retraining
+from flsv.results.record import read_case_values
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.scores.performance import CLASSIFICATION
 from flsv.utilities.errors import ConfigurationError
 from helpers.coalitions_by_hand import GameByFits
 from helpers.fits import trainer_for
 from helpers.pages import text_of_page
+from helpers.retrained import record_fits, retrained_rows
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
 
 SEED = 3
@@ -70,6 +71,7 @@ def copied_run(trained_run):
 
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
     table, path = retrain(copied_run, "all", metric="negative_loss", seeds=1)
+    table = table[table["metric"] == "value"]
     # By hand, the configuration of the run.
     data = FederatedDataModule(
         "digits",
@@ -94,11 +96,13 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
     game = GameByFits(make_trainer, module, data)
 
     expected = exact_shapley(game, 3).values
-    torch.testing.assert_close(torch.tensor(table["value"]), expected, rtol=0, atol=1e-7)
+    values = torch.tensor(table["mean"].tolist(), dtype=expected.dtype)
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-7)
 
-    stored = read_rows(path)
+    assert path == copied_run / "retrained" / "repeat.csv"
+    stored = retrained_rows(copied_run)
     assert [row["client"] for row in stored] == ["0", "1", "2"]
-    assert float(stored[2]["value"]) == table["value"][2]
+    assert float(stored[2]["mean"]) == table["mean"].iloc[2]
 
 
 def test_retrain_trains_each_coalition_once_and_without_validations(
@@ -115,45 +119,11 @@ def test_retrain_trains_each_coalition_once_and_without_validations(
 
     retrain(copied_run, "singles", metric="negative_loss", seeds=1)
 
-    # That of all clients comes to the run's own model, which shows that none needs validations.
+    # The first rounds of all clients come to the run's own model, which shows that none needs validations.
     trained = [order.members for order in all_orders]
     all_clients = (0, 1, 2)
-    assert trained == [all_clients, (0,), (1,), (2,)]
+    assert trained == [(0,), (1,), (2,), all_clients]
     assert not any(order.is_whole for order in all_orders)
-
-
-def test_retrain_without_a_client_saves_the_module_of_a_run_of_the_others(
-    copied_run, tmp_path, capsys
-):
-    assert main(["retrain", str(copied_run), "--without", "1"]) == 0
-
-    output = read_output(capsys)
-    assert "without_1.ckpt" in output
-    assert "without 1: accuracy 0." in output
-
-    config = yaml.safe_load((copied_run / "config.yaml").read_text())
-    config["federation"]["sampler"] = {
-        "class_path": "FixedCohort",
-        "init_args": {"clients": [0, 2]},
-    }
-    (tmp_path / "others.yaml").write_text(yaml.safe_dump(config))
-    run_of_others = fit_by_command(tmp_path, tmp_path / "others.yaml")
-    checkpoint = run_of_others / "checkpoints" / "last.ckpt"
-    expected = torch.load(checkpoint, weights_only=False)["state_dict"]
-    state = ClassifierClient.load_from_checkpoint(copied_run / "without_1.ckpt").state_dict()
-
-    assert state.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(state[name], value)
-    assert not (copied_run / "retrained.csv").exists()
-
-
-@pytest.mark.parametrize("names", ["Lyon", "0 1 2"])
-def test_retrain_without_nobody_that_there_is_or_without_all_is_refused(copied_run, capsys, names):
-    assert main(["retrain", str(copied_run), "--without", *names.split()]) == 2
-
-    message = f"--without {names}: expected some of 0, 1, 2, not all"
-    assert message in capsys.readouterr().err
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(
@@ -163,95 +133,94 @@ def test_retrain_refuses_scores_that_give_no_single_value(
         retrain(tmp_path, metric="per_class_accuracy")
 
 
-def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(copied_run, capsys):
-    """By another score and without one of the seeds, too: these shares stand beside the first."""
+def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(
+    copied_run, monkeypatch, capsys
+):
+    """By another score, too, of which the shares stand beside the first."""
     assert main(["retrain", str(copied_run), "--rounds", "1"]) == 0
 
     message = read_output(capsys)
-    outcome = read_rows(copied_run / "retrained.csv")
+    assert f"1 of {ROUNDS} rounds" not in message  # one was planned
+    assert f"seeds {SEED}, {SEED + 1} and {SEED + 2}, 1 of 1 rounds" in message
 
-    seeds = [SEED, SEED + 1, SEED + 2]
-    for row in outcome:
-        assert row["trainings"] == "all"  # of three clients each alone and all but one are all
-        assert row["seeds"] == " ".join(map(str, seeds))
-        assert row["rounds"] == "1"
-        assert row["share by accuracy"] == row["share"]
-    stored_text = (copied_run / "retrained_scores.csv").read_text()
-    settings, header, *scores = stored_text.splitlines()
-    assert len(scores) == 2**3 * len(seeds)
-    values = {row["value"] for row in outcome}
+    by_accuracy = retrained_rows(copied_run)
+    assert {row["runs"] for row in by_accuracy} == {"3"}
+    values = {row["mean"] for row in by_accuracy}
     assert len(values) == 3  # each coalition was trained by its own clients
-    assert f"1 of {ROUNDS} rounds" in message
-    shares_by_score = [name for name in outcome[0] if name.startswith("share ")]
-    assert shares_by_score == [f"share by {score}" for score in CLASSIFICATION]
+    for seed in (SEED, SEED + 1, SEED + 2):
+        assert coalitions_of(copied_run, seed) == {"0", "1", "2", "0+1", "0+2", "1+2"}
 
     page_path = copied_run / "all.html"
     assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
 
     page = text_of_page(page_path)
     assert "Brackets are for other cases, other seeds." in page
-
-    for kind in ("seeds", "cases"):
-        cells = [row[f"covariance of {kind}"].lstrip("'") for row in outcome]
-        covariance = numpy.array([cell.split() for cell in cells], float)
-        assert covariance == pytest.approx(covariance.T)
-        assert numpy.linalg.eigvalsh(covariance).min() > -1e-9
-        assert covariance.diagonal().min() > 0
-
     for basis in ("by balanced accuracy", "by loss"):
         assert f" % {basis}" in page
 
-    whole, _ = retrain(copied_run, rounds=1)
-    by_loss, _ = retrain(copied_run, metric="negative_loss", rounds=1)
+    errors_of_seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
+    for errors in (errors_of_seeds, errors_of_cases):
+        covariance = errors.covariance
+        torch.testing.assert_close(covariance, covariance.T)
+        assert torch.linalg.eigvalsh(covariance).min() > -1e-9
+        assert covariance.diagonal().min() > 0
 
-    assert by_loss["share"].tolist() == whole["share by negative_loss"].tolist()
+    by_loss = retrained_rows(copied_run, metric="by_negative_loss")
+    trained = record_fits(monkeypatch)
+    retrain(copied_run, metric="negative_loss", rounds=1)
 
-    two_seeds, _ = retrain(copied_run, rounds=1, seeds=2)
-    assert two_seeds["share"].tolist() != whole["share"].tolist()
-    assert (copied_run / "retrained_scores.csv").read_text() == stored_text
+    assert trained == {(0, 1, 2)}  # the run's first rounds once more
+    for row, row_beside_accuracy in zip(retrained_rows(copied_run), by_loss):
+        assert row["share"] == row_beside_accuracy["share"]
+
+
+def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_values(copied_run):
+    retrain(copied_run, "both", rounds=1, seeds=2)
+
+    retrained_run = open_run(copied_run).retrained
+    assert retrained_run is not None
+    values_of_cases = []
+    for run in retrained_run.runs:
+        case_values = read_case_values(run.folder, "value")
+        assert case_values is not None
+        mean_over_cases = case_values.values.mean(1)
+        assert mean_over_cases.tolist() == pytest.approx(run.final("value"), abs=1e-9)
+        values_of_cases.append(case_values.values)
+    means = torch.stack(values_of_cases).mean(0)  # [n, V]
+    expected = torch.cov(means) / means.shape[1]
+
+    _seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
+    torch.testing.assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
 
 
 def test_retrain_tells_the_trainings_seeds_and_settings_that_were_asked_for(copied_run, capsys):
-    command = [
-        "retrain",
-        str(copied_run),
-        "--rounds",
-        "1",
-        "--trainings",
-        "singles",
-        "--seeds",
-        "2",
-    ]
+    command = ["retrain", str(copied_run), "--rounds", "1", "--trainings", "singles"]
+    command += ["--seeds", "2", "--federation.optimizer_state=persist"]
+
+    assert main(command) == 0
+
+    output = read_output(capsys)
     changed = "federation.optimizer_state 'persist' instead of 'reset'"
+    assert f"not compared with the run's own weights: {changed}" in output
+    assert f"each client alone, seeds {SEED} and {SEED + 1}, 1 of 1 rounds, {changed}" in output
+    for seed in (SEED, SEED + 1):
+        assert coalitions_of(copied_run, seed) == {"0", "1", "2"}
 
-    assert main([*command, "--federation.optimizer_state=persist"]) == 0
 
-    seeds = [SEED, SEED + 1]
-    for row in read_rows(copied_run / "retrained.csv"):
-        assert row["trainings"] == "singles"
-        assert row["seeds"] == " ".join(map(str, seeds))
-        assert row["changed"] == changed
-    settings, header, *scores = (copied_run / "retrained_scores.csv").read_text().splitlines()
+def coalitions_of(run: Path, seed: int) -> set[str]:
+    """The coalitions whose trainings are kept for a seed."""
+    path = run / "retrained" / f"seed_{seed}" / "coalitions.csv"
+    settings, header, *lines = path.read_text().splitlines()
     assert settings.startswith("#")
-    assert header.startswith("seed,")
-    num_coalitions = 2 + 3  # of no client, of all, of each alone
-    assert len(scores) == num_coalitions * len(seeds)
-    assert changed in read_output(capsys)
+    assert header.startswith("seed,coalition,")
+    return {line.split(",")[1] for line in lines}
 
 
-def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(
+def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     copied_run, monkeypatch, capsys
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    command = [
-        "retrain",
-        str(copied_run),
-        "--rounds",
-        "1",
-        "--seeds",
-        "1",
-        "--trainings",
-    ]
+    command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "1", "--trainings"]
 
     assert main([*command, "singles"]) == 0
     output, _, _path = capsys.readouterr().out.partition("Retrained: ")
@@ -261,68 +230,35 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_reused(
     assert "\n%" not in text
 
     page = copied_run / "shares.html"
-    assert (
-        main(
-            [
-                "report",
-                str(copied_run),
-                "--out",
-                str(page),
-                "--budget",
-                "100",
-            ]
-        )
-        == 0
-    )
+    report = ["report", str(copied_run), "--out", str(page), "--budget", "100"]
+    assert main(report) == 0
     assert "Only each partner alone and all together were trained." in text_of_page(page)
-    assert {row["source"] for row in read_rows(copied_run / "retrained.csv")} == {"outputs"}
     assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
-    assert (
-        main(
-            [
-                "report",
-                str(copied_run),
-                "--out",
-                str(page),
-                "--budget",
-                "100",
-                "--by",
-                "cssv",
-            ]
-        )
-        == 0
-    )
+    assert main([*report, "--by", "cssv"]) == 0
     assert "| partner | cssv | retrained |" in text_of_page(page)
     assert "amount" not in read_rows(copied_run / "shares_shares.csv")[0]
-    # Trainings of other settings are not mixed; of more of the same game what is known is not trained again.
-    assert (
-        main(
-            [
-                *command,
-                "both",
-                "--federation.local_epochs",
-                "2",
-            ]
-        )
-        == 2
-    )
+    # Trainings of other settings are not mixed; of other coalitions what is known is not trained again.
+    assert main([*command, "both", "--federation.local_epochs", "2"]) == 2
 
-    earlier_lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
+    trained = record_fits(monkeypatch)
     capsys.readouterr()
 
     assert main([*command, "both"]) == 0
     assert "A single seed was used, and another gives other amounts" in read_output(capsys)
-    assert {*earlier_lines} < {*(copied_run / "retrained_scores.csv").read_text().splitlines()}
+    assert trained == {(0, 1), (0, 2), (1, 2), (0, 1, 2)}
+    assert coalitions_of(copied_run, SEED) == {"0", "1", "2", "0+1", "0+2", "1+2"}
 
-    outcome = read_rows(copied_run / "retrained.csv")
+    outcome = retrained_rows(copied_run)
     assert sum(float(row["share"]) for row in outcome) == pytest.approx(1)
-    assert all(float(row["low"]) < float(row["value"]) < float(row["high"]) for row in outcome)
+    assert all(float(row["low"]) < float(row["mean"]) < float(row["high"]) for row in outcome)
 
+    trained.clear()
     capsys.readouterr()
     # Trainings from which outputs are not predicted only rank.
     assert main([*command, "leave-one-out"]) == 0
+    assert trained == {(0, 1, 2)}
     assert "so these values only rank" in read_output(capsys)
-    assert {row["share"] for row in read_rows(copied_run / "retrained.csv")} == {""}
+    assert {row["share"] for row in retrained_rows(copied_run)} == {""}
 
 
 class Hostile:
@@ -354,7 +290,7 @@ def run_with_other_weights(copied_run, tmp_path):
     return folder
 
 
-def test_retrain_trains_the_same_halves_with_each_seed(copied_run, capsys):
+def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
 
     assert main([*command, "--trainings", "halves"]) == 0
@@ -362,16 +298,10 @@ def test_retrain_trains_the_same_halves_with_each_seed(copied_run, capsys):
     output = read_output(capsys)
     assert "each client alone and halves of unlike clients" in output
     assert "Only each partner alone, halves, and all together were trained." in output
-    coalitions_by_seed = {}
-    _settings, _columns, *lines = (copied_run / "retrained_scores.csv").read_text().splitlines()
-    for line in lines:
-        seed, coalition, _scores = line.split(",", 2)
-        coalitions_by_seed.setdefault(seed, set()).add(coalition)
-    of_one_seed, of_other_seed = coalitions_by_seed.values()
-    assert of_one_seed == of_other_seed
-    # Of three clients the other half is a client alone.
-    (pair,) = of_one_seed - {"'-", "0", "1", "2", "0+1+2"}
-    assert pair in {"0+1", "0+2", "1+2"}
+    for seed in (SEED, SEED + 1):
+        # Of three clients the other half is a client alone.
+        (pair,) = coalitions_of(copied_run, seed) - {"0", "1", "2"}
+        assert pair in {"0+1", "0+2", "1+2"}
 
 
 def retrain_singles(folder, *options):
@@ -384,11 +314,9 @@ def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     assert retrain_singles(run_with_other_weights) == 2
 
     output = " ".join("".join(capsys.readouterr()).split())
-    assert (
-        "there are no values: the coalition of all clients, trained again from the run's configuration"
-        in output
-    )
-    assert not list(run_with_other_weights.glob("retrained*"))
+    assert "there are no values: the run, trained again from its configuration" in output
+    assert not list(run_with_other_weights.glob("retrained/seed_*/*"))
+    assert main(["report", str(run_with_other_weights)]) == 0  # with the run's own values
 
 
 @pytest.mark.slow

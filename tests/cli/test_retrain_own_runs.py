@@ -1,6 +1,7 @@
 """``flsv retrain`` of runs with data, metrics and evaluations of their own."""
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import yaml
 
 import flsv
-from flsv import FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.cli.retrain import performance_by, retrain
 from flsv.data import SizePartitioner, Splits
@@ -22,10 +23,13 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
+from flsv.report import open_run
+from flsv.report.basis import basis_by_retraining
+from flsv.results.record import read_record
 from flsv.results.verdict import ONE_CLASS_FRACTION
-from flsv.retraining.copied_fits import CopiedFits
 from flsv.utilities.errors import ConfigurationError
 from helpers.pages import text_of_page
+from helpers.retrained import record_fits, retrained_rows, retrained_values
 from helpers.runs import (
     FEDERATION,
     fit_by_command,
@@ -81,8 +85,8 @@ def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsy
             )
             == 0
         )
-        majority = read_rows(run / "retrained.csv")[0].get("majority")
-        assert (majority not in (None, "") and float(majority) >= ONE_CLASS_FRACTION) is message
+        majority = basis_by_retraining(open_run(run)).inputs.majority
+        assert (majority >= ONE_CLASS_FRACTION) is message
 
 
 @pytest.mark.slow
@@ -109,34 +113,21 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     # Killed in the last coalition.
     stored = run / "coalitions.csv"
     lines = stored.read_text().splitlines(keepends=True)
-    stored.write_text("".join(lines[:-3]))
+    stored.write_text("".join(lines[:-1]))  # it has two rounds
     trained = record_fits(monkeypatch)
-    table, _ = retrain(run, "all", seeds=1)
+    retrain(run, "all", seeds=1)
 
-    assert table["value"].tolist() == expected
-    assert len(trained) < 5
+    assert retrained_values(run) == expected
+    assert trained == {(1, 2), (0, 1, 2)}
 
     # Without what is stored, all are trained.
     trained.clear()
     stored.unlink()
-    (run / "retrained_scores.csv").unlink()
-    table, _ = retrain(run, "all", seeds=1)
+    shutil.rmtree(run / "retrained")
+    retrain(run, "all", seeds=1)
 
-    assert table["value"].tolist() == expected
+    assert retrained_values(run) == expected
     assert len(trained) == 7
-
-
-def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
-    """The coalitions whose fits are begun from now on."""
-    trained: set[tuple[int, ...]] = set()
-    train = CopiedFits.train
-
-    def counted(fits: CopiedFits, orders: Any) -> Any:
-        trained.update(order.members for order in orders)
-        return train(fits, orders)
-
-    monkeypatch.setattr(CopiedFits, "train", counted)
-    return trained
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
@@ -162,7 +153,7 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
         performance_and_mode(by_loss, LeaveOneOut())
 
 
-def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, capsys):
+def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, monkeypatch, capsys):
     """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
     table = [["clinic", "age", "dose", "ill"]]
     for number, clinic in enumerate("ABC"):
@@ -181,39 +172,41 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, c
             other_doses_in_b.append(row)
     with_d = [*table, ["D", "40", "2", "y"], ["D", "41", "2", "n"]]
     without_c = [row for row in table if row[0] != "C"]
-    file = tmp_path / "clinics.csv"
+    source = tmp_path / "clinics.csv"
     config = write_config(
         tmp_path / "federation.yaml",
         **OF_A_TABLE,
-        data=write_table(file, table),
+        data=write_table(source, table),
     )
     run = fit_by_command(tmp_path, config)
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1", "-q"]
 
     assert main(command) == 0
 
-    values = (run / "retrained.csv").read_bytes()
+    file = run / "retrained" / "repeat.csv"
+    values = file.read_bytes()
 
     for changed, message in (
         (other_doses_in_b, "other samples or labels for clients"),
         (with_d, "its clients are A, B, C, and these are A, B, C, D"),
         (without_c, "its clients are A, B, C, and these are A, B"),
     ):
-        write_table(file, changed)
+        write_table(source, changed)
         capsys.readouterr()
         assert main(command) == 2
         error = capsys.readouterr().err
         assert f"the data are not those of {run}" in error
         assert message in error
-        assert (run / "retrained.csv").read_bytes() == values
+        assert file.read_bytes() == values
 
-    # The same data in another folder are the same, and none of the trainings is done again.
-    scores = (run / "retrained_scores.csv").read_bytes()
+    # The same data in another folder are the same, and nothing is trained again.
     (tmp_path / "moved").mkdir()
-    write_table(tmp_path / "moved" / file.name, table)
+    write_table(tmp_path / "moved" / source.name, table)
+    trained = record_fits(monkeypatch)
 
-    assert main([*command, f"--data.source={tmp_path}/moved/{file.name}"]) == 0
-    assert (run / "retrained_scores.csv").read_bytes() == scores
+    assert main([*command, f"--data.source={tmp_path}/moved/{source.name}"]) == 0
+    assert trained == set()
+    assert file.read_bytes() == values
 
 
 @pytest.mark.slow
@@ -236,7 +229,7 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         tmp_path, write_config(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options})
     )
     trained = record_fits(monkeypatch)
-    outcome, _ = retrain(run, seeds=1)
+    retrain(run, seeds=1)
 
     assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
 
@@ -250,59 +243,51 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     def accuracy(outputs: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(-1) == y).double().mean(1)
 
-    table = (run / "retrained_scores.csv").read_text().splitlines()[1:]
-    stored = {}
-    for row in csv.DictReader(table):
-        stored[row["coalition"].lstrip("'")] = float(row["accuracy"])
+    seed_folder = run / "retrained" / "seed_3"
+    table = (seed_folder / "coalitions.csv").read_text().splitlines()[1:]
+    stored = {row["coalition"]: float(row["accuracy"]) for row in csv.DictReader(table)}
+    names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[2:]]
 
-    names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[1:]]
-    outputs = [torch.zeros(len(y), 10)]
+    module = ClassifierClient.load_from_checkpoint(run / "checkpoints" / "last.ckpt").eval()
+    with torch.no_grad():
+        outputs_of_all = module(torch.cat([x for x, _ in data.val_dataloader()]))
+    outputs = [torch.zeros(len(y), 10), outputs_of_all]
     for name in names:
-        file = torch.load(run / "retrained_scores" / f"3_{name}.pt")
-        (output, *_) = file.values()
+        (output,) = torch.load(seed_folder / "coalitions" / f"3_{name}.pt").values()
         outputs.append(output[0])
 
-    scores = torch.tensor([stored["-"], *(stored[name] for name in names)])
     trained_scores = accuracy(torch.stack(outputs[1:]))
+    stored_scores = torch.tensor([stored[name] for name in names]).double()
+    torch.testing.assert_close(trained_scores[1:], stored_scores, rtol=0, atol=1e-6)
 
-    torch.testing.assert_close(trained_scores, scores[1:].double(), rtol=0, atol=1e-6)
-
+    performance = read_record(seed_folder / "run.json")["paid_in"]["value"]
+    score_of_nobody = torch.tensor([performance["start"]])
     expected = predicted_shapley(
         masks,
-        scores,
+        torch.cat([score_of_nobody, trained_scores]),
         torch.stack(outputs),
         data.num_samples,
         accuracy,
         logits=True,
     )
 
-    assert outcome["value"].tolist() == pytest.approx(expected.values.tolist(), abs=1e-6)
-    assert set(outcome["trainings"]) == {"both"}
-    assert sum(outcome["share"]) == pytest.approx(1)
+    values = retrained_values(run)
+    assert values == pytest.approx(expected.values.tolist(), abs=1e-6)
+    assert performance["trainings"] == "both"
+    assert sum(float(row["share"]) for row in retrained_rows(run)) == pytest.approx(1)
 
     trained.clear()
-    assert retrain(run, seeds=1)[0]["value"].tolist() == outcome["value"].tolist()
-    assert trained == set()  # only the outputs were scored
+    retrain(run, seeds=1)
+    assert retrained_values(run) == values
+    assert trained == set()
 
-    capsys.readouterr()
-    assert (
-        main(
-            [
-                "retrain",
-                str(run),
-                "--seeds",
-                "1",
-                "--metric",
-                "val_loss",
-                "--mode",
-                "min",
-                "--rounds",
-                "1",
-            ]
-        )
-        == 0
-    )
-    assert "the scores of coalitions that were not trained are estimated" in read_output(capsys)
+    by_loss = ["--seeds", "1", "--metric", "val_loss", "--mode", "min", "--rounds", "1"]
+    assert main(["retrain", str(run), *by_loss]) == 2
+    assert "holds results of other settings" in capsys.readouterr().err
+
+    shutil.rmtree(run / "retrained")
+    assert main(["retrain", str(run), *by_loss]) == 0
+    assert basis_by_retraining(open_run(run)).inputs.source == "scores"
 
 
 @pytest.mark.slow
@@ -338,11 +323,11 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     accepted = ["--budget", "100", "--judged-by-partners"]
     assert main(["report", str(run), *accepted]) == 0
 
-    outcome, _ = retrain(run, "singles", seeds=1)
-    assert set(outcome["by"]) == {"clients' balanced_accuracy"}
+    retrain(run, "singles", seeds=1)
+    assert basis_by_retraining(open_run(run)).by == "clients' balanced_accuracy"
 
     shown = flsv.read_run(run).query("metric == 'value' and round == 1")["value"].tolist()
-    assert outcome["value"].tolist() == pytest.approx(shown, abs=1e-6)
+    assert retrained_values(run) == pytest.approx(shown, abs=1e-6)
 
     retrain(run, seeds=1)
     assert main(["report", str(run), "--budget", "100"]) == 0
@@ -364,6 +349,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     assert "The partners themselves scored the models" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
 
+    shutil.rmtree(run / "retrained")
     with pytest.raises(
         ConfigurationError,
         match="no validation|empty|validation set",

@@ -9,7 +9,9 @@ import torch
 
 from flsv.cli import main
 from flsv.cli.retrain import retrain
+from flsv.results.folder import repeated_folders
 from flsv.results.record import read_record
+from helpers.retrained import retrained_values
 from helpers.runs import fit_by_command, read_output, read_rows, write_config, write_table
 
 REPORTING = {"table": False, "figures": 0}
@@ -45,8 +47,7 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
-    for path in (stopped_run / "coalitions.csv", stopped_run / "retrained_scores.csv"):
-        path.unlink(missing_ok=True)
+    (stopped_run / "coalitions.csv").unlink()  # so that they are trained
     assert main(["retrain", str(stopped_run), *QUICKLY]) == 0
 
     output = read_output(capsys)
@@ -58,9 +59,7 @@ def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
     for row in read_rows(stopped_run / "contributions.csv"):
         if row["metric"] == "shadow" and row["round"] == last_round:
             last_values.append(float(row["value"]))
-    values = [float(row["value"]) for row in read_rows(stopped_run / "retrained.csv")]
-
-    assert values == pytest.approx(last_values, abs=1e-6)
+    assert retrained_values(stopped_run) == pytest.approx(last_values, abs=1e-6)
 
 
 def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, tmp_path, capsys):
@@ -72,18 +71,17 @@ def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, t
     checkpoint["state_dict"][name] = weight + 0.05
     torch.save(checkpoint, path)
 
-    for file_name in ("coalitions.csv", "retrained_scores.csv"):
-        (changed / file_name).unlink(missing_ok=True)
+    shutil.rmtree(changed / "retrained", ignore_errors=True)
     assert main(["retrain", str(changed), *QUICKLY]) == 2
     assert "came to another model" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
 def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped_run):
-    (stopped_run / "retrained_scores.csv").unlink(missing_ok=True)
-    values, _ = retrain(stopped_run, "singles", seeds=1, rounds=3)
-    (stopped_run / "retrained_scores.csv").unlink()
-    assert values["rounds"].tolist() == [3, 3, 3]
+    shutil.rmtree(stopped_run / "retrained", ignore_errors=True)
+    retrain(stopped_run, "singles", seeds=1, rounds=3)
+    (run,) = repeated_folders(stopped_run / "retrained")
+    assert read_record(run / "run.json")["rounds_done"] == 3
 
 
 @pytest.mark.slow

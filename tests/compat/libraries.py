@@ -466,7 +466,7 @@ class Detection(Wrapped):
 
 
 KINDS = {
-    "scvi": Kind(make_cells_module, make_cells_data, logged="validation_loss"),
+    "scvi": Kind(make_cells_module, make_cells_data, logged="validation_loss", tolerance=5e-6),
     "chemprop": Kind(make_molecules_module, make_molecules_data),
     "monai": Kind(Segmentation, make_scans_data),
     "torch_geometric": Kind(GraphClassification, make_graphs_data),
@@ -475,5 +475,5 @@ KINDS = {
     ),
     "lightly": Kind(Contrastive, make_stripes_data),
     "transformers": Kind(TextClassification, make_texts_data),
-    "torchvision": Kind(Detection, make_photos_data),
+    "torchvision": Kind(Detection, make_photos_data, tolerance=5e-6),
 }

@@ -83,7 +83,7 @@ class Pair:
         values = self.loop.contributions["value"].double()
 
         assert expected.abs().max() > 1e-4
-        torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(values, expected, rtol=kind.tolerance, atol=kind.tolerance)
 
 
 def train_with_values(kind: Kind, folder: Path) -> Pair:

@@ -10,24 +10,27 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat import kinds, libraries
+from compat import further_libraries, kinds, libraries
 from compat.base import Kind, make_federated_data
 from compat.by_hand import SEED, fedavg_by_hand, validate_with_trainer
 from compat.runs import ROUNDS, train_federated, train_with_values
 
+import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers import slow_except
 from helpers.fits import assert_resumes, trainer_for
 
-KINDS = {**kinds.KINDS, **libraries.KINDS}
+LIBRARIES = {**libraries.KINDS, **further_libraries.KINDS}
+KINDS = {**kinds.KINDS, **LIBRARIES}
 OF_LIBRARIES = [
-    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in libraries.KINDS
+    pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in LIBRARIES
 ]
 
 
 def kind_if_installed(name: str) -> Kind:
-    if name in libraries.KINDS:
+    if name in LIBRARIES:
+        flsv.import_as_lightning()
         pytest.importorskip(name)
     return KINDS[name]
 
@@ -93,7 +96,7 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
         coalitions="all",
         performance=kind.logged,
         mode="min",
-        verify="all" if name in libraries.KINDS else "start",
+        verify="all" if name in LIBRARIES else "start",
     )
     _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
 

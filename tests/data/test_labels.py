@@ -272,25 +272,22 @@ def make_concatenation(parts):
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
-@pytest.mark.parametrize("parts", ["a label beside a mask", "a column of labels"])
-def test_the_only_number_beside_an_input_is_the_label(parts, as_dataset):
-    """A label that is not the second part may be another number, such as a length, so it is told."""
-    dataset = as_dataset(OF_THREE_PARTS[parts])
-
-    with pytest.warns(UserWarning, match="is taken to be part 2, the only number"):
-        labels = dataset_labels(dataset)
+def test_a_number_right_after_the_input_is_the_label(as_dataset):
+    labels = dataset_labels(as_dataset(OF_THREE_PARTS["a mask beside a label"]))
 
     assert labels[:N].tolist() == INTEGERS
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
-def test_a_number_right_after_the_input_is_the_label(as_dataset, recwarn):
-    dataset = as_dataset(OF_THREE_PARTS["a mask beside a label"])
+@pytest.mark.parametrize("parts", ["a label beside a mask", "a column of labels"])
+def test_a_number_that_is_not_the_second_part_has_to_be_named(parts, as_dataset):
+    dataset = as_dataset(OF_THREE_PARTS[parts])
 
-    labels = dataset_labels(dataset)
+    with pytest.raises(ConfigurationError, match="name it, as in labels=2"):
+        dataset_labels(dataset)
 
-    assert labels[:N].tolist() == INTEGERS
-    assert not any("is taken to be part" in str(warning.message) for warning in recwarn)
+    data = set_up_data(dataset, IIDPartitioner(2), labels=2)
+    assert data.num_classes == 3
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])

@@ -56,6 +56,13 @@ def make_evaluator_and_score(
     return evaluator, score
 
 
+def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
+    """The covariance of values between draws of the validation samples."""
+    values = score.case_values(masks, outputs, weights)
+    assert values is not None
+    return values.covariance()
+
+
 def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = torch.Generator().manual_seed(1)
@@ -87,9 +94,10 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
     _, score = make_evaluator_and_score(measure)
-    covariance = score.case_covariance(
+    covariance = covariance_of(
+        score,
         masks,
-        outputs[None],
+        outputs,
         torch.ones(CLIENTS),
     )
 
@@ -181,7 +189,7 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     masks = all_coalitions(2)
     outputs = torch.ones(len(masks), num_samples)
     outputs[masks.all(1)] = 0
-    covariance = score.case_covariance(masks, outputs[None], torch.ones(2))
+    covariance = covariance_of(score, masks, outputs, torch.ones(2))
 
     power = 2 if isinstance(metric, MeanSquaredError) else 1
     errors_of_1 = (targets - 1).abs() ** power
@@ -232,9 +240,10 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled():
             targets + 0.5 * noise,
         ]
     )
-    covariance = score.case_covariance(
+    covariance = covariance_of(
+        score,
         all_coalitions(2),
-        outputs[None],
+        outputs,
         torch.ones(2),
     )
 

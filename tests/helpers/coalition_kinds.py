@@ -94,17 +94,23 @@ class DigitsFromFile(DigitsPlateau):
         self.beta = float(Path(factor).read_text())
 
 
+class DigitsThatWait(DigitsPlateau):
+    """The variable WAITS of the environment has the seconds that each step takes longer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        time.sleep(float(os.environ.get("WAITS", 0)))
+        return super().training_step(batch, batch_idx)
+
+
 class DigitsCountsSteps(DigitsPlateau):
     """Counts its steps in the class, beside the module's state, and its loss grows with them.
 
-    So a training equals another one only if both begin in a process that has trained nothing. The variable WAITS of the
-    environment has the seconds that each step takes longer.
+    So a training equals another one only if both begin in a process that has trained nothing.
     """
 
     num_steps = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        time.sleep(float(os.environ.get("WAITS", 0)))
         DigitsCountsSteps.num_steps += 1
         loss = super().training_step(batch, batch_idx)
         return loss * (1 + DigitsCountsSteps.num_steps / 100)

@@ -56,7 +56,9 @@ class FilesOfRun:
         record_file = run / "run.json"
         self.record = json.loads(record_file.read_text("utf-8"))
         self.shares = pd.read_csv(run / "shares.csv", index_col="client_name")
-        self.retrained = pd.read_csv(run / "retrained.csv", index_col="client_name")
+        repeated = pd.read_csv(run / "retrained" / "repeat.csv", index_col="client_name")
+        is_value = repeated["metric"] == "value"
+        self.retrained = repeated[is_value].rename(columns={"mean": "value"})
         contributions = pd.read_csv(run / "contributions.csv")
         is_of_all_classes = contributions["class"].isna()
         self.contributions = contributions[is_of_all_classes]

@@ -18,6 +18,7 @@ from flsv.utilities import formats
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import package_versions
 from helpers.pages import text_of_page
+from helpers.retrained import retrained_values
 from helpers.runs import read_rows
 
 FOLDERS = sorted(Path(__file__).parent.glob("format_*"))
@@ -81,45 +82,31 @@ def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(stored_run, tmp_p
     assert len(read_contributions(resumed, before_round=3)) == len(stored) * 3 / 2
 
 
-def test_report_and_retrain_read_a_run_of_an_earlier_version(stored_run):
+def test_values_by_retraining_of_an_earlier_version_are_computed_again(stored_run, capsys):
+    assert main(["report", str(stored_run)]) == 2
+
+    message = " ".join(capsys.readouterr().err.split())
+    assert "has values of flsv 2.1 or earlier, which this version does not read" in message
+    assert f"flsv retrain {stored_run}" in message
+
+    assert main([*RETRAIN, str(stored_run)]) == 0
     assert main(["report", str(stored_run)]) == 0
     assert "client 2" in text_of_page(stored_run / "report.html")
 
-    scores = (stored_run / "retrained_scores.csv").read_text()
-    values = [row["value"] for row in read_rows(stored_run / "retrained.csv")]
-    (stored_run / "retrained.csv").unlink()
+    earlier_values = [float(row["value"]) for row in read_rows(stored_run / "retrained.csv")]
+    assert retrained_values(stored_run) == pytest.approx(earlier_values, abs=1e-6)
 
+
+def test_runs_of_another_version_of_a_package_are_used_with_a_warning(stored_run, capsys):
     assert main([*RETRAIN, str(stored_run)]) == 0
-    assert (stored_run / "retrained_scores.csv").read_text() == scores
-    assert [row["value"] for row in read_rows(stored_run / "retrained.csv")] == values
-
-
-def test_scores_of_another_version_of_a_package_are_used_with_a_warning(stored_run, capsys):
-    scores = stored_run / "retrained_scores.csv"
-    text = scores.read_text().replace('"version of torch": "', '"version of torch": "1.')
-    scores.write_text(text)
+    runs = stored_run / "retrained" / "runs.csv"
+    text = runs.read_text().replace('"version of torch": "', '"version of torch": "1.')
+    runs.write_text(text)
 
     with pytest.warns(VersionWarning, match=r"\(.*torch is .* and was"):
         assert main([*RETRAIN, str(stored_run)]) == 0
-    assert scores.read_text() == text
+    assert runs.read_text() == text
 
     assert main([*RETRAIN, str(stored_run), "--strict"]) == 2
-    assert re.search(
-        r"error: .*retrained_scores\.csv .*torch is .* and was 1\.", capsys.readouterr().err
-    )
-    assert scores.read_text() == text
-
-
-def test_strict_fit_refuses_the_checkpoint_of_another_version(stored_run, capsys, monkeypatch):
-    monkeypatch.setattr("flsv.utilities.formats.package_versions", lambda: {"flsv": "9.9.9"})
-    config = stored_run / "config.yaml"
-    config.write_text(config.read_text() + "strict: true\n")
-    checkpoint = stored_run / "checkpoints" / "last.ckpt"
-    root = stored_run / "resumed"
-    command = ["fit", f"--config={config}", f"--ckpt_path={checkpoint}"]
-
-    assert main([*command, f"--trainer.default_root_dir={root}", "--trainer.max_epochs=3"]) == 2
-
-    message = capsys.readouterr().err
-    assert "error: the checkpoint is of other versions (flsv is 9.9.9 and was 2.0.0" in message
-    assert not list(root.rglob("*.csv"))
+    assert re.search(r"error: .*runs\.csv .*torch is .* and was 1\.", capsys.readouterr().err)
+    assert runs.read_text() == text

@@ -20,8 +20,8 @@ from flsv.federation.table_doubts import doubt_events
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
-from flsv.utilities.csv_files import save_table
 from helpers.pages import text_of_page
+from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     change_record,
     fit_by_command,
@@ -265,32 +265,13 @@ def test_a_fit_records_and_prints_its_doubts(
 
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
-    row_of_bilbao, *_ = read_rows(run / "retrained.csv")
-    assert "are samples of Lyon, too" in row_of_bilbao["finding"]
-
-
-def write_retrained(folder: Path) -> None:
-    values = pd.Series([0.3, 0.2, 0.1])
-    table = pd.DataFrame(
-        {
-            "client": range(len(CLIENTS)),
-            "client_name": CLIENTS,
-            "by": "accuracy",
-            "value": values,
-            "low": values - 0.01,
-            "high": values + 0.01,
-            "share": values / values.sum(),
-            "majority": 0.25,
-            "seeds": "0 1 2",
-            "rounds": 5,
-        }
-    )
-    save_table(folder / "retrained.csv", table)
+    verdict = shares_of(open_run(run), Budget(900.0)).verdict
+    assert "are samples of Lyon, too" in verdict.reasons["shared_samples"]
 
 
 def test_values_by_retraining_of_shared_samples_are_not_paid_by(tmp_path: Path) -> None:
     folder = make_run_with_doubt(tmp_path, "shared")
-    write_retrained(folder)
+    add_retrained_runs(folder, [0.3, 0.2, 0.1])
 
     budget = Budget(900.0)  # by retrained values
     verdict = shares_of(open_run(folder), budget).verdict

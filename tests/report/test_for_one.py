@@ -10,8 +10,8 @@ import pytest
 from flsv.report import Budget, write_report
 from flsv.results.run_table import CSV, Numbers, round_rows
 from flsv.results.text import NO_NUMBER
-from flsv.utilities.csv_files import save_csv
 from helpers.pages import text_of_page
+from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     NAMES,
     change_record,
@@ -25,7 +25,6 @@ NUM_ROUNDS = 4
 NUM_CLASSES = 3
 METRICS = ("cssv", "sv")
 LOSS_OF_CLIENT = 7.75  # logged under each client's name
-COLUMNS_OF_RETRAINED = "client client_name by value low high share majority seeds rounds"
 
 
 def random_values(
@@ -96,24 +95,9 @@ def make_run_for_readers(
         },
     )
 
-    retrained = []
-    for client, value in sorted(last_values.items()):
-        row = {
-            "client": client,
-            "client_name": names[client],
-            "by": "accuracy",
-            "value": value,
-            # Narrow, so that the verdict, which the page shows, does not depend on them.
-            "low": value - 0.05 * draw(client, "a"),
-            "high": value + 0.05 * draw(client, "b"),
-            "share": value / total_value,
-            "majority": 0.5,
-            "seeds": "7 8",
-            "rounds": 2,
-        }
-        retrained.append([*row.values()])
-
-    save_csv(folder / "retrained.csv", [COLUMNS_OF_RETRAINED.split(), *retrained])
+    # Narrow, so that the verdict, which the page shows, does not depend on them.
+    values = [value for _client, value in sorted(last_values.items())]
+    add_retrained_runs(folder, values, seeds=[7, 8], half_width=0.01, majority=0.5)
     return {client: last_values[client] for client in others_ids}
 
 

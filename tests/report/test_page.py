@@ -21,6 +21,7 @@ from flsv.results.text import NO_NUMBER, WORDS, format_number
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
+from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     NAMES,
     change_record,
@@ -30,7 +31,6 @@ from helpers.runs import (
     value_of_cell,
 )
 
-RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds,trainings"
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
@@ -42,35 +42,10 @@ RETRAINED_SHARES = [1 / 6, 0.5, 1 / 12, 0.25]
 RETRAINED_SHARES_BY_LOSS = [0.25, 0.4, 0.1, 0.25]
 
 
-def add_retrained_values(
-    folder: Path,
-    measure: str = "accuracy",
-    seeds: str = "0 1 2",
-    majority: float = 0.2,
-    trainings: str = "all",
-) -> Path:
+def add_retrained_values(folder: Path, **facts: Any) -> Path:
     """Values by retraining that differ from the run's in their order."""
-    head = [RETRAINED, "share by accuracy", "share by negative_loss"]
-    lines = [",".join(head)]
-    for i, (value, share) in enumerate(zip(RETRAINED_VALUES, RETRAINED_SHARES)):
-        cells = [
-            i,
-            f"client {i}",
-            measure,
-            value,
-            value - 0.02,
-            value + 0.02,
-            share,
-            majority,
-            seeds,
-            3,
-            trainings,
-        ]
-        cells += [share, RETRAINED_SHARES_BY_LOSS[i]]
-        lines.append(",".join(map(str, cells)))
-
-    (folder / "retrained.csv").write_text("\n".join(lines) + "\n")
-    return folder
+    by_loss = {"negative_loss": RETRAINED_SHARES_BY_LOSS}
+    return add_retrained_runs(folder, RETRAINED_VALUES, by_loss, **{"majority": 0.2} | facts)
 
 
 def make_shadow_run(folder: Path, judges: str = "server", **game: Any) -> Path:
@@ -154,12 +129,12 @@ def test_report_lists_exactly_the_reasons_against_payment(
             "small_gain",
         },
         add_retrained_values(made("retrained")): set(),
-        add_retrained_values(made("seed"), seeds="5"): {"one_seed"},
+        add_retrained_values(made("seed"), seeds=[5]): {"one_seed"},
         add_retrained_values(made("partners"), measure="clients' accuracy"): {"judged"},
-        add_retrained_values(made("majority"), majority=0.82): {"one_class"},
-        add_retrained_values(made("singles"), trainings="singles"): {"alone"},
-        add_retrained_values(made("halves"), trainings="halves"): {"halves"},
-        add_retrained_values(made("others"), trainings="leave-one-out"): {"ranking"},
+        add_retrained_values(made("majority"), majority=0.82, end=0.9): {"one_class"},
+        add_retrained_values(made("singles"), alone_only=True): {"alone"},
+        add_retrained_values(made("halves"), halved=True): {"halves"},
+        add_retrained_values(made("others"), ranks_only=True): {"ranking"},
     }
     for folder, expected in cases.items():
         basis = preferred_basis(open_run(folder))
@@ -216,7 +191,7 @@ def test_first_page_after_retraining_shows_retrained_values_only(
         assert "would go to other partners: 10.0 % by loss." in front
 
     client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
-    assert "| retraining, measured by accuracy | 0.300 [0.280 to 0.320] |" in client_page
+    assert "| retraining, measured by accuracy | 0.300 [0.287 to 0.313] |" in client_page
     assert "would go to other partners" not in client_page  # it would tell of the others' values
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 from decimal import Decimal
@@ -25,6 +26,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page
+from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     change_record,
     make_fault_event,
@@ -34,7 +36,6 @@ from helpers.runs import (
 )
 
 NAN = float("nan")
-RETRAINED = "client,client_name,by,value,low,high,share,majority,seeds,rounds\n"
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +197,7 @@ def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
 
 def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp_path):
     folder = copy_part_of_run(fitted_run, tmp_path / "run", "cssv")
-    lines = [
-        f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},nan,5 6,1\n"
-        for i, v in enumerate([0.3, 0.1, 0.2])
-    ]
-    (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
+    add_retrained_runs(folder, [0.3, 0.1, math.nan], seeds=[5, 6], rounds=1)
     text = text_of_page(write_report(folder, budget=Budget(100.0, currency="JPY"))).replace(
         "|  |", "| |"
     )
@@ -211,15 +208,15 @@ def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp
     )
 
     cell = re.search(
-        r"\| client 0 \| 0.300 \[0.200 to 0.400\] \| \| 75.0 % "
-        r"\[([\d.]+) to ([\d.]+)\] \| 75 JPY \[57 to 100\] \|",
+        r"\| client 0 \| 0.300 \[0.286 to 0.314\] \| \| 75.0 % "
+        r"\[([\d.]+) to ([\d.]+)\] \| 75 JPY \[72 to 78\] \|",
         text,
     )
 
     assert cell is not None
     # Two million draws of NumPy, with the scale of Student's t with 3 degrees of freedom.
-    assert float(cell[1]) == pytest.approx(57.2, abs=1)
-    assert float(cell[2]) == pytest.approx(99.8, abs=1)
+    assert float(cell[1]) == pytest.approx(72.4, abs=0.1)
+    assert float(cell[2]) == pytest.approx(77.7, abs=0.1)
     assert f"| client 2 | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} | {NO_NUMBER} |" in text
     assert WORDS["dash"] in text
     assert [row["amount"] for row in read_share_rows(folder)] == [
@@ -407,12 +404,7 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
         "alone",
     }
 
-    head = RETRAINED.rstrip("\n") + ",trainings,source\n"
-    cells = [
-        f"{client},{client},accuracy,{value},{value - 0.02},{value + 0.02},{value},0.2,5 6 7,3,singles,outputs\n"
-        for client, value in enumerate([0.3, 0.1])
-    ]
-    (folder / "retrained.csv").write_text(head + "".join(cells))
+    add_retrained_runs(folder, [0.3, 0.1], alone_only=True)
     three_seeds = shares_of(open_run(folder), Budget(100.0))
 
     assert set(three_seeds.verdict.reasons) == {"alone"}
@@ -421,8 +413,8 @@ def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
         25.0,
     ]
 
-    scores = (folder / "retrained.csv").read_text().replace("outputs", "scores")
-    (folder / "retrained.csv").write_text(scores)
+    shutil.rmtree(folder / "retrained")
+    add_retrained_runs(folder, [0.3, 0.1], alone_only=True, source="scores")
 
     assert set(shares_of(open_run(folder), Budget(100.0)).verdict.reasons) == {"ranking"}
 

@@ -26,5 +26,5 @@ def test_flsv_retrain_has_no_values_if_training_depends_on_a_file_that_the_run_h
     assert main(["retrain", str(run), "--trainings", "singles", "--seeds", "1"]) == 2
 
     message = " ".join(capsys.readouterr().err.split())
-    assert "there are no values: the coalition of all clients" in message
+    assert "there are no values: the run, trained again" in message
     assert "does not follow from configuration and seed" in message

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from flsv.functional.intervals import prediction_stderr
+from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import has_halvings
 from flsv.metrics.coalitions.design import are_singles_only
+from flsv.utilities.csv_files import numbers_text
 
 
 def coalitions_not_finite(
@@ -35,30 +37,39 @@ def evidence_of(
     utilities: Tensor,
     source: str,
     per_class: bool,
+    design: str,
 ) -> dict[str, Any]:
-    """Return where the utilities of coalitions ``[K, n]`` come from, those of clients alone, and of all together."""
+    """Return where the utilities of coalitions ``[K, n]`` come from, those of clients alone, and of all together.
+
+    ``design`` names the coalitions that were asked for.
+    """
     are_all_trained = len(masks) == 2 ** masks.shape[1]
     is_alone = masks.sum(1) == 1
     return {
         "source": source,
+        "trainings": "all" if are_all_trained else design,
         "alone_only": are_singles_only(masks) and not are_all_trained,
         "halved": has_halvings(masks) and not are_all_trained,
+        # The others' scores are then estimated from too few.
+        "ranks_only": source == "scores" and design in ("singles", "leave-one-out"),
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }
 
 
+def cases_record(values: CaseValues | None) -> dict[str, Any]:
+    """Return values on each validation sample, and the rows of the covariance that follows, if they are known."""
+    rows = None
+    if values is not None:
+        covariance = values.covariance()
+        rows = [numbers_text(row) for row in covariance.tolist()]
+    return {"case_covariance": rows, "case_values": values}
+
+
 def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
-    if evidence[0].get("disagreement"):
-        disagreement = torch.tensor([of_seed["disagreement"] for of_seed in evidence])  # [s, n]
-        return prediction_stderr(disagreement.double().mean(0))
-    return torch.tensor([of_seed["stderr"] for of_seed in evidence]).double().mean(0)
-
-
-def ranks_only(evidence: Mapping[str, Any]) -> bool:
-    """Return whether the trained coalitions only allow a ranking."""
-    return evidence.get("source") == "scores" and evidence["trainings"] in (
-        "singles",
-        "leave-one-out",
-    )
+    is_predicted = "disagreement" in evidence[0]
+    name = "disagreement" if is_predicted else "stderr"
+    by_seed = [seed_evidence[name] for seed_evidence in evidence]  # [s, n]
+    means = torch.tensor(by_seed, dtype=torch.float64).mean(0)
+    return prediction_stderr(means) if is_predicted else means

@@ -1,0 +1,123 @@
+"""OwnValidation: compares what copies of the module log with what the run's own validation logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+
+from flsv._lightning.evaluation import store_batches
+from flsv._lightning.rounding import rounding_of
+from flsv.core.parameter_space import ParameterSpace
+from flsv.games.module_copies import ModuleCopies
+from flsv.games.validated_models import ValidatedModels
+from flsv.utilities.seeding import isolated_rngs
+
+
+class OwnValidation:
+    """Comparison of a copy's validation with the run's own, of the same model and batches.
+
+    A difference shows that copies, in which models are scored, lack something that the module has. It is looked for in
+    every validation if metrics score models by logged values, else in the first, second, fourth, eighth and so on.
+    Nothing is compared on several ranks, by a part of the batches, or after a copy cannot be validated.
+
+    Args:
+        trainer: the fit's trainer.
+        space: the map between the module and vectors.
+        loaders: function that returns the validation loaders.
+        scorer: the evaluator of models by logged values, if there is one.
+        seed: seed of the random numbers that a validation draws.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        space: ParameterSpace,
+        loaders: Callable[[], Any],
+        *,
+        scorer: ValidatedModels | None,
+        seed: int,
+    ) -> None:
+        self._trainer = trainer
+        self._space = space
+        self._loaders = loaders
+        self._scorer = scorer
+        self._seed = seed
+        self._compares_all = scorer is not None
+        self._is_over = trainer.world_size > 1
+        self._num_validations = 0
+        self._copies: ModuleCopies | None = None
+
+    def begin(self, module: L.LightningModule) -> None:
+        """Copy the module before the run's own validation."""
+        self._num_validations += 1
+        is_power_of_two = self._num_validations & (self._num_validations - 1) == 0
+        if self._is_over or not (self._compares_all or is_power_of_two):
+            return
+        try:
+            self._copies = ModuleCopies(module, self._space)
+        except Exception:  # scores say why
+            self._is_over = True
+
+    def difference(self) -> str:
+        """Return what a copy logs otherwise than the run's validation, which has ended. Empty if nothing."""
+        copies = self._copies
+        self._copies = None
+        if copies is None:
+            return ""
+        own_values = _numbers(self._trainer.callback_metrics)
+        try:
+            values = self._values(copies)
+            names = self._differing(values, own_values)
+            if names:
+                # Values of random numbers or batches differ between two validations of copies, too.
+                random_names = self._differing(values, self._values(copies, is_repetition=True))
+                names = [name for name in names if name not in random_names]
+        except Exception:  # scores say why
+            self._is_over = True
+            return ""
+        if not names:
+            return ""
+        self._is_over = True
+        name = names[0]
+        return f"a copy logs {name} {values[name]:.5g}, and the run {own_values[name]:.5g}"
+
+    def _values(self, copies: ModuleCopies, is_repetition: bool = False) -> dict[str, float]:
+        """Return the numbers that a copy logs. A repetition has other random numbers, and reads the batches anew."""
+        scorer = self._scorer
+        if scorer is None or is_repetition:
+            seed = self._seed + 1 if is_repetition else self._seed
+            with isolated_rngs(seed, "own validation"):
+                batches = store_batches(self._trainer, self._loaders())
+            scorer = ValidatedModels(self._trainer, self._space, batches, names=(), seed=seed)
+        if self._scorer is None:
+            self._scorer = scorer
+        if not scorer.has_all_batches:
+            self._is_over = True
+            return {}
+        return _numbers(scorer.logged_values(copies))
+
+    def _differing(
+        self, values: Mapping[str, float], other_values: Mapping[str, float]
+    ) -> list[str]:
+        """Return the names of numbers that differ beyond rounding."""
+        relative_tolerance = rounding_of(self._trainer).number
+        names = []
+        for name in sorted(values.keys() & other_values.keys()):
+            tolerance = relative_tolerance * max(1.0, abs(other_values[name]))
+            distance = abs(values[name] - other_values[name])
+            if distance > tolerance:  # False for NaN
+                names.append(name)
+        return names
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are a single number."""
+    numbers = {}
+    for name, value in values.items():
+        tensor = torch.as_tensor(value)
+        if tensor.numel() == 1:
+            numbers[name] = float(tensor)
+    return numbers

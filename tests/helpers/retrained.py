@@ -1,0 +1,102 @@
+"""Values by retraining: what flsv retrain has trained, and the table that it leaves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flsv.retraining.copied_fits import CopiedFits
+from helpers.runs import SCHEMA, read_rows, save_csv
+
+CLASS = {
+    "class": "ShadowShapley",
+    "about": "Values by retraining.",
+    "guide": {},
+    "per_class": False,
+    "columns": None,
+    "higher_is_better": True,
+    "to_pay_by": True,
+}
+
+
+def add_retrained_runs(
+    folder: Path,
+    values: Sequence[float],
+    other_values: Mapping[str, Sequence[float]] | None = None,
+    *,
+    half_width: float = 0.02,
+    measure: str = "accuracy",
+    seeds: Sequence[int] = (0, 1, 2),
+    rounds: int = 3,
+    **facts: Any,
+) -> Path:
+    """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
+    without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
+    record = json.loads((folder / "run.json").read_text())
+    names = record["clients"]
+    by_metric = {"value": values}
+    performances = {"value": measure}
+    for name, row in (other_values or {}).items():
+        by_metric[f"by_{name}"] = row
+        performances[f"by_{name}"] = name
+    paid_in = {}
+    for metric, row in by_metric.items():
+        paid_in[metric] = {
+            "by": performances[metric],
+            "start": 0.1,
+            "end": 0.1 + sum(row),
+            "source": "outputs",
+            "stderr": [0.0] * len(row),
+            **facts,
+        }
+    judges = "clients" if measure.startswith("clients'") else "server"
+    record |= {
+        "metrics": {metric: {**CLASS, "judges": judges} for metric in by_metric},
+        "paid_in": paid_in,
+        "events": [],
+    }
+    lines = ["run,folder"]
+    for seed in seeds:
+        run = folder / "retrained" / f"seed_{seed}"
+        run.mkdir(parents=True)
+        settings = {**record["settings"], "federation_seed": seed}
+        (run / "run.json").write_text(json.dumps({**record, "settings": settings}))
+        rows: list[list[Any]] = []
+        for metric, row in by_metric.items():
+            for client, value in enumerate(row):
+                if math.isnan(value):
+                    continue
+                interval = [value - half_width, value + half_width]
+                rows.append([rounds - 1, metric, client, "", value, names[client], "", *interval])
+        save_csv(run / "contributions.csv", [SCHEMA, *rows])
+        lines.append(f"seed_{seed},seed_{seed}")
+    (folder / "retrained" / "runs.csv").write_text("\n".join(["# {}", *lines]) + "\n")
+    return folder
+
+
+def retrained_rows(run: Path, metric: str = "value") -> list[dict[str, str]]:
+    """The rows of the clients' mean values, or of those by another score."""
+    rows = read_rows(run / "retrained" / "repeat.csv")
+    return [row for row in rows if row["metric"] == metric]
+
+
+def retrained_values(run: Path) -> list[float]:
+    return [float(row["mean"]) for row in retrained_rows(run)]
+
+
+def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+    """The coalitions whose fits are begun from now on."""
+    trained: set[tuple[int, ...]] = set()
+    train = CopiedFits.train
+
+    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
+        trained.update(order.members for order in orders)
+        return train(fits, orders)
+
+    monkeypatch.setattr(CopiedFits, "train", record_and_train)
+    return trained
