@@ -110,8 +110,9 @@ class FilesOfRun:
         numbers = {}
         for name, number in self.record["logged"].items():
             numbers[f"last {name}"] = [number]
-        for column, coding in self.record["encoder"]["columns"].items():
-            numbers[column] = [coding["mean"], coding["scale"]]
+        dictionary = self.record["dictionary"] or {"columns": {}}
+        for name, column in dictionary["columns"].items():
+            numbers[name] = [column["mean"], column["scale"]]
         return numbers
 
     def texts_of_settings(self) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from flsv.engines.remote.messages import Packet, Refused, checked_int
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.plain_values import digest
 
 #: What the first message of a run that has it decides for all later ones.
-PINNED_NAMES = ("client", "clients", "name", "classes", "encoder")
+PINNED_NAMES = ("client", "clients", "name", "classes")
 
 
 class GreetedRun:
@@ -43,10 +42,8 @@ class GreetedRun:
         self._path = folder / "greetings" / f"{greeting}.json"
 
     def pin(self, plain: Mapping[str, Any]) -> None:
-        """Raise Refused if a message says otherwise than earlier ones who the site is, or how it encodes its data."""
+        """Raise Refused if a message says otherwise than earlier ones who the site is."""
         told = {name: plain[name] for name in PINNED_NAMES if plain.get(name) is not None}
-        if "encoder" in told:
-            told["encoder"] = digest([told["encoder"]]).hex()[:12]
         with self._entries() as entries:
             pinned = entries["pinned"]
             if not pinned:
