@@ -207,7 +207,8 @@ class ValidatedModels(VectorEvaluator):
                 raise ConfigurationError(
                     f"{requester}: {module_name} logs no {name!r} when it validates.{nearest(name, logged_values)} It "
                     f"logs {sorted(logged_values)}. Name one of those, or log it in validation_step: self.log("
-                    f"{name!r}, value). What callbacks log does not count."
+                    f"{name!r}, value). What callbacks log counts only if configure_callbacks "
+                    "returns them."
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 

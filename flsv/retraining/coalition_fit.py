@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import (
+    WATCHERS,
     callbacks_of,
     do_nothing,
     find_loop,
@@ -35,7 +36,6 @@ from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators

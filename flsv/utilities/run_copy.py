@@ -185,6 +185,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reductions: Mapping[int, Reduction],
         shared_ids: Collection[int],
         shared_types: tuple[type, ...],
+        copied_ids: Collection[int],
         blank_storages: Collection[int],
         stand_ins: Mapping[int, StandIn],
         places: Mapping[str, str],
@@ -197,6 +198,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._users_data = getattr(data, "users_module", None) or _NO_DATA
         self._reductions = reductions
         self._shared_ids = shared_ids
+        self._copied_ids = copied_ids
         self._blank_storages = blank_storages
         self._stand_ins = stand_ins
         # A metaclass may answer for a class, so that objects are not asked with isinstance.
@@ -225,7 +227,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
-        if issubclass(type(value), self._shared_types) or id(value) in self._shared_ids:
+        is_of_shared_type = issubclass(type(value), self._shared_types)
+        is_shared = is_of_shared_type and id(value) not in self._copied_ids
+        if is_shared or id(value) in self._shared_ids:
             return SHARED, self._share(value)
         if type(value) is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
@@ -373,6 +377,7 @@ def pickled(
     reductions: Mapping[int, Reduction] | None = None,
     shared_ids: Collection[int] = (),
     shared_types: tuple[type, ...] = (),
+    copied_ids: Collection[int] = (),
     blank_storages: Collection[int] = (),
     stand_ins: Mapping[int, StandIn] = {},
     places: Mapping[str, str] = {},
@@ -385,6 +390,7 @@ def pickled(
         reductions: ``{id of an object: how it is pickled}``.
         shared_ids: ids of objects that copies have in common with ``value``.
         shared_types: types of such objects.
+        copied_ids: ids of objects of such types that are copied.
         blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
         stand_ins: ``{id of an object: what copies have in its place}``.
         places: ``{a folder: its path below the folder in which a copy is loaded}``.
@@ -396,6 +402,7 @@ def pickled(
         reductions=reductions or {},
         shared_ids=shared_ids,
         shared_types=shared_types,
+        copied_ids=copied_ids,
         blank_storages=blank_storages,
         stand_ins=stand_ins,
         places=places,

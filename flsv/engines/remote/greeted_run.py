@@ -43,13 +43,16 @@ class GreetedRun:
 
     def pin(self, plain: Mapping[str, Any]) -> None:
         """Raise Refused if a message says otherwise than earlier ones who the site is."""
-        told = {name: plain[name] for name in PINNED_NAMES if plain.get(name) is not None}
+        pins = {}
+        for name in PINNED_NAMES:
+            if plain.get(name) is not None:
+                pins[name] = plain[name]
         with self._entries() as entries:
             pinned = entries["pinned"]
             if not pinned:
-                words = f"a server greets as the run {self.greeting}: {told!r:.400}"
+                words = f"a server greets as the run {self.greeting}: {pins!r:.400}"
                 rank_zero_info(f"flsv: {words}")
-            for name, value in told.items():
+            for name, value in pins.items():
                 if value != pinned.setdefault(name, value):
                     raise Refused(
                         f"it was greeted as {name} {pinned[name]!r:.80} of this run, and is asked now as {value!r:.80}"
