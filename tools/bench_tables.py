@@ -68,7 +68,7 @@ def read_federation(file: Path, dictionary: Dictionary | None = None) -> Diction
         labels="died",
         groups="clinic",
         pos_label="yes",
-        dictionary=dictionary or {},
+        dictionary=dictionary,
         splits=Splits(server_val=0.1, seed=0),
     )
     data.setup("fit")

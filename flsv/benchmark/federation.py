@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
 import yaml
-from annotated_types import Ge
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.attacks import Attack, Collusion
@@ -44,7 +43,7 @@ CLIENT_VAL_FRACTION = 0.2
 
 
 #: Fields of a federation that influence no metric's values.
-NOT_IN_IDENTITY = ("name", "title", "set", "bad", "needs")
+NOT_IN_IDENTITY = ("name", "title", "set", "needs")
 
 
 @checked
@@ -64,7 +63,6 @@ class Federation:
         performance: score of a model on the server's validation set, see :mod:`flsv.scores.performance`.
         mode: whether lower (``"min"``) or higher (``"max"``) values of ``performance`` are better. None for the
             performance's own.
-        bad: ``{kind: clients}``, the ids of the clients with bad data or updates, by the kind of fault.
         attacks: class paths and arguments of attacks on the clients' uploads, see :mod:`flsv.attacks`.
         local_epochs: number of local epochs of a client per round.
         needs: paths, relative to ``$FLSV_DATA_ROOT``, of the files that the federation needs.
@@ -86,7 +84,6 @@ class Federation:
     model: Mapping[str, Any]
     performance: str = "accuracy"
     mode: Mode | None = None
-    bad: Mapping[str, list[Annotated[int, Ge(0)]]] = field(default_factory=dict)
     attacks: list[dict[str, Any]] = field(default_factory=list)
     local_epochs: Count = 1
     needs: Sequence[str] = ()
@@ -94,13 +91,6 @@ class Federation:
     def check(self) -> None:
         """Raise ConfigurationError if data, module, attacks or performance cannot be created."""
         num_clients = len(self.num_samples)
-        for kind, bad_clients in self.bad.items():
-            unknown = [client for client in bad_clients if client >= num_clients]
-            if unknown:
-                raise ConfigurationError(
-                    f"{self.name}: bad={{{kind}: {list(bad_clients)}}}, and there is no client "
-                    f"{unknown[0]}: the clients are 0 to {num_clients - 1}."
-                )
         # These are made, and thrown away, for the errors that they raise.
         for attack in self.attackers():
             attack.chosen(num_clients)
@@ -198,15 +188,6 @@ class Federation:
             limit_val_batches=0,
             **QUIET_TRAINER,  # type: ignore[arg-type]  # all are bool options
         )
-
-    def bad_client_masks(self) -> dict[str, torch.Tensor]:
-        """Return ``{kind: mask}``, each bool ``[n]``, True for clients with this kind of fault."""
-        masks = {}
-        for kind, clients in self.bad.items():
-            mask = torch.zeros(len(self.num_samples), dtype=torch.bool)
-            mask[list(clients)] = True
-            masks[kind] = mask
-        return masks
 
     def _instantiate(self, expected_type: Any, section: Any) -> Any:
         """Build the object of the type that a section of the file describes."""

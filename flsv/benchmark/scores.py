@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from pandas import DataFrame
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flsv.utilities.csv_files import Cell, number_or_nan, parse_int
@@ -70,18 +69,6 @@ def shares(values: Tensor) -> Tensor:
     if total > 0:
         return positive / total
     return torch.full_like(positive, 1 / len(positive))
-
-
-def auroc(values: Tensor, bad: Tensor) -> float:
-    """Compute the probability that a bad client has a lower value than a good one.
-
-    Example:
-        >>> auroc(torch.tensor([0.5, 0.4, 0.1]), torch.tensor([False, False, True]))
-        1.0
-    """
-    if bad.all() or not bad.any():
-        return NAN
-    return float(roc_auc_score(bad, -_filled(values)))
 
 
 def _filled(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from scipy import stats
 
 from flsv.benchmark.federation import SETS, Federation
-from flsv.benchmark.scores import NAN, BenchResults, auroc, share_error, spearman
+from flsv.benchmark.scores import NAN, BenchResults, share_error, spearman
 from flsv.benchmark.truth import Truth
 
 #: Probability below the upper bound of a 90 % interval.
@@ -48,18 +48,12 @@ def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
     summary["where"] = correlations.idxmin(axis=1)
     summary["federations"] = correlations.notna().sum(axis=1)
 
-    auroc_columns = _auroc_columns(scores)
-    summary[auroc_columns] = scores.groupby("metric")[auroc_columns].mean()
     for metric, scores_of_metric in scores.groupby("metric"):
         summary.loc[metric, "interval"] = _half_interval(scores_of_metric)
 
     summary = summary.reindex(list(metrics))
     summary = summary.fillna({"where": "", "federations": 0})
     return summary.sort_values("all", ascending=False, kind="stable")
-
-
-def _auroc_columns(table: DataFrame) -> list[str]:
-    return [name for name in table if name.startswith("auroc ")]
 
 
 def table_by_set(
@@ -84,8 +78,7 @@ def table_by_set(
 
     table = pandas.concat(summaries)
     table = table.rename(columns={"all": "rank_correlation", "error": "misallocated"})
-    columns = [*TABLE_COLUMNS, *_auroc_columns(table)]
-    return table.rename_axis("metric").reset_index().reindex(columns=columns)
+    return table.rename_axis("metric").reset_index().reindex(columns=TABLE_COLUMNS)
 
 
 def two_digits(value: float) -> str:
@@ -106,15 +99,9 @@ def scores_of(results: BenchResults, federations: FederationTruths) -> DataFrame
             "spearman": spearman(values, truth.mean),
             "error": share_error(values, truth.mean),
         }
-        for kind, is_bad in federation.bad_client_masks().items():
-            row[f"auroc {kind}"] = auroc(values, is_bad)
         rows.append(row)
 
-    kinds = set[str]()
-    for federation, _ in federations.values():
-        kinds.update(federation.bad)
     columns = ["federation", "set", "seed", "metric", "spearman", "error"]
-    columns += [f"auroc {kind}" for kind in sorted(kinds)]
     return DataFrame(rows, columns=columns)
 
 

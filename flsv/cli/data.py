@@ -8,8 +8,14 @@ Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
 its values that each client lacks. A table of doubts compares each client's
 columns with the others': other units, rows twice, numbers of cases, and more.
-Notes tell of problems, such as a rare class. With --write, a data dictionary
-of the table is drafted into this file, for all sites to correct and to sign.
+Notes tell of problems, such as a rare class. With --write, the data dictionary
+of the tables is drafted into this file. A site drafts its part with
+--data.partitioner OneClient, and
+
+    flsv data --merge boston.yaml lyon.yaml --write dictionary.yaml
+
+joins the parts to one, which all sites and the server need. It prints where
+they disagree.
 With --out, the folder gets the same tables as samples.csv, columns.csv and
 doubts.csv. Every image file is opened. Nothing is trained, and other sections
 of the file are ignored.
@@ -28,9 +34,11 @@ from flsv.cli.command import display_path
 from flsv.cli.options import instantiated, option_parser
 from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
-from flsv.data.doubts import Doubt, doubts_of
-from flsv.data.sources.dictionary import draft_dictionary
 from flsv.data.sources.named import unreadable_images
+from flsv.data.tables.dictionary import Dictionary
+from flsv.data.tables.drafts import TableDoubt
+from flsv.data.tables.merger import merge
+from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
 from flsv.utilities.atomic_files import check_writable, replacing
 from flsv.utilities.csv_files import save_table
@@ -73,8 +81,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
         rows = data.client_indices(client).numpy()
         fractions = []
         for card in cards:
-            is_missing = card.values.iloc[rows].isna()
-            fractions.append(float(is_missing.mean()))
+            fractions.append(float(card.is_missing[rows].mean()))
         frame[name] = fractions
     return frame
 
@@ -163,12 +170,7 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
     if len(doubts):
         shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
         count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""
-        print(
-            f"Doubts, the worst first{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n"
-        )
-        for doubt in doubts.head(_MAX_SHOWN).itertuples():
-            if doubt.rows:
-                print(filled(f"{doubt.column} of {doubt.site}, {doubt.rows}"))
+        print(f"Doubts{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
@@ -190,28 +192,37 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
     )
 
 
-def write_dictionary(file: Path, data: FederatedDataModule, doubts: Sequence[Doubt]) -> None:
-    """Draft the data dictionary of a federation's tables into a file."""
-    encoder = data._source.encoder
-    columns = data._reading.columns
-    if encoder is None or columns is None:
+def write_dictionary(
+    file: Path, dictionary: Dictionary | None, doubts: Sequence[TableDoubt]
+) -> None:
+    """Write a data dictionary into a file, with the doubts beside the columns."""
+    if dictionary is None:
         raise ConfigurationError("--write: only tables have a data dictionary. Set labels.")
-    comments: dict[str, list[str]] = {}
+    texts_by_column: dict[str, list[str]] = {}
     for doubt in doubts:
-        comments.setdefault(doubt.column, []).append(f"{doubt.site}: {doubt.text}")
-    text = draft_dictionary(
-        encoder,
-        data.column_cards,
-        target=str(data.labels),
-        excluded=columns.exclude or (),
-        comments=comments,
-        patient=data.splits.together,
-    )
+        texts_by_column.setdefault(doubt.column, []).append(f"{doubt.site}: {doubt.text}")
+    comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
-        stream.write(text.encode())
-    print(
-        f"Written: {display_path(file)}. Correct it, and set columns: {{encoder: {file}}} at all sites."
-    )
+        stream.write(dictionary.to_text(comments).encode())
+    print(f"Written: {display_path(file)}, with {len(dictionary.questions)} questions.")
+    for question in dictionary.questions:
+        print(filled(f"? {question}"))
+    print("Read and correct it, and set data.dictionary to it.")
+
+
+def merge_files(files: Sequence[Path], file: Path | None) -> None:
+    """Merge the dictionaries that sites have drafted, and print where they disagree."""
+    drafts = {draft_file.stem: Dictionary.from_file(draft_file) for draft_file in files}
+    if len(drafts) < 2 or len(drafts) < len(files):
+        raise ConfigurationError("--merge: expected at least 2 files, each called as its site.")
+    dictionary, doubts = merge(drafts)
+    for doubt in doubts:
+        print(filled(f"{doubt.column} of {doubt.site}: {doubt.text}"))
+    if file is None:
+        for question in dictionary.questions:
+            print(filled(f"? {question}"))
+    else:
+        write_dictionary(file, dictionary, doubts)
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -225,7 +236,14 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--write",
         type=Path | None,
-        help="file of the drafted data dictionary, which columns.encoder takes",
+        help="file of the drafted data dictionary, which data.dictionary takes",
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="files of the dictionaries that sites have drafted",
     )
     objects = instantiated(parser, args)
     out, data = objects.out, objects.data
@@ -233,20 +251,21 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         check_writable(out)
     if objects.write is not None:
         check_writable(objects.write.parent)
+    if objects.merge:
+        merge_files(objects.merge, objects.write)
+        return
     data.prepare_data()
-    data.setup("fit")
+    try:
+        data.setup("fit")
+    except OpenQuestions as questions:
+        if objects.write is None:
+            raise
+        write_dictionary(objects.write, questions.dictionary, questions.doubts)
+        return
     check_images(data)
-    all_doubts = doubts_of(data)
     if objects.write is not None:
-        write_dictionary(objects.write, data, all_doubts)
-    rows = []
-    for doubt in all_doubts:
-        rows.append((doubt.strength, doubt.site, doubt.column, doubt.text, doubt.rows))
-    for copies in copies_in(data):
-        client_name = data.client_names[copies.client]
-        rows.append((copies.strength, client_name, SAMPLES, copies.text(data.client_names), ""))
-    rows.sort(reverse=True)
-    doubts = pd.DataFrame(rows, columns=["strength", "site", "column", "doubt", "rows"])
+        write_dictionary(objects.write, data.dictionary, data.table_doubts)
+    doubts = doubt_table(data)
     if not quiet:
         show(data, doubts)
     if out is not None:
@@ -257,3 +276,14 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if len(doubts):
             save_table(out / "doubts.csv", doubts)
         print(f"Written: {display_path(out)}")
+
+
+def doubt_table(data: FederatedDataModule) -> pd.DataFrame:
+    """Return a table of the doubts about tables, and of samples that are there twice."""
+    rows = []
+    for doubt in data.table_doubts:
+        rows.append((doubt.site, doubt.column, doubt.text))
+    for copies in copies_in(data):
+        client_name = data.client_names[copies.client]
+        rows.append((client_name, SAMPLES, copies.text(data.client_names)))
+    return pd.DataFrame(rows, columns=["site", "column", "doubt"])

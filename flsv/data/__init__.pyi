@@ -24,14 +24,13 @@ from .skew import (
     SizePartitioner as SizePartitioner,
 )
 from .sources.base import DATA_SETS as DATA_SETS, Files as Files, SourceData as SourceData
-from .sources.columns import Columns as Columns
 from .sources.csv_data import (
     CharacterData as CharacterData,
     CSVData as CSVData,
-    TableData as TableData,
     TextData as TextData,
 )
 from .sources.named import load_image_data as load_image_data
 from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits
 from .streams import Stream as Stream
 from .tables.dictionary import Column as Column, Dictionary as Dictionary
+from .tables.former_columns import Columns as Columns

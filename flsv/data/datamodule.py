@@ -15,9 +15,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.data_source import show_data_module
+from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.federated_data import (
     FederatedData,
-    data_without_encoder,
     partition_data,
     without_flagged,
 )
@@ -36,8 +36,6 @@ from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import Columns, GivenColumns
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
 #: Largest number of doubts in a warning.
@@ -89,8 +87,7 @@ class FederatedDataModule(FederationView):
             By default the attribute ``groups``, if any.
         dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
             :class:`~flsv.data.Dictionary`. What it does not say is drafted from the training rows of all clients.
-        columns: how the columns of a table other than ``labels`` and ``groups`` become inputs: ``Columns(...)``, or its
-            options as a dictionary.
+        columns: deprecated, the options of columns of 2.1.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, in this order, such as
@@ -138,8 +135,8 @@ class FederatedDataModule(FederationView):
         labels: bool | list[int] | str | None = None,
         pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
-        columns: GivenColumns = None,
         dictionary: DictionaryOptions = None,
+        columns: dict[str, Any] | None = None,
         splits: Splits = _DEFAULT_SPLITS,
         corruptions: list[Corruption] | None = None,
         files: Files = _DEFAULT_FILES,
@@ -154,32 +151,22 @@ class FederatedDataModule(FederationView):
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
-        if columns is not None and (
-            isinstance(source, L.LightningDataModule) or not isinstance(labels, str)
-        ):
-            raise ConfigurationError(
-                "columns needs a table, no data module, and labels, the column to predict."
-            )
+        if columns is not None:
+            from flsv.data.tables.former_columns import Columns
+
+            if dictionary is not None:
+                raise ConfigurationError("columns: the data dictionary says it all. Leave it out.")
+            dictionary = columns if not isinstance(columns, Mapping) else Columns(**columns)
         if dictionary is not None:
             dictionary = _checked_dictionary(dictionary, splits.together)
             splits = replace(splits, together=dictionary.patient)
-            if labels is None and dictionary.target:
-                labels = dictionary.target
-            if labels != (dictionary.target or labels) or not isinstance(labels, str):
-                raise ConfigurationError(
-                    f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to "
-                    "predict in one of them."
-                )
-            if columns is not None:
-                raise ConfigurationError(
-                    "columns: the data dictionary says it all. Leave columns out."
-                )
+            labels = _target(labels, dictionary)
+            if isinstance(source, L.LightningDataModule):
+                raise ConfigurationError("dictionary: a data module reads its data itself.")
+        elif splits.together is not None and isinstance(labels, str):
+            dictionary = _checked_dictionary(None, splits.together)
         label = labels if isinstance(labels, str) else None
         group = groups if isinstance(groups, str) else None
-        table_columns = None
-        if label is not None and dictionary is None:
-            table_columns = _checked_columns(columns)
-            splits = replace(splits, together=table_columns.kept_together(splits.together))
         self._held_out = {"val": val, "test": test}
         self._clients = None if clients is None else dict(clients)
         self._source_name = (
@@ -207,7 +194,6 @@ class FederatedDataModule(FederationView):
             files=files,
             label=label,
             group=group,
-            columns=table_columns,
             pos_label=pos_label,
             is_alone=isinstance(self.partitioner, OneClient),
             dictionary=dictionary,
@@ -235,6 +221,7 @@ class FederatedDataModule(FederationView):
         self._needs_setup = True
         self._is_shown = False
         self._is_site = False
+        self._opened: SourceData | None = None
         self._partitioned: FederatedData | None = None
         self._num_dropped = 0
         if self._module is not None:
@@ -283,18 +270,27 @@ class FederatedDataModule(FederationView):
 
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
+        self._load(stage)
+        if self.trainer is not None and self.trainer.training:
+            for callback in callbacks_of(self.trainer):
+                if is_loop(callback):
+                    loop: Any = callback
+                    loop.prepare(self.trainer)
+
+    def _load(self, stage: str | None) -> None:
         if self._module is not None:
             self._set_up_module(self._module, stage)
         if not self._needs_setup:
             return
 
-        source = open_source(self.source, self._reading, self._held_out, self._clients)
+        source = self._opened
+        if source is None:
+            source = open_source(self.source, self._reading, self._held_out, self._clients)
+        if self._is_site:  # which is greeted by its number later, and reads no file again
+            self._opened = source
         if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
-        if source.summary is not None:
-            self._wait_for_encoder(source)
-            return
         labels = self._labels_beside(source)
         self._partitioned = partition_data(
             source,
@@ -312,10 +308,6 @@ class FederatedDataModule(FederationView):
         self._needs_setup = False
         if source.dictionary is not None:
             self._tell_doubts()
-        elif self._is_site and self.column_cards:
-            from flsv.data.doubts import doubts_of, warn_of_doubts
-
-            warn_of_doubts(doubts_of(self), min_strength=1.0)  # in the site's own log
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -338,17 +330,6 @@ class FederatedDataModule(FederationView):
             if len(doubts) > _MAX_DOUBTS:
                 texts.append(f"and {len(doubts) - _MAX_DOUBTS} more, which flsv data shows")
             rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
-
-    def _wait_for_encoder(self, source: SourceData) -> None:
-        """Split a site's rows, whose features are made when the sites have agreed on an encoder."""
-        if not self._is_site:
-            raise ConfigurationError(
-                "A table of one site alone cannot be encoded, because means and categories are "
-                "those of all sites, which agree on them at the start of a deployment. Outside of one, set "
-                "columns: {encoder: ...} to an encoder that was agreed on before, or give arrays (X, y)."
-            )
-        self._partitioned = data_without_encoder(source, self.partitioner, self.splits)
-        self._needs_setup = False
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
@@ -395,34 +376,6 @@ class FederatedDataModule(FederationView):
         self._is_site = True
         self._needs_setup |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
-        self.setup("fit")
-
-    @property
-    def needs_encoder(self) -> bool:
-        """Return whether these data are a site's table that waits for the encoder of all sites."""
-        return self._source.summary is not None
-
-    @property
-    def encoder(self) -> AgreedEncoder | None:
-        """The encoder that was given to this table, as an option or by :meth:`encode`."""
-        columns = self._reading.columns
-        return None if columns is None else columns.agreed
-
-    def table_summary(self) -> TableSummary:
-        """Return what a site tells about its table, so that all sites can agree on one encoder."""
-        summary = self._source.summary
-        if summary is None:
-            raise ConfigurationError("only a table that has no encoder yet is summarized.")
-        return summary(self.client_indices(0))
-
-    def encode(self, encoder: AgreedEncoder | None) -> None:
-        """Encode a site's table by the encoder of all sites. None: the table waits for one again."""
-        if encoder == self.encoder:
-            return
-        plain = None if encoder is None else encoder.to_plain()
-        columns = replace(_checked_columns(self._reading.columns), encoder=plain)
-        self._reading = replace(self._reading, columns=columns)
-        self._needs_setup = True
         self.setup("fit")
 
     def train_dataloader(self) -> Any:
@@ -497,11 +450,17 @@ def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dic
     return replace(dictionary, patient=together)
 
 
-def _checked_columns(options: GivenColumns) -> Columns:
-    """Return options of a table's columns, whose class is loaded for tables only."""
-    from flsv.data.sources.columns import as_columns
-
-    return as_columns(options)
+def _target(labels: Any, dictionary: Dictionary) -> str:
+    """Return the column to predict, which the user or the data dictionary names."""
+    target = dictionary.target or labels
+    if labels is None and target:
+        return dictionary.target
+    if labels != target or not isinstance(labels, str):
+        raise ConfigurationError(
+            f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to predict "
+            "in one of them."
+        )
+    return labels
 
 
 def _name(name: Any) -> Any:

@@ -236,12 +236,6 @@ def _split(
         source.clients,
         column=read_column,
     )
-    is_encoded_here = source.fitted is not None and source.dictionary is None
-    if (is_encoded_here or source.pooled) and len(splits.clients) == 1:
-        raise ConfigurationError(
-            "A table of one site alone cannot be encoded, because means and categories are those of all sites: give "
-            "encoded numbers, arrays (X, y)."
-        )
     if source.by_rarity and len(splits.clients) == 1:
         raise ConfigurationError(
             f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
@@ -273,16 +267,6 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
         raise ConfigurationError(
             f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
         )
-
-
-def data_without_encoder(
-    source: SourceData, partitioner: Partitioner, options: Splits
-) -> FederatedData:
-    """Split the rows of one site's table, which have no features before the sites agree on an encoder."""
-    classes = find_classes(source.train, source.class_names, {})
-    source = replace(source, classes=classes)
-    splits = _split(source, partitioner, options, groups=None)
-    return FederatedData(source, splits, torch.zeros(len(classes.labels), dtype=torch.bool))
 
 
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:

@@ -32,8 +32,8 @@ from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.data.sources.columns import ColumnCard
-    from flsv.data.tables.dictionary import Dictionary
+    from flsv.data.tables.dictionary import ColumnCard, Dictionary
+    from flsv.data.tables.drafts import TableDoubt
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.
@@ -195,10 +195,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._source.dictionary
 
     @property
-    def encoding(self) -> dict[str, Any] | None:
-        """How a table's columns became inputs, as ``Columns(encoder=...)`` takes it. None for other data."""
-        encoder = self._source.encoder
-        return None if encoder is None else encoder.to_plain()
+    def table_doubts(self) -> tuple[TableDoubt, ...]:
+        """Doubts about the clients' tables."""
+        return self._source.doubts
 
     @property
     def server_val_indices(self) -> Tensor:
@@ -384,12 +383,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 "dropped_samples": self._num_dropped,
             }
         if reading.label is not None:
-            settings |= {"labels": reading.label, "columns": repr(reading.columns)}
-        if reading.columns is not None and reading.columns.agreed is not None:
-            settings["encoder"] = reading.columns.agreed.hash
+            settings["labels"] = reading.label
         if self._partitioned is None:
             return settings
         source = self._source
+        if source.dictionary is not None:
+            settings["dictionary"] = source.dictionary.hash
         draws = source.draws
         if draws is not None:
             digest_of_weights = digest([draws.weights, draws.replacement]).hex()

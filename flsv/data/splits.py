@@ -140,9 +140,9 @@ def _names_of(values: Sequence[Any]) -> Any:
     """Return values as a Series of texts: 17.0 as 17, gaps as NaN."""
     import pandas as pd
 
-    from flsv.data.sources.frames import category_names
+    from flsv.data.tables.cells import texts_of
 
-    names = category_names(pd.Series(list(values), dtype=object))
+    names = texts_of(pd.Series(list(values), dtype=object))
     return names.where(names != "")  # a blank of a text file
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.base import LARGE, NOT_FINITE
 from flsv.results.curves import Monitored, curves_of
-from flsv.results.folder import CONTRIBUTIONS, DOUBTS_FILE, run_folder
+from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import ResultBuilder, column_names
@@ -106,17 +107,14 @@ class RunReports:
         self.sinks += [self.terminal, self._monitored]
 
     def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
-        """Return the doubts about the clients' tables. Of private clients nothing is told."""
+        """Write the tables' data dictionary, and return the doubts. Of private clients nothing is told."""
         is_reported = writes_files and self._trainer.is_global_zero
-        if self._config.is_private or not is_reported:
-            return []
-        file_of_sites = folder / DOUBTS_FILE
-        is_told_by_sites = self._data.encoding is not None and file_of_sites.is_file()
-        if not self._data.column_cards and not is_told_by_sites:
+        if self._data.dictionary is None or self._config.is_private or not is_reported:
             return []
         # The module needs pandas.
-        events_of_tables: Any = resolve_name("flsv.federation.table_doubts:events_of_tables")
-        return events_of_tables(self._data, file_of_sites)
+        table_doubts: Any = import_module("flsv.federation.table_doubts")
+        table_doubts.write_dictionary(self._data, folder)
+        return table_doubts.events_of_tables(self._data)
 
     def _doubts_of_copies(self, writes_files: bool) -> list[Event]:
         """Return the doubts about samples that several clients have, if anybody is told of them."""

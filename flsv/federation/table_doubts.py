@@ -1,51 +1,38 @@
-"""Functions that record the doubts about the clients' tables as events of a run."""
+"""Functions that record a table's data dictionary, and the doubts about it as events of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from flsv.data import FederatedDataModule
-from flsv.data.doubts import Doubt, doubts_of, warn_of_doubts
+from flsv.data.copies import STRONG_DOUBT
+from flsv.results.folder import DICTIONARY_FILE
 from flsv.results.round_result import DOUBT, Event
+from flsv.utilities.atomic_files import replacing
 
 
-def events_of_tables(data: FederatedDataModule, file_of_sites: Path) -> list[Event]:
-    """Return one event for each doubt about a federation's tables, the strongest first, and warn of strong ones.
-
-    Args:
-        data: the federation's data.
-        file_of_sites: the file of a server whose sites have told it about their tables. The server has warned.
-    """
-    if data.column_cards:
-        doubts = doubts_of(data)
-        warn_of_doubts(doubts)
-    else:
-        doubts = []
-        for row in pd.read_csv(file_of_sites, keep_default_na=False).itertuples():
-            doubts.append(Doubt(row.strength, row.doubt, site=row.site, column=row.column))
-    return doubt_events(doubts, data.client_names)
-
-
-def doubt_events(
-    doubts: Sequence[Doubt],
-    client_names: Sequence[str],
-) -> list[Event]:
-    """Return one event for each doubt about a federation's tables, the strongest first."""
-    client_of_name = {name: client for client, name in enumerate(client_names)}
+def events_of_tables(data: FederatedDataModule) -> list[Event]:
+    """Return one event for each doubt about a federation's tables."""
+    client_of_name = {name: client for client, name in enumerate(data.client_names)}
     events = []
-    for doubt in doubts:
+    for doubt in data.table_doubts:
         event = Event(
-            client_of_name.get(doubt.site),  # None: it is about all sites
+            client_of_name.get(doubt.site),  # None: it is about the server's tables
             DOUBT,
             first=0,
             last=0,
-            kind=doubt.kind,
             column=doubt.column,
             text=doubt.text,
-            strength=doubt.strength,
+            strength=STRONG_DOUBT,
         )
         events.append(event)
     return events
+
+
+def write_dictionary(data: FederatedDataModule, folder: Path) -> None:
+    """Write the dictionary by which tables were read into a run's folder, for the next run or for sites."""
+    if data.dictionary is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / DICTIONARY_FILE) as file:
+        file.write(data.dictionary.to_text().encode())

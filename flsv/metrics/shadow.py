@@ -73,11 +73,10 @@ class ShadowShapley(MeasuredMetric):
     has fewer (:meth:`flsv.sampling.ClientSampler.among`). If every round is valued, the values are means over the last
     three rounds. Samplers that choose by values or losses are refused.
 
-    The utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill
-    ``flsv retrain`` of the folder, or the same fit with ``ckpt_path``, trains the rest.
+    Utilities and outputs of trained coalitions are stored in the run's folder (``coalitions.csv``). After a kill ``flsv
+    retrain``, or the same fit with ``ckpt_path``, trains the rest.
 
-    ``compute`` gives the last round's values ``[num_clients]``, in the performance's unit, or ``[num_clients,
-    num_classes]``. A client that never took part is NaN.
+    ``compute`` gives the last round's values ``[num_clients]``, or by class. A client that never took part is NaN.
 
     When not to use it:
         With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
@@ -104,7 +103,8 @@ class ShadowShapley(MeasuredMetric):
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
             compares one coalition with a fit in a fresh process, as is done anyway if it costs below 3 % of the run.
-        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
+        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
+            those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
         kwargs: arguments of ``torchmetrics.Metric``.
 
@@ -156,14 +156,14 @@ class ShadowShapley(MeasuredMetric):
         self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
-        self._leaves_out = tuple(leave_out or ())
+        self._leaves_out = None if leave_out is None else tuple(leave_out)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
         self.every = every
         self._rounds_per_value = every or 1
-        # Rounds that have values by default, None if their number is not known before the run.
-        self._planned_rounds: frozenset[int] | None = None
+        self._num_rounds: int | None = None  # None: not known before the run
+        self._planned_rounds: frozenset[int] | None = None  # rounds that have values by default
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
         self._build_untrained: Callable[[int, Tensor], None] | None = None
@@ -213,7 +213,7 @@ class ShadowShapley(MeasuredMetric):
         return self._num_halvings
 
     @property
-    def leaves_out(self) -> tuple[str, ...]:
+    def leaves_out(self) -> tuple[str, ...] | None:
         """The argument ``leave_out``."""
         return self._leaves_out
 
@@ -249,6 +249,7 @@ class ShadowShapley(MeasuredMetric):
         self._evidence = {"why_no_values": reason, "unfinished": True, "interrupted": interrupted}
 
     def check_rounds(self, rounds: int) -> None:
+        self._num_rounds = rounds
         if self.every is not None:
             return
         if isinstance(self.performance, str):
@@ -337,6 +338,8 @@ class ShadowShapley(MeasuredMetric):
 
     def _is_due(self, round_index: int) -> bool:
         """Return whether a round has values, even if it is not the last."""
+        if round_index + 1 == self._num_rounds:
+            return True
         # Means over rounds are of the last ones, which are not known before the end.
         is_planned = self._pending is not None and not self.averages
         if is_planned and self._planned_rounds is not None:
@@ -552,8 +555,7 @@ class ShadowShapley(MeasuredMetric):
             self.outputs[-1, 1] = outputs
 
     def compute(self) -> Tensor:
-        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN for a client that never
-        took part, and for all clients before the first values, see :attr:`pending`."""
+        """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""
         never_took_part = self.participations == 0
         value = self.values.masked_fill(never_took_part[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)

@@ -162,14 +162,17 @@ class Run:
     @cached_property
     def encoding(self) -> dict[str, str]:
         """Return how each column of a table became inputs."""
-        encoder = self.record.get("encoder") or {"columns": {}}
+        # Runs of 2.1 have an encoder.
+        dictionary = self.record.get("dictionary") or self.record.get("encoder") or {}
         texts = {}
-        for name, code in encoder["columns"].items():
-            if "categories" in code:
-                text = f"categories {listed(code['categories'], 30)}"
+        for name, column in dictionary.get("columns", {}).items():
+            if "categories" in column:
+                text = f"categories {listed(column['categories'], 30)}"
             else:
-                text = f"{code['kind']} minus {code['mean']:.6g}, divided by {code['scale']:.6g}"
-            if code["gaps"]:
+                text = (
+                    f"{column['kind']} minus {column['mean']:.6g}, divided by {column['scale']:.6g}"
+                )
+            if column.get("gaps", True):
                 text += ", and whether missing"
             texts[name] = text
         return texts

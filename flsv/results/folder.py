@@ -22,8 +22,8 @@ CASE_VALUES = "case_values.pt"
 #: The folder of the runs of ``flsv retrain``, in that of the run.
 RETRAINED = "retrained"
 CONFIG = "config.yaml"
-#: The doubts that a server of sites has about their tables.
-DOUBTS_FILE = "doubts.csv"
+#: The data dictionary by which tables were read.
+DICTIONARY_FILE = "dictionary.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
 #: Options of ``flsv fit`` that its repetition does not have: it neither resumes nor is quiet.

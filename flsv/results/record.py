@@ -120,7 +120,7 @@ def record_of(
         "samples": data.num_samples.tolist(),
         "class_counts": class_counts,
         "validation": data.validation(),
-        "encoder": data.encoding,
+        "dictionary": None if data.dictionary is None else data.dictionary.to_plain(),
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,6 @@ class ConfigurationError(ValueError):
 
 class VersionWarning(UserWarning):
     """Warning that numbers may change, since a package has another version than before."""
-
-
-class ColumnError(ConfigurationError):
-    """Error for a table's column that cannot be used as it is."""
-
-    # `remedy`: options of flsv.data.Columns with which the column can be used. Lists and mappings are added to those
-    # that are set already.
-
-    def __init__(self, message: str, remedy: Mapping[str, Any]) -> None:
-        super().__init__(message)
-        self.remedy = dict(remedy)
 
 
 def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:

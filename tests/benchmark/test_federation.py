@@ -27,12 +27,6 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
 
     assert data.num_clients == 6
 
-    for kind, is_bad in digits.bad_client_masks().items():
-        assert 0 < int(is_bad.sum()) < data.num_clients
-        if kind in ("label_noise", "feature_noise", "duplicates"):  # faults of clients' data
-            bad_clients = is_bad.nonzero().flatten().tolist()
-            assert set(bad_clients) <= set(data.malicious)
-
 
 def test_every_federation_belongs_to_exactly_one_set():
     sets = [names(set_name) for set_name in SETS]
@@ -73,7 +67,6 @@ def test_federation_that_does_not_exist_is_refused():
     ("changes", "match"),
     [
         ({"round": 3}, "mine.yaml is no federation: .*'round'"),
-        ({"bad": {"label_noise": [7]}}, "there is no client 7: the clients are 0 to 5"),
         ({"attacks": [SIGN_FLIP]}, "there is no client 9"),
         ({"performance": "val_loss"}, "mode"),
     ],

@@ -73,7 +73,6 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
     diabetes = make_small_federation(
         data=data,
         attacks=[],
-        bad={},
         model=model,
         performance="val_loss",
         mode="min",
@@ -189,7 +188,6 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
         rel=1e-3,
         abs=1e-9,
     )
-    assert 0 <= summary["auroc free_rider"]["cgsv"] <= 1
 
 
 def assert_equal_columns(column: pd.Series, expected: pd.Series) -> None:

@@ -1,20 +1,17 @@
 """Scores of values that are missing, negative or constant."""
 
-import math
-
 import pytest
 import torch
 
-from flsv.benchmark.scores import auroc, share_error, shares, spearman
+from flsv.benchmark.scores import share_error, shares, spearman
 
 NAN = float("nan")
 
 
-def test_correlation_of_constant_or_missing_values_is_zero_and_auroc_of_one_class_is_nan() -> None:
+def test_correlation_of_constant_or_missing_values_is_zero() -> None:
     truth = torch.tensor([1.0, 2.0, 3.0])
     assert spearman(torch.ones(3), truth) == 0
     assert spearman(torch.full((3,), NAN), truth) == 0
-    assert math.isnan(auroc(truth, torch.zeros(3, dtype=torch.bool)))
 
 
 def test_clients_without_a_value_rank_last() -> None:
@@ -26,14 +23,6 @@ def test_clients_without_a_value_rank_last() -> None:
         unknown,
         truth,
     ) == pytest.approx(spearman(lowest, truth))
-
-
-def test_bad_client_without_a_value_is_told_apart_as_the_least() -> None:
-    values = torch.tensor([0.1, 0.5, NAN])
-    is_bad = torch.tensor([False, False, True])
-
-    # It ties with the first, which counts for half, and is below the second.
-    assert auroc(values, is_bad) == (0.5 + 1) / 2
 
 
 def test_shares_of_clients_with_negative_values_are_zero_unless_all_are_negative() -> None:

@@ -198,13 +198,10 @@ def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("wrapped", "preload"),
-    [
-        (False, True),
-        (True, False),
-    ],
+    "preload",
+    [True, False],
 )
-def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, preload, tmp_path):
+def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_path):
     draws = random.Random(0)
 
     def lines(first_patient: int, count: int) -> list[str]:
@@ -221,22 +218,10 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(wrapped, prel
     config: dict[str, object] = {
         "labels": "ill",
         "groups": "ward",
-        "columns": {"exclude": ["patient"]},
+        "dictionary": {"excluded": ["patient"]},
         "source": str(tmp_path / "train.csv"),
         "test": str(tmp_path / "test.csv"),
     }
-    if wrapped:
-        arguments = {
-            "path": "train.csv",
-            "test_path": "test.csv",
-            "target": "ill",
-            "group": "ward",
-            "root": str(tmp_path),
-            "columns": {"exclude": ["patient"]},
-        }
-        source = {"class_path": "flsv.data.TableData", "init_args": arguments}
-        config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
-
     config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"
     trainer = {

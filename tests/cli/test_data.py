@@ -16,7 +16,10 @@ from flsv.data import FederatedDataModule, Files
 from helpers import pages
 from helpers.runs import write_table
 
-COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged": "admitted"}}
+DICTIONARY = {
+    "excluded": ["insurer", "patient", "admitted"],
+    "columns": {"discharged": {"kind": "days since admitted"}},
+}
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_data_tables_show_the_class_shares_and_missing_values_of_the_files(
     folder_with_clinics, capsys
 ):
     Path("federation.yaml").write_text(
-        f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
+        f"data:\n  source: clinics\n  labels: died\n  dictionary: {DICTIONARY}\ntrainer:\n  max_epochs: 3\n"
     )
 
     assert main(["data", "--config", "federation.yaml", "--out", "cards"]) == 0
@@ -139,14 +142,20 @@ def test_data_notes_name_a_class_that_a_client_lacks(folder_with_clinics):
     assert "No training sample of yes: Lyon." in notes
 
 
-def test_error_about_unreadable_columns_ends_with_a_yaml_line_that_repairs_them(
-    folder_with_clinics, capsys
-):
+def test_questions_are_answered_in_the_file_that_is_drafted(folder_with_clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "--config", "federation.yaml"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    Path("federation.yaml").write_text(f"data:\n  source: clinics\n  labels: died\n{line}\n")
-    assert main(["data", "--config", "federation.yaml"]) == 0
+    assert "leave questions" in capsys.readouterr().err
+
+    command = ["data", "--config", "federation.yaml", "--write", "dictionary.yaml"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "questions." in printed
+    by_file = ["data", "--config", "federation.yaml", "--data.dictionary=dictionary.yaml"]
+    assert main(by_file) == 2
+    text = Path("dictionary.yaml").read_text().replace('"? ', '"left out: ')
+    Path("dictionary.yaml").write_text(text)
+    assert main(by_file) == 0
 
 
 def write_hospitals(folder: Path) -> Path:
@@ -187,16 +196,13 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     doubts = pd.read_csv("cards/doubts.csv")
     named_columns = [(row.site, row.column) for row in doubts.itertuples()]
 
-    assert named_columns == [
-        ("Celle", "creatinine"),
-        ("Bonn", "samples"),
-        ("all sites", "case"),
-    ]
-    assert "as between creatinine in mg/dl and µmol/l" in doubts["doubt"][0]
-    assert re.fullmatch(r"\d+ of \d+ are there twice", doubts["doubt"][1])
-
-    printed = capsys.readouterr().out
-    assert printed.index("creatinine in mg/dl") < printed.index("are there twice")
+    assert ("Celle", "creatinine") in named_columns
+    assert ("Bonn", "samples") in named_columns
+    assert ("Aachen", "case") in named_columns
+    texts = "; ".join(doubts["doubt"])
+    assert re.search(r"values are \d+\.?\d* times those elsewhere: another unit", texts)
+    assert re.search(r"\d+ of \d+ are there twice", texts)
+    assert "are there twice" in capsys.readouterr().out
 
     further_options = [
         "--data.partitioner=null",
@@ -206,7 +212,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     ]
     with pytest.warns(
         UserWarning,
-        match="the tables are doubtful: creatinine",
+        match="the tables are doubtful: .*creatinine of Celle",
     ):
         assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 

@@ -23,11 +23,12 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.report import open_run
+from flsv.report import open_run, write_report
 from flsv.report.basis import basis_by_retraining
 from flsv.results.record import read_record
 from flsv.results.verdict import ONE_CLASS_FRACTION
 from flsv.utilities.errors import ConfigurationError
+from helpers.forked import Forked
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_rows, retrained_values
 from helpers.runs import (
@@ -355,3 +356,27 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         match="no validation|empty|validation set",
     ):
         retrain(run, seeds=1, judges="server")
+
+
+def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(
+    tmp_path: Path,
+) -> None:
+    """Each command in a process of its own, as from a shell."""
+    config = write_config(
+        tmp_path / "federation.yaml",
+        seed_everything=3,
+        model={"class_path": "helpers.coalition_kinds.DigitsCountsSteps"},
+        trainer={"max_epochs": 2, "accelerator": "cpu"},
+        federation={"reporting": {"table": False, "figures": 0}},
+    )
+    retraining = ["retrain", "lightning_logs/version_0", "--trainings", "singles", "--seeds", "1"]
+    for command in (["fit", "--config", str(config)], retraining):
+        status, output = Forked(tmp_path, main, command).wait()
+        assert status == 0, output
+
+    assert "came to another model than the run" in output
+    assert "Do not pay by these values" in " ".join(output.split())
+    run = tmp_path / "lightning_logs" / "version_0"
+    page = text_of_page(write_report(run))
+    assert "Do not pay by these values" in page
+    assert "such as a global, a cache, a class attribute or a file" in page

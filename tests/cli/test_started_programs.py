@@ -13,6 +13,7 @@ import pytest
 MODULE_AND_DATA = """
 import sys
 
+import joblib
 import lightning as L
 import torch
 
@@ -52,7 +53,8 @@ RETRAINED = (
     + """
 trainer = L.Trainer(max_epochs=2, callbacks=[FederatedLoop(seed=0)], accelerator="cpu", logger=False)
 for jobs in (1, 2):
-    table = flsv.retrain(trainer, module, data, "singles", seeds=1, jobs=jobs)
+    with joblib.parallel_config(n_jobs=jobs):
+        table = flsv.retrain(trainer, module, data, "singles", seeds=1)
     print("values", table["value"].tolist())
 """
 )

@@ -1,39 +1,14 @@
-"""Data modules of CSV files: tables with a column for clients, texts as hashed words, running text in pieces."""
+"""Data modules of CSV files: texts as hashed words, running text in pieces."""
 
 import zlib
 
-import numpy as np
 import pytest
 import torch
 
-from flsv.data import CharacterData, GroupPartitioner, TableData, TextData
+from flsv.data import CharacterData, GroupPartitioner, TextData
 from flsv.data.sources.csv_data import hashed_words, windows
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
-
-WARDS = ("A", "B", "Größe")
-
-
-NUM_PATIENTS = 40
-
-
-def make_ward_lines():
-    """A table in which whoever gets a higher dose is ill."""
-    rng = np.random.default_rng(0)
-    lines = []
-    for i in range(NUM_PATIENTS):
-        ward = WARDS[i % 3]
-        age = rng.integers(20, 60)
-        dose = rng.normal()
-        if i % 7 == 0:
-            age = "NA"
-        sex = ["f", "m"][i % 2]
-        note = ["", '"well, so far"', "plain"][i % 3]
-        is_ill = int(dose > 0)
-        lines.append(f"{ward},{age},{sex},{note},{dose:.3f},{is_ill}")
-
-    return lines
-
 
 FISH = "The fish, and his wife"
 WOLF = "ein Wölfchen im Wald"
@@ -41,11 +16,6 @@ LENGTH = 5  # of the pieces of texts, whose next characters are predicted
 
 #: Header, lines and arguments of each kind.
 KINDS = {
-    TableData: (
-        "ward,age,sex,note,dose,ill",
-        make_ward_lines(),
-        {"target": "ill", "group": "ward"},
-    ),
     TextData: (
         "label,desk,text",
         [
@@ -85,77 +55,6 @@ def make_csv_data(tmp_path):
         return data
 
     return write_and_set_up
-
-
-def test_table_data_encodes_features_targets_and_groups(make_csv_data):
-    data = make_csv_data(TableData, val_fraction=0.25, test_fraction=0.1)
-
-    assert data.encoder.feature_names == (
-        "age",
-        "dose",
-        "sex=f",
-        "sex=m",
-        "note=plain",
-        "note=well, so far",
-        "age missing",
-        "note missing",
-    )
-    assert len(data.val_set) == 0.25 * NUM_PATIENTS
-    assert len(data.test_set) == 0.1 * NUM_PATIENTS
-    assert len(data.train_set) == NUM_PATIENTS - len(data.val_set) - len(data.test_set)
-    assert data.num_classes == 2
-    assert data.input_shape == (8,)
-    assert data.group_names == WARDS
-
-    x, y = data.train_set.tensors
-    doses = x[:, 1]
-    assert abs(doses.mean()) < 1e-6  # standardized by the training rows
-    assert doses[y == 1].min() > doses[y == 0].max()  # the ill have the higher doses still
-
-
-def test_table_splits_are_disjoint_and_follow_from_the_seed(make_csv_data):
-    def load_doses(seed):
-        data = make_csv_data(
-            TableData,
-            seed=seed,
-            target="dose",
-            columns={"task": "regression"},
-            val_fraction=0.3,
-            test_fraction=0.2,
-        )
-        parts = (data.train_set, data.val_set, data.test_set)
-        return [part.tensors[1].tolist() for part in parts]
-
-    doses = load_doses(0)
-    all_doses = []
-    for line in make_ward_lines():
-        dose = line.split(",")[-2]
-        all_doses.append(float(np.float32(dose)))
-
-    # Of 40 rows 30 percent are for validation and 20 percent for testing.
-    assert [len(part) for part in doses] == [20, 12, 8]
-    assert sorted([*doses[0], *doses[1], *doses[2]]) == sorted(all_doses)
-    assert load_doses(0) == doses
-    assert load_doses(1) != doses
-
-
-def test_table_data_standardizes_a_numeric_target(make_csv_data):
-    test_line = "A,40,f,plain,0.5,1"
-    data = make_csv_data(
-        TableData,
-        target="dose",
-        columns={"task": "regression", "standardize_target": True},
-        val_fraction=0.25,
-        test_lines=[test_line],
-    )
-
-    targets = data.train_set.tensors[1]
-    assert targets.mean().item() == pytest.approx(0, abs=1e-6)
-    assert targets.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
-
-    standardized = data.test_set.tensors[1]
-    restored = standardized * data.encoder.target_std + data.encoder.target_mean
-    torch.testing.assert_close(restored, torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize(
@@ -226,19 +125,19 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
     ("kind", "options", "message"),
     [
         (
-            TableData,
+            TextData,
             {"val_fraction": 0.6, "test_fraction": 0.4},
-            "40 of 40 samples are to be held out",
+            "12 of 12 samples are to be held out",
         ),
         (
-            TableData,
-            {"lines": [*make_ward_lines(), " ,30,f,plain,0.1,1"]},
-            r"1 of 41 rows have no 'ward' \(group\): line 42",
+            TextData,
+            {"lines": ["ship,sea,a", "earn, ,b"] * 2, "group": "desk"},
+            r"line 3, 5: 2 of 4 rows have no 'desk' \(groups\)",
         ),
         (
             TextData,
             {"test_lines": ["crude,sea,oil"]},
-            r"line 2: 'crude' in target 'label' is none of the 2 classes",
+            r"line 2: 'crude' in target 'label', expected one of 2 classes",
         ),
         (
             CharacterData,

@@ -11,9 +11,8 @@ import torch
 import yaml
 
 from flsv.cli import main
-from flsv.data import Columns, FederatedDataModule, Splits
-from flsv.data.sources.agreed import AgreedEncoder
-from flsv.data.sources.dictionary import wide_range
+from flsv.data import Dictionary, FederatedDataModule, Splits
+from flsv.data.tables.drafts import wide_range
 from flsv.utilities.errors import ConfigurationError
 from helpers.hospitals import make_hospital_tables
 
@@ -31,7 +30,7 @@ classes: ["yes", "no"]
 positive: "yes"
 columns:
   age: {low: 0, high: 120, unit: "years", mean: 60, scale: 15, gaps: false}
-  lab: {low: 0, high: 100, mean: 2, scale: 1, gaps: [-999]}
+  lab: {low: 0, high: 100, mean: 2, scale: 1, gaps: ["-999"]}
   ward: {categories: ["A", "B"]}
 excluded: {patient: "a number of the case"}
 """
@@ -50,7 +49,7 @@ def read_clinics(folder: Path, dictionary: dict[str, Any], **cells: list[str]) -
     data = FederatedDataModule(
         clients=paths,
         labels="died",
-        columns={"encoder": dictionary},
+        dictionary=dictionary,
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
@@ -63,7 +62,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     data = read_clinics(tmp_path, make_dictionary())
 
     assert data.class_names == ("no", "yes")
-    assert data._source.encoder.feature_names == (
+    assert data.dictionary.feature_names == (
         "age",
         "lab",
         "ward=A",
@@ -75,7 +74,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     second_row = [(44 - 60) / 15, 0, 0, 1, 1, 0]
     assert inputs[1].tolist() == pytest.approx(second_row)
     assert labels.tolist() == [0, 1, 0, 1] * 2
-    assert data.describe()["encoder"] == AgreedEncoder.from_plain(make_dictionary()).hash
+    assert data.describe()["dictionary"] == Dictionary.from_plain(make_dictionary()).hash
 
 
 @pytest.mark.parametrize(
@@ -83,12 +82,12 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     [
         pytest.param(
             {"age": ["61", "732", "57", "38"]},
-            r"(?s)^Cells that do not fit.*: 1\n.*Lyon.csv, line 3: 732.0 in 'age', expected 0 to 120 years",
+            r"(?s)^Cells that do not fit.*: 1\n.*line 3: '732' in 'age', expected numbers from 0 to 120 years",
             id="a value outside the range",
         ),
         pytest.param(
             {"age": ["61", "", "57", "38"]},
-            r"Lyon.csv, line 3: a missing value in 'age', expected a value",
+            r"Lyon.csv, line 3: '' in 'age', expected numbers",
             id="a gap where none is allowed",
         ),
         pytest.param(
@@ -98,12 +97,12 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         ),
         pytest.param(
             {"died": ["no", "yes", "dead", "yes"]},
-            r"Lyon.csv, line 4: 'dead' in target 'died' is none of the 2 classes",
+            r"Lyon.csv, line 4: 'dead' in target 'died', expected one of 2 classes",
             id="an unknown class",
         ),
         pytest.param(
             {"age": ["61", "44", "57", "old"]},
-            r"Lyon.csv, line 5: 'old' in 'age' is not a valid number",
+            r"age: .*Lyon.csv, line 5: 'old' is none of",
             id="a word among numbers",
         ),
     ],
@@ -122,7 +121,7 @@ def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
     inputs, _ = data._data.tensors()
     assert inputs[0, 0] == pytest.approx((61 - 60) / 15)
 
-    message = r"(?s): 1\n.*Lyon.csv, line 3: 44.5 in 'age', expected a whole number\n"
+    message = r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"
     with pytest.raises(ConfigurationError, match=message):
         read_clinics(tmp_path, dictionary, age=["61", "44.5", "57.0", "38"])
 
@@ -143,12 +142,12 @@ def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
 def test_share_of_cells_outside_the_range_is_tolerated_as_the_dictionary_says(
     tmp_path: Path,
 ) -> None:
-    ages = {"age": ["61", "121", "57", "38"]}  # one of eight cells
+    ages = {"age": ["61", "121", "57", "38"]}  # one of four cells
 
-    with pytest.raises(ConfigurationError, match="line 3: 121.0 in 'age'"):
+    with pytest.raises(ConfigurationError, match="line 3: '121' in 'age'"):
         read_clinics(tmp_path, make_dictionary(tolerance=0.1), **ages)
 
-    read_clinics(tmp_path, make_dictionary(tolerance=0.2), **ages)
+    read_clinics(tmp_path, make_dictionary(tolerance=0.3), **ages)
 
 
 def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
@@ -162,28 +161,46 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": [False, True]}, "classes=.*each: a text.*Write texts in quotation marks"),
-        ({"positive": None}, "positive: None is none of the classes"),
-        ({"tolerance": 2}, "tolerance=2.*It is a share of the cells"),
+        ({"classes": [False, True], "positive": None}, "classes=.*Write texts in quotation marks"),
+        ({"classes": ["no", "no"]}, "classes=.*one is there twice"),
+        ({"positive": "dead"}, "positive='dead' is none of classes"),
+        ({"tolerance": 2}, "tolerance=2"),
         ({"target_scale": 0}, "target_scale=0.*above 0"),
         ({"target_scale": float("nan")}, "target_scale=nan.*finite"),
-        ({"columns": {"age": {"mean": 60, "scale": 0}}}, "scale=0.*above 0"),
-        ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "scale=nan"),
-        ({"columns": {"age": {"low": 5, "high": 5}}}, "name='age'.*low is not below high"),
-        ({"columns": {"age": {"lowest": 5}}}, "unexpected keyword argument 'lowest'"),
-        ({"columns": {"age": {"gaps": "NA"}}}, "gaps='NA'.*True or False or a list"),
-        ({"target": None}, "a data dictionary names its target"),
-        ({"patient": "age"}, "the patient is among the columns"),
-        ({"columns": {"age": {"kind": "number"}}}, "name='age'.*kind is not numbers, categ"),
+        ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age'.*scale=0.*above 0"),
+        ({"columns": {"age": {"mean": 60, "scale": float("nan")}}}, "'age'.*scale=nan"),
+        ({"columns": {"age": {"low": 5, "high": 4}}}, "'age'.*low=5.* is above high=4"),
+        ({"columns": {"age": {"lowest": 5}}}, "'age' has no option 'lowest'"),
+        ({"columns": {"age": {"gaps": "NA"}}}, "'age'.*gaps='NA'"),
+        ({"columns": {"zip": {"categories": ["01067", 1067]}}}, "'zip'.*quotation marks"),
+        ({"columns": {"zip": {"categories": ["1", "1"]}}}, "'zip'.*one is there twice"),
+        ({"patient": "age"}, "the target 'died' or the patient is among the columns"),
+        ({"excluded": {"age": ""}}, "both among columns and excluded"),
+        ({"columns": {"age": {"kind": "number"}}}, "'age'.*kind='number': expected"),
+        ({"exclude": ["age"]}, "has no option 'exclude'. Did you mean excluded"),
+        ({"read": {"Lyon": {"decimal": ";"}}}, "read: 'Lyon'.*decimal=';'"),
+        ({"task": "regression"}, "task: regression has no classes"),
     ],
 )
 def test_dictionary_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
-    dictionary = make_dictionary(**changes)
-    if message.startswith("classes="):
-        dictionary["positive"] = True
-
     with pytest.raises(ConfigurationError, match=message):
-        Columns(encoder=dictionary)
+        Dictionary.from_plain(make_dictionary(**changes))
+
+
+@pytest.mark.parametrize("name", ["target", "columns", "classes"])
+def test_incomplete_dictionary_is_completed_from_the_rows(tmp_path: Path, name: str) -> None:
+    dictionary = make_dictionary()
+    del dictionary[name]
+    if name == "classes":
+        del dictionary["positive"]
+    data = read_clinics(tmp_path, dictionary)
+    assert data.dictionary.is_complete
+
+
+def test_question_without_an_answer_is_refused(tmp_path: Path) -> None:
+    dictionary = make_dictionary(excluded={"came": "? dates. Days since what?"})
+    with pytest.raises(ConfigurationError, match="came: dates. Days since what"):
+        read_clinics(tmp_path, dictionary)
 
 
 def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> None:
@@ -206,14 +223,15 @@ def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> 
         data = FederatedDataModule(
             clients={"Lyon": str(file), "Graz": str(file)},
             labels="died",
-            columns={"encoder": dictionary},
+            dictionary=dictionary,
             splits=Splits(server_val=0.0),
         )
         data.setup("fit")
         return data
 
     with pytest.raises(
-        ConfigurationError, match="Lyon.csv, line 4: 130.0 in 'stay', expected 0 to 90"
+        ConfigurationError,
+        match="Lyon.csv, line 4: '2024-07-09' in 'stay', expected days since came from 0 to 90",
     ):
         read()
     dictionary["columns"]["stay"]["high"] = 365
@@ -227,7 +245,9 @@ def test_column_of_another_kind_is_refused_by_its_file(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["ward"] = {"kind": "truth values"}
 
-    with pytest.raises(ConfigurationError, match=r"Boston.csv: 'ward' has categories, .* truth"):
+    with pytest.raises(
+        ConfigurationError, match=r"ward: .*Boston.csv, line 2: 'A' is none of truth"
+    ):
         read_clinics(tmp_path, dictionary, ward=["True", "False"] * 2)
 
 
@@ -241,7 +261,7 @@ def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> No
         data = FederatedDataModule(
             str(file),
             labels="died",
-            columns={"encoder": make_dictionary(patient="case")},
+            dictionary=make_dictionary(patient="case"),
             splits=Splits(server_val=0.3, seed=0, **splits),
         )
         data.setup("fit")
@@ -261,7 +281,7 @@ def test_dictionary_of_another_target_is_refused(tmp_path: Path) -> None:
         read_clinics(tmp_path, make_dictionary(target="ill"))
 
 
-def hospitals_with(columns: dict[str, Any], folder: Path) -> FederatedDataModule:
+def hospitals_with(dictionary: Any, folder: Path) -> FederatedDataModule:
     paths = {}
     for name, table in make_hospital_tables().items():
         paths[name] = str(folder / f"{name}.csv")
@@ -270,45 +290,76 @@ def hospitals_with(columns: dict[str, Any], folder: Path) -> FederatedDataModule
         clients=paths,
         labels="died",
         pos_label="yes",
-        columns=columns,
+        dictionary=dictionary,
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
     return data
 
 
-def test_drafted_dictionary_gives_the_same_features_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_merged_drafts_of_sites_are_the_dictionary_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fitted = hospitals_with({"exclude": EXCLUDED}, tmp_path)
-    clinics = tmp_path / "clinics"
-    clinics.mkdir()
-    for name in ("Boston", "Lyon", "Osaka"):
-        (tmp_path / f"{name}.csv").rename(clinics / f"{name}.csv")
+    """Three sites draft by the command line, and somebody merges their files, in any order."""
+    excluded = {"patient": "number of the case", "insurer": ""}
+    data = hospitals_with({"excluded": excluded}, tmp_path)
     monkeypatch.chdir(tmp_path)
+    for name in ("Boston", "Lyon", "Osaka"):
+        main(
+            [
+                "data",
+                f"--data.source={name}.csv",
+                "--data.files.root=.",
+                "--data.labels=died",
+                "--data.pos_label=yes",
+                "--data.partitioner=OneClient",
+                "--data.splits.server_val=0",
+                f"--data.dictionary={json.dumps({'excluded': excluded})}",
+                f"--write={name}.yaml",
+            ]
+        )
+    drafts = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
+    capsys.readouterr()
+    main(["data", "--merge", *drafts, "--write=merged.yaml"])
 
-    main(
-        [
-            "data",
-            "--data.source=clinics",
-            "--data.files.root=.",
-            "--data.labels=died",
-            "--data.pos_label=yes",
-            "--data.splits.server_val=0",
-            "--data.columns={exclude: [patient, insurer]}",
-            "--write=dictionary.yaml",
-        ]
-    )
+    assert "lab of Osaka: 100% are missing" in capsys.readouterr().out
+    draft = Dictionary.from_file("Boston.yaml")
+    assert "rare" not in draft.columns["ward"].categories  # two rows
+    merged = Dictionary.from_file("merged.yaml")
+    assert data.dictionary is not None
+    for name, column in data.dictionary.columns.items():
+        assert merged.columns[name].mean == column.mean
+        assert merged.columns[name].scale == column.scale
+    assert merged.class_counts == data.dictionary.class_counts
 
-    with_dictionary = hospitals_with({"encoder": "dictionary.yaml"}, tmp_path)
-    for tensor, fitted_tensor in zip(with_dictionary._data.tensors(), fitted._data.tensors()):
-        assert torch.equal(tensor, fitted_tensor)
-    assert with_dictionary.class_names == fitted.class_names
-    text = Path("dictionary.yaml").read_text()
-    (line_of_ward,) = [line for line in text.splitlines() if line.startswith('  "ward"')]
-    assert "# Osaka: only this site has Osaka" in line_of_ward
-    columns = yaml.safe_load(text)["columns"]
-    assert columns["lab"]["kind"] == "numbers"
+    by_file = hospitals_with("merged.yaml", tmp_path)
+    inputs, labels = by_file._data.tensors()
+    drafted_inputs, drafted_labels = data._data.tensors()
+    names = list(data.dictionary.feature_names)
+    positions = [names.index(name) for name in merged.feature_names]
+    assert "ward=rare" not in merged.feature_names
+    assert torch.equal(inputs, drafted_inputs[:, positions])
+    assert torch.equal(labels, drafted_labels)
+
+
+def test_drafts_that_disagree_are_merged_with_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = make_dictionary(class_counts=[40, 60])
+    plain["columns"]["age"]["count"] = 100
+    Path("Boston.yaml").write_text(Dictionary.from_plain(plain).to_text())
+    plain["columns"]["age"] = {"categories": ["old", "young"], "count": 100}
+    del plain["columns"]["lab"]
+    Path("Lyon.yaml").write_text(Dictionary.from_plain(plain).to_text())
+
+    main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
+
+    merged = Dictionary.from_file("merged.yaml")
+    first_question, second_question = sorted(merged.questions)
+    assert first_question.startswith("age: numbers at Boston and categories at Lyon")
+    assert second_question.startswith("lab: no such column at Lyon")
+    assert "? age: numbers at Boston" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
@@ -324,10 +375,10 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
     )
     rows.to_csv(tmp_path / "stays.csv", index=False)
     monkeypatch.chdir(tmp_path)
-    columns = {"task": "regression", "standardize_target": True}
+    given = {"task": "regression", "standardize_target": True}
     options: dict[str, Any] = {"labels": "days", "groups": "clinic", "splits": Splits(server_val=0)}
-    fitted = FederatedDataModule("stays.csv", columns=columns, **options)
-    fitted.setup("fit")
+    data = FederatedDataModule("stays.csv", dictionary=given, **options)
+    data.setup("fit")
 
     main(
         [
@@ -337,26 +388,24 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
             "--data.labels=days",
             "--data.groups=clinic",
             "--data.splits.server_val=0",
-            f"--data.columns={json.dumps(columns)}",
+            f"--data.dictionary={json.dumps(given)}",
             "--write=dictionary.yaml",
         ]
     )
 
     drafted = yaml.safe_load(Path("dictionary.yaml").read_text())
     assert drafted["columns"]["age"]["kind"] == "whole numbers"
-    with_dictionary = FederatedDataModule(
-        "stays.csv", columns=columns | {"encoder": "dictionary.yaml"}, **options
-    )
-    with_dictionary.setup("fit")
-    for tensor, fitted_tensor in zip(with_dictionary._data.tensors(), fitted._data.tensors()):
-        assert torch.equal(tensor, fitted_tensor)
+    by_file = FederatedDataModule("stays.csv", dictionary="dictionary.yaml", **options)
+    by_file.setup("fit")
+    for tensor, drafted_tensor in zip(by_file._data.tensors(), data._data.tensors()):
+        assert torch.equal(tensor, drafted_tensor)
 
 
 def test_drafted_ranges_are_wide_and_no_patients_values() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         values = pd.Series(generator.lognormal(generator.normal(), 1, 200))
-        low, high = wide_range(values)
+        low, high = wide_range(values.to_numpy())
 
         assert low <= values.min()
         assert high > values.max()

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import Columns, OneClient, TableData
+from flsv.data import OneClient
 from flsv.data.sources.base import array_set
 from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
@@ -235,14 +235,14 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
             {"source": TABLE},
             "Frame is a table: set labels, the column to predict. It has age, sex, ill",
         ),
-        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' is the target or the group"),
+        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is the target"),
         (
             {"source": TABLE, "labels": "age"},
-            "40 different values in 40 rows, which cannot be classes",
+            "40 different values in 40 rows.* task: regression",
         ),
         (
-            {"source": TABLE, "labels": "sex", "columns": Columns(task="regression")},
-            "'sex' .labels. is not a valid",
+            {"source": TABLE, "labels": "sex", "dictionary": {"task": "regression"}},
+            "in target 'sex', expected a number",
         ),
     ],
 )
@@ -325,14 +325,12 @@ def test_table_file_is_read_by_groups(table_file):
     assert by_list.num_clients == 3
 
 
-def test_table_file_of_one_site_alone_is_refused(table_file):
-    message = "A table of one site alone cannot be encoded"
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(table_file, OneClient(), labels="ill")
+def test_table_of_one_site_alone_is_a_draft_that_no_site_takes(table_file):
+    data = set_up_data(table_file, OneClient(), labels="ill")
+    assert data.dictionary.is_complete
 
-    module = TableData(str(table_file), "ill")
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(module, OneClient())
+    with pytest.raises(ConfigurationError, match="this site's table has no data dictionary"):
+        set_up_data(table_file, OneClient(), labels="ill").deal_from(1)
 
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):

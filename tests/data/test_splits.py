@@ -48,14 +48,14 @@ def make_visits(hospital: int) -> pd.DataFrame:
 
 
 TABLES = {"Basel": make_visits(1), "Lyon": make_visits(2)}
-EXCLUDED = {"exclude": ["patient", "visited", "split"]}
+EXCLUDED = {"excluded": ["patient", "visited", "split"]}
 
 
-def make_hospitals(splits: Splits, columns: Any = EXCLUDED) -> FederatedDataModule:
+def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataModule:
     data = FederatedDataModule(
         clients=TABLES,
         labels="ill",
-        columns=columns,
+        dictionary=dictionary,
         splits=splits,
     )
     data.setup("fit")
@@ -222,11 +222,12 @@ def test_a_site_alone_holds_out_the_same_rows() -> None:
 def test_columns_that_split_are_inputs_only_if_asked_for() -> None:
     splits = Splits(server_val=HeldOut("split", "val"))
 
-    left_out = make_hospitals(splits, columns={"exclude": ["patient", "visited"]})
-    asked_for = make_hospitals(splits, columns={"features": ["age", "split"]})
+    left_out = make_hospitals(splits, dictionary={"excluded": ["patient", "visited"]})
+    columns = {"columns": {"age": {}, "split": {}}, "excluded": ["*"]}
+    asked_for = make_hospitals(splits, dictionary=columns)
 
     assert [card.name for card in left_out.column_cards] == ["age"]
-    assert [card.name for card in asked_for.column_cards] == ["age", "split"]
+    assert [card.name for card in asked_for.column_cards] == ["split", "age"]
 
 
 def test_the_command_line_takes_numbers_and_columns(tmp_path: Path, monkeypatch: Any) -> None:

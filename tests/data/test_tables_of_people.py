@@ -336,7 +336,7 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
     data = FederatedDataModule(
         clients=sources,
         labels="died",
-        dictionary=dictionary or {},
+        dictionary=dictionary,
         val=val,
         splits=Splits(server_val=0.0),
     )
@@ -457,7 +457,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
     ),
     add_zip_codes: ("right", "right", "right", "right"),
     add_patients: (
-        "doubted: .*patient of Boston: nearly all values are different, as of a number of the case",
+        "doubted: .*patient of all sites: nearly all values are different, as of a number of the case",
         "right",
         "doubted: patient: nearly all values are different",
         "right",
@@ -487,7 +487,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
         "right",
     ),
     write_creatinine_in_micromoles: (
-        r"doubted: .*creatinine of Boston: 6 of 120 values lie apart",
+        r"doubted: .*creatinine of all sites: 6 of 120 values lie apart",
         f"{MISFIT}6\n.*Boston.csv, line 2: '130.86' in 'creatinine', expected .* 0.1 to 20",
         "doubted: creatinine: 6 of 120 values lie apart",
         f"{MISFIT}6\n.*Boston.csv, line 2: '130.86' in 'creatinine', expected .* 0.1 to 20",
@@ -517,7 +517,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
         "refused: .*Boston.csv, line 2: .* in target 'died', expected one of 2 classes",
     ),
     write_months_in_a_third_of_all: (
-        "doubted: .*age of Boston: 40 of 120 values lie apart",
+        "doubted: .*age of all sites: 40 of 120 values lie apart",
         f"{MISFIT}40\n.*Boston.csv, line 2: '.*' in 'age', expected numbers from 0 to 120",
         "doubted: age: 40 of 120 values lie apart",
         f"{MISFIT}40\n.*Boston.csv, line 2: '.*' in 'age', expected numbers from 0 to 120",
@@ -555,7 +555,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
         f"{MISFIT}15",
     ),
     code_gaps_everywhere: (
-        "doubted: .*hb of Boston: 10 of 120 values lie apart",
+        "doubted: .*hb of all sites: 10 of 120 values lie apart",
         f"{MISFIT}10",
         "doubted: hb: 10 of 120 values lie apart",
         f"{MISFIT}10",

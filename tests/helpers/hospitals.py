@@ -15,7 +15,7 @@ from helpers.sites import NAMES, SEED, make_shapfed_loop
 
 #: Each hospital's rows, and the server's.
 ROWS = {"Boston": 90, "Lyon": 60, "Osaka": 40, "val": 50}
-COLUMNS = {"min_rows": 5, "exclude": ["patient", "insurer"]}
+DICTIONARY = {"excluded": ["patient", "insurer"]}
 FEATURES = 8
 
 
@@ -65,12 +65,7 @@ def make_data(source: Any, **options: Any) -> FederatedDataModule:
         source,
         labels="died",
         batch_size=16,
-        **{
-            "partitioner": OneClient(),
-            "columns": COLUMNS,
-            "splits": Splits(server_val=0.0),
-            **options,
-        },
+        **{"partitioner": OneClient(), "splits": Splits(server_val=0.0), **options},
     )
 
 
@@ -79,7 +74,7 @@ def make_tables(**options: Any) -> FederatedDataModule:
     usual_options: dict[str, Any] = {
         "clients": make_hospital_tables(),
         "val": make_hospital_table("val"),
-        "columns": COLUMNS,
+        "dictionary": DICTIONARY,
     }
     return FederatedDataModule(labels="died", batch_size=16, **usual_options | options)
 

@@ -379,7 +379,7 @@ def broken_rank() -> Case:
 
 
 def hospital_tables() -> Case:
-    """Tables whose encoder is made of all hospitals' rows."""
+    """Tables whose dictionary is drafted from all hospitals' rows."""
     return make_shapfed_loop(), make_module(), make_tables(), {}
 
 

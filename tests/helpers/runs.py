@@ -277,7 +277,6 @@ def make_small_federation(**changes: Any) -> Federation:
         rounds=2,
         data=data,
         attacks=[RIDER],
-        bad={"free_rider": [2]},
     )
 
     return replace(small, **changes)

@@ -36,13 +36,9 @@ LEAVES_OF_PYTHON = ("flsv.cli", "flsv.engines.ranks", "flsv.models")
 #: Files that a run in Python of data in memory can be without, all at once.
 FILES = (
     "flsv.data.corruption",
-    "flsv.data.sources.agreed",
-    "flsv.data.sources.columns",
-    "flsv.data.sources.encoder",
-    "flsv.data.sources.frames",
     "flsv.data.sources.named",
-    "flsv.data.sources.notation",
     "flsv.data.sources.paths",
+    "flsv.data.tables",
     "flsv.metrics.costs",
     "flsv.metrics.plot",
     "flsv.privacy",

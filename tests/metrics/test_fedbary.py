@@ -43,33 +43,6 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
     assert not torch.equal(history[1], history[2])
 
 
-def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
-    server = server_of(*draw_samples(20, 0))
-    metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
-
-    metric.update(
-        torch.tensor([0, 1]),
-        [clients[0], clients[1]],
-        server,
-        round_index=3,
-        generator=make_generator(3),
-    )
-    first_distances = metric.diagnostics()["distance"]
-    metric.update(
-        torch.tensor([1, 2]),
-        [clients[1], clients[2]],
-        server,
-        round_index=4,
-        generator=make_generator(4),
-    )
-    second_distances = metric.diagnostics()["distance"]
-
-    assert torch.equal(second_distances[:2], first_distances[:2])
-    assert second_distances[2].isfinite()
-    assert metric.rounds == 2
-
-
 def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
     module = Plain()

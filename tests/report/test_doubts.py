@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,8 @@ import torch
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import STRONG_DOUBT
-from flsv.data.doubts import DoubtKind, SiteTable, find_doubts
 from flsv.federation.copied_samples import events_of_copies
-from flsv.federation.table_doubts import doubt_events
+from flsv.federation.table_doubts import events_of_tables
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
@@ -34,7 +33,7 @@ NUM_ROWS = 120
 CLIENTS = ("Bilbao", "Lyon", "Turin")
 BUDGET = Budget(900.0, by="sv")
 #: Doubts about all sites, which are no finding about one partner.
-KINDS_OF_ALL_SITES = ("site", "identifier")
+KINDS_OF_ALL_SITES = ("identifier",)
 
 pytestmark = pytest.mark.filterwarnings("ignore:samples of Bilbao")
 
@@ -51,6 +50,7 @@ def make_tables() -> Tables:
                 "temperature": generator.normal(37, 0.5, NUM_ROWS),
                 "ward": generator.choice(["A", "B", "C"], NUM_ROWS),
                 "smoker": generator.choice([0.0, 1.0], NUM_ROWS),
+                "died": np.resize(["no", "yes"], NUM_ROWS),
             }
         )
     return tables
@@ -68,21 +68,8 @@ def code_smokers_by_other_numbers(tables: Tables) -> None:
     tables["Bilbao"]["smoker"] += 1
 
 
-def make_ward_constant(tables: Tables) -> None:
-    tables["Bilbao"]["ward"] = "A"
-
-
 def count_age_in_months(tables: Tables) -> None:
     tables["Bilbao"]["age"] *= 12
-
-
-def count_some_ages_in_months(tables: Tables) -> None:
-    tables["Bilbao"].loc[:9, "age"] *= 12
-
-
-def measure_in_fahrenheit(tables: Tables) -> None:
-    tables["Bilbao"]["temperature"] *= 1.8
-    tables["Bilbao"]["temperature"] += 32
 
 
 def rename_ward(tables: Tables) -> None:
@@ -97,11 +84,6 @@ def number_the_cases(tables: Tables) -> None:
         first_case += 1000
 
 
-def name_the_site(tables: Tables) -> None:
-    for name, table in tables.items():
-        table["country"] = f"country of {name}"
-
-
 def repeat_rows(tables: Tables) -> None:
     table = tables["Bilbao"]
     tables["Bilbao"] = pd.concat([table, table[:30]])
@@ -111,24 +93,20 @@ def copy_lyons_rows(tables: Tables) -> None:
     tables["Bilbao"] = tables["Lyon"].sample(frac=1, random_state=0)
 
 
-def keep(tables: Tables) -> None:
-    """The class is the fault, see :func:`events_of_fault`."""
+def let_nearly_all_die(tables: Tables) -> None:
+    tables["Bilbao"]["died"] = ["no", *["yes"] * (NUM_ROWS - 1)]
 
 
 FAULTS: dict[str, Callable[[Tables], None]] = {
     "missing": remove_half_of_ages,
     "gaps": write_codes_for_missing_ages,
     "coding": code_smokers_by_other_numbers,
-    "constant": make_ward_constant,
     "unit": count_age_in_months,
-    "part": count_some_ages_in_months,
-    "origin": measure_in_fahrenheit,
     "categories": rename_ward,
     "identifier": number_the_cases,
-    "site": name_the_site,
     "twice": repeat_rows,
     "shared": copy_lyons_rows,
-    "class": keep,
+    "class": let_nearly_all_die,
 }
 
 
@@ -150,26 +128,19 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     FAULTS[kind](tables)
     if kind in ("twice", "shared"):
         return [asdict(event) for event in events_of_copies(make_data(tables))]
-    counts_of_bilbao = [60, 60]
-    if kind == "class":
-        counts_of_bilbao = [119, 1]
-    sites = []
-    for name, table in tables.items():
-        counts = counts_of_bilbao if name == "Bilbao" else [60, 60]
-        sites.append(SiteTable(name, table, counts))
-
-    doubts = find_doubts(sites, ["no", "yes"])
-    assert [doubt.kind for doubt in doubts] == [kind]
-    return [asdict(event) for event in doubt_events(doubts, CLIENTS)]
+    data = FederatedDataModule(clients=tables, labels="died", splits=Splits(server_val=0.0))
+    with pytest.warns(UserWarning, match="the tables are doubtful"):
+        data.setup("fit")
+    events = [asdict(event) for event in events_of_tables(data)]
+    if kind in ("gaps", "identifier"):  # of which further columns or sites tell, too
+        events = events[-1:]
+    assert len(events) == 1
+    return events
 
 
 def make_run_with_doubt(folder: Path, kind: str) -> Path:
     run = make_game(folder, {"sv": [0.3, 0.2, 0.1]})
     return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
-
-
-def test_there_is_a_table_for_each_kind_of_doubt() -> None:
-    assert FAULTS.keys() == {*get_args(DoubtKind), "twice", "shared"}
 
 
 @pytest.mark.parametrize("kind", FAULTS)

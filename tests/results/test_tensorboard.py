@@ -313,15 +313,6 @@ def write_end(
     writes.experiment.close()
 
 
-def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> None:
-    write_end(tmp_path, ["North", "South"], accuracy=2.0)
-    write_end(tmp_path, ["North", "South"], accuracy=3.0, first_round=5)
-
-    ((_, numbers),) = read_hparams_tab(tmp_path).values()
-
-    assert numbers["performance/accuracy"] == 3.0
-
-
 def test_picture_of_final_values_has_each_clients_interval() -> None:
     metric = ShadowShapley(num_clients=3)
     masks = few_coalitions(3, "all")

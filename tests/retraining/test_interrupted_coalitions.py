@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
@@ -182,6 +183,40 @@ def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
 
     assert not stored_members & set(trained_members)
     assert values == fit_with_values(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("every", [1000, None])
+def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
+) -> None:
+    """Also if no round was due for values but the last."""
+
+    def fit_in(folder: Path, ckpt_path: Path | None = None) -> FederatedLoop:
+        metric = ShadowShapley(coalitions="singles", every=every)
+        loop = FederatedLoop(
+            metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False)
+        )
+        saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+        trainer = trainer_for(loop, folder, rounds=2, callbacks=[saves], enable_checkpointing=True)
+        trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
+        return loop
+
+    add = UtilityStore.add
+
+    def add_and_interrupt(*args: Any) -> None:
+        add(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UtilityStore, "add", add_and_interrupt)
+        interrupted = fit_in(tmp_path / "run")
+    assert interrupted.contributions["shadow"].isnan().all()
+
+    resumed = fit_in(tmp_path / "run", tmp_path / "run" / "checkpoints" / "last.ckpt")
+    whole = fit_in(tmp_path / "whole")
+
+    assert not whole.contributions["shadow"].isnan().any()
+    assert torch.equal(resumed.contributions["shadow"], whole.contributions["shadow"])
 
 
 def members_in_store(folder: Path) -> set[str]:

@@ -45,7 +45,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "HeldOut": {"column": "split"},
     "CSVData": {"path": "table.csv"},
     "CharacterData": {"path": "tales.csv"},
-    "TableData": {"path": "table.csv", "target": "y"},
     "TextData": {"path": "news.csv"},
     "LongTail": {"partitioner": IIDPartitioner(3)},
     "ProportionPartitioner": {"matrix": [[1.0, 1.0]]},

@@ -29,14 +29,12 @@ from flsv.data.labels import (
     positive_last,
 )
 from flsv.data.loaders import WeightedDraws, tensors_of
-from flsv.data.sources.table import data_root, is_columnar
+from flsv.data.sources.places import data_root, is_columnar
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
-    from flsv.data.sources.agreed import AgreedEncoder, TableSummary
-    from flsv.data.sources.columns import Columns
-    from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
+    from flsv.data.tables.dictionary import ColumnCard, Dictionary
     from flsv.data.tables.drafts import TableDoubt
 
     # Arrays, a DataFrame, a path, objects that other packages read.
@@ -82,7 +80,6 @@ class SourceData:
         clients: whether the user gave the data by client. Then each group keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
         by_rarity: whether the rarer one of two classes was made the positive one.
-        pooled: whether inputs depend on statistics of all training samples.
         columns: one :class:`ColumnCard` per column of a table.
         fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
             features.
@@ -90,8 +87,6 @@ class SourceData:
         is_draft: whether the dictionary was drafted from the samples.
         doubts: doubts about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
-        summary: function of a site's training indices, which returns what the site tells to agree on an encoder.
-        encoder: how a table's columns became inputs.
         classes: labels and names of the classes, after corruptions.
     """
 
@@ -110,15 +105,12 @@ class SourceData:
     clients: bool = False
     labeled: bool = False
     by_rarity: bool = False
-    pooled: bool = False
-    columns: tuple[Any, ...] = ()
+    columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
     is_draft: bool = False
     doubts: tuple[TableDoubt, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    summary: Callable[[Tensor], TableSummary] | None = None
-    encoder: AgreedEncoder | None = None
     classes: Classes = field(default_factory=Classes)
 
 
@@ -152,34 +144,19 @@ class Reading:
         files: location of files, and the size of a folder's images.
         label: the column to predict.
         group: the column with each row's client.
-        columns: options by which the other columns of a table become inputs.
         dictionary: what is known of the columns of tables.
         pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
-        split_columns: columns by which rows are split. They are no inputs unless ``columns`` names them.
+        split_columns: columns by which rows are split. They are no inputs unless the dictionary names them.
         is_alone: whether the data are those of one site.
     """
 
     files: Files = field(default_factory=Files)
     label: str | None = None
     group: str | None = None
-    columns: Columns | None = None
-    dictionary: DictionaryOptions = None
+    dictionary: Dictionary | None = None
     pos_label: str | bool | int | None = None
     is_alone: bool = False
     split_columns: tuple[str, ...] = ()
-
-    @property
-    def is_by_dictionary(self) -> bool:
-        """Whether tables are read by a data dictionary."""
-        return self.dictionary is not None
-
-    @property
-    def texts(self) -> set[str]:
-        """Columns of a table that are read as texts, even if all their values are numbers."""
-        names: set[str | None] = {self.label, self.group, *self.split_columns}
-        if self.columns is not None:
-            names |= self.columns.texts
-        return {name for name in names if name is not None}
 
 
 def known_as(name: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Data modules that read CSV files: a base class, tables, texts with classes, and running text.
+"""Data modules that read CSV files: a base class, texts with classes, and running text.
 
 Texts become hashed words: a text is the mean of its words' vectors (Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks
 for Efficient Text Classification", EACL 2017), and the vector of a word is found by the word's hash (Weinberger et al.,
@@ -13,7 +13,6 @@ import unicodedata
 import zlib
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -23,11 +22,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.labels import chosen_by_rarity
-from flsv.data.sources.columns import ColumnCard, Columns, GivenColumns, as_columns
-from flsv.data.sources.encoder import TableEncoder, group_values
-from flsv.data.sources.frames import concatenated_tables, read_table_file
-from flsv.data.sources.table import Table, find_place, looked_at
+from flsv.data.sources.places import find_place, looked_at
 from flsv.data.splits import Part
+from flsv.data.tables.cells import Cells, read_cells
+from flsv.data.tables.dictionary import Dictionary
+from flsv.data.tables.source import classes_of, group_values, rows_with_target
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
@@ -60,11 +59,6 @@ class CSVData(L.LightningDataModule):
         num_classes: number of classes, or None for data without classes.
     """
 
-    pooled_inputs = False
-    """True if samples depend on statistics of all training rows, such as means, which a single site cannot compute."""
-
-    columns = Columns(gaps=[])  # by which files are read
-
     def __init__(
         self,
         path: str,
@@ -94,11 +88,9 @@ class CSVData(L.LightningDataModule):
         self.group_names: tuple[str, ...] = ()
         self.input_shape: tuple[int, ...] | None = None
         self.num_classes: int | None = None
-        #: One card per column of a table, with the kind of input that the column became.
-        self.columns_read: tuple[ColumnCard, ...] = ()
 
     @abstractmethod
-    def encode(self, train: Table, test: Table | None) -> None:
+    def encode(self, train: Cells, test: Cells | None) -> None:
         """Create the data sets from the files' rows, and store them by :meth:`store_datasets`.
 
         Called once by ``setup``.
@@ -114,13 +106,13 @@ class CSVData(L.LightningDataModule):
             test = None if self.test_path is None else self._read(self.test_path)
             self.encode(self._read(self.path), test)
 
-    def _read(self, path: str) -> Table:
+    def _read(self, path: str) -> Cells:
         file = find_place(path, self.root)
         if file is None:
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_table_file(file, self.columns, text_names=self.columns.texts)
+        return read_cells(file)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
@@ -142,7 +134,7 @@ class CSVData(L.LightningDataModule):
             return []
         return DataLoader(dataset, batch_size=max(self.batch_size, 256))
 
-    def groups_of(self, table: Table) -> np.ndarray | None:
+    def groups_of(self, table: Cells) -> np.ndarray | None:
         """Return the group of each row, ``[N]``, or None without a column of groups."""
         return None if self.group is None else group_values(table, self.group)
 
@@ -218,92 +210,6 @@ class CSVData(L.LightningDataModule):
             self.num_classes = len(classes)
 
 
-class TableData(CSVData):
-    """Data module of a CSV file's rows: features, one target, and perhaps a column with the natural clients.
-
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). Means,
-    deviations and categories are fitted on the training rows.
-
-    Args:
-        path: path of the file, as of :class:`~flsv.data.CSVData`.
-        target: the column to predict.
-        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; it is not a feature.
-        columns: the task, and options by which the other columns become features.
-        options: further arguments of :class:`~flsv.data.CSVData`.
-
-    Attributes:
-        encoder: after ``setup``, the :class:`~flsv.data.sources.encoder.TableEncoder`.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     text = "ward,age,sex,ill\\nA,30,f,no\\nA,50,m,yes\\nB,,f,no\\nB,40,m,yes\\n"
-        ...     _ = Path(folder, "wards.csv").write_text(text)
-        ...     data = TableData("wards.csv", "ill", group="ward", root=folder, val_fraction=0, test_fraction=0)
-        ...     data.setup()
-        >>> data.encoder.feature_names, data.group_names, data.train_set.classes
-        (('age', 'sex=f', 'sex=m', 'age missing'), ('A', 'B'), ('no', 'yes'))
-        >>> data.train_set[2]
-        (tensor([0., 1., 0., 1.]), tensor(0))
-    """
-
-    pooled_inputs = True
-
-    def __init__(
-        self,
-        path: str,
-        target: str,
-        group: str | None = None,
-        columns: GivenColumns = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(path, group, **options)
-        self.columns = as_columns(columns)
-        self.encoder = TableEncoder(self.columns, target, group, self.pos_label)
-
-    def encode(self, train: Table, test: Table | None) -> None:
-        encoder = self.encoder
-        train = encoder.rows_with_target(train)
-        tables = [train]
-        if test is not None:
-            test = encoder.rows_with_target(test)
-            tables.append(test)
-        groups = self.groups_of(train)
-        splits = self.split(len(train), groups)
-        train_rows = splits["train"]
-
-        classes = encoder.classes(train)
-        train_set, *test_sets = encoder.encoded(
-            concatenated_tables(tables),
-            [len(table) for table in tables],
-            _rows_by_group(train_rows, groups),
-        )
-        cards = encoder.cards(train)
-        self.columns_read = tuple(
-            replace(card, values=card.values.iloc[train_rows]) for card in cards
-        )
-        test_tensors = test_sets[0].tensors if test_sets else None
-        self.store_datasets(
-            train_set.tensors, splits, groups=groups, test_tensors=test_tensors, classes=classes
-        )
-        if self.test_set is not None:
-            table_of_tests = test
-            if table_of_tests is None:
-                table_of_tests = train.take(splits["test"])
-            self.test_set.row_names = table_of_tests.row_names(
-                self.columns.exclude or (), self.group
-            )
-
-
-def _rows_by_group(rows: np.ndarray, groups: np.ndarray | None) -> list[np.ndarray]:
-    """Divide the positions of training rows by the rows' groups, if there are any."""
-    if groups is None:
-        return [rows]
-    group_of_row = groups[rows]
-    return [rows[group_of_row == group] for group in np.unique(group_of_row)]
-
-
 _WORD_PATTERN = re.compile(r"\w+")
 
 
@@ -355,23 +261,23 @@ class TextData(CSVData):
         self.label = label
         self.max_words = max_words
 
-    def encode(self, train: Table, test: Table | None) -> None:
-        encoder = TableEncoder(self.columns, self.label, self.group, self.pos_label)
-        train = encoder.rows_with_target(train)
+    def encode(self, train: Cells, test: Cells | None) -> None:
+        train = rows_with_target(train, self.label)
         groups = self.groups_of(train)
-        classes = encoder.classes(train)
+        classes = classes_of({"train": train}, self.label, self.pos_label)
+        dictionary = Dictionary(self.label, classes=classes)
         test_tensors = None
         if test is not None:
-            test_tensors = self._tensors(encoder, encoder.rows_with_target(test))
-        tensors = self._tensors(encoder, train)
+            test_tensors = self._tensors(dictionary, rows_with_target(test, self.label))
+        tensors = self._tensors(dictionary, train)
         splits = self.split(len(train), groups)
         self.store_datasets(
             tensors, splits, groups=groups, test_tensors=test_tensors, classes=classes
         )
 
-    def _tensors(self, encoder: TableEncoder, table: Table) -> tuple[Tensor, Tensor]:
-        texts = table.column(self.text, "text")
-        return self._words(texts), encoder.targets(table)
+    def _tensors(self, dictionary: Dictionary, table: Cells) -> tuple[Tensor, Tensor]:
+        texts = table.words(self.text, "text").fillna("").tolist()
+        return self._words(texts), torch.from_numpy(dictionary.targets(table))
 
     def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
@@ -426,7 +332,7 @@ class CharacterData(CSVData):
         self.text = text
         self.length = length
 
-    def encode(self, train: Table, test: Table | None) -> None:
+    def encode(self, train: Cells, test: Cells | None) -> None:
         pieces, num_pieces_of_rows = self._cut_into_pieces(train)
         groups = self.groups_of(train)
         groups_of_pieces = None
@@ -445,9 +351,10 @@ class CharacterData(CSVData):
         splits = self.split(len(pieces), groups_of_pieces)
         self.store_datasets((pieces,), splits, groups=groups_of_pieces, test_tensors=test_tensors)
 
-    def _cut_into_pieces(self, file: Table) -> tuple[Tensor, list[int]]:
+    def _cut_into_pieces(self, file: Cells) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
-        texts = file.column(self.text, "text")
+        file.check_has(self.text, "text")
+        texts = file.texts[self.text]
         windows_of_texts = [windows(text, self.length) for text in texts]
         pieces = np.concatenate(windows_of_texts).astype(np.int64)
         return torch.from_numpy(pieces), list(map(len, windows_of_texts))

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from flsv.data.sources.base import DATA_SETS, SourceData, image_tensor, tensor_set
-from flsv.data.sources.table import data_root, find_place, is_table_file, looked_at
+from flsv.data.sources.places import data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for

@@ -8,16 +8,13 @@ from typing import Any
 from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data.sources.base import Reading, SourceData, known_as
-from flsv.data.sources.columns import as_columns
-from flsv.data.sources.frames import read_table_file
 from flsv.data.sources.named import (
     has_class_folders,
     image_folder,
     load_image_data,
     warn_of_empty_classes,
 )
-from flsv.data.sources.table import TableRows, find_place, is_table_file, looked_at
-from flsv.data.tables.source import read_table
+from flsv.data.sources.places import TableRows, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -35,10 +32,10 @@ def read_path(
     if path is not None and path.is_dir() and not is_whole:
         path = _only_table(path) or path
 
-    if path is not None and is_table_file(path) and reading.is_by_dictionary:
-        return read_table(path, reading, client)
     if path is not None and is_table_file(path):
-        return read_table_file(path, as_columns(reading.columns), client, text_names=reading.texts)
+        from flsv.data.tables.source import read_table
+
+        return read_table(path, reading, client)
     if path is not None and path.is_dir() and has_class_folders(path):
         images = image_folder(path, files.image_size)
         if is_whole:

@@ -40,7 +40,7 @@ from flsv.data.sources.base import (
     known_as,
     one_numbering,
 )
-from flsv.data.sources.table import TableRows, find_place, is_columnar
+from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
@@ -85,13 +85,9 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
-        if reading.is_by_dictionary:
-            from flsv.data.tables.source import read_table
+        from flsv.data.tables.source import read_table
 
-            return read_table(source, reading, client)
-        from flsv.data.sources.frames import frame_table
-
-        return frame_table(source)
+        return read_table(source, reading, client)
 
     if isinstance(source, IterableDataset):
         return stream_samples(source)
@@ -207,15 +203,10 @@ def _combine_sets(
         raise ConfigurationError(
             f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
         )
-    if True in names_by_kind and reading.is_by_dictionary:
+    if True in names_by_kind:
         from flsv.data.tables import source as tables
 
         return tables.tables_source(parts, held_out_parts, reading, are_clients=clients)
-    if True in names_by_kind:
-        from flsv.data.sources.encoder import tables_source
-
-        return tables_source(parts, held_out_parts, reading, clients)
-
     source = SourceData(first_part, clients=clients)
     if isinstance(first_part, SourceData):
         source = first_part
@@ -245,8 +236,6 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = replace(
         source,
         class_names=class_names_of(source.train),
-        pooled=getattr(module, "pooled_inputs", False),
-        columns=getattr(module, "columns_read", ()),
         by_rarity=getattr(source.train, "by_rarity", False),
     )
     if not is_overridden("val_dataloader", module):
@@ -314,8 +303,8 @@ def _indices_and_draws(
         if isinstance(sampler, SequentialSampler):
             order = "reads samples in their order (shuffle=False)"
         rank_zero_warn(
-            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. With "
-            "shuffle=True there they are, without this warning."
+            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. Set shuffle=True "
+            "in that loader to say so."
         )
     return None, None
 

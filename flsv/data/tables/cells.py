@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info
 from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
 
-from flsv.data.sources.table import TableRows
+from flsv.data.sources.places import TableRows
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import ConfigurationError, in_words, listed
 
@@ -172,6 +173,12 @@ def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
         raise ConfigurationError(
             f"{path} is empty: expected a line with the columns' names, and rows of values."
         )
+    has_mark = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    is_utf_16 = has_mark or b"\0" in data
+    if is_utf_16 and "16" not in file_format.encoding:
+        raise ConfigurationError(
+            f'{path} has zero bytes, as text in UTF-16 has: read: {{"{path.name}": {{"encoding": "utf-16"}}}}.'
+        )
     try:
         separator = _separator(path, file_format)
         rows = pd.read_csv(
@@ -193,20 +200,17 @@ def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
             f"{path} cannot be read as a table: {str(error).strip()}. Name its separator, such as "
             f'read: {{"{path.name}": {{"sep": ";"}}}}, and write quotation marks around cells that contain it.'
         ) from error
-    if b"\0" in data and "16" not in file_format.encoding:
-        raise ConfigurationError(
-            f'{path} has zero bytes, as text in UTF-16 has: read: {{"{path.name}": {{"encoding": "utf-16"}}}}.'
-        )
 
     # pandas fills rows that end too early. They have too few separators, but for those within quotation marks.
     num_separators = data.count(separator.encode())
-    if b'"' in data or num_separators != rows.size - len(rows):
+    if is_utf_16 or b'"' in data or num_separators != rows.size - len(rows):
         _line_of_each_row(path, file_format)
-    names = rows.iloc[0]
+    names = rows.iloc[0].str.strip()
     rows = rows.iloc[1:]
-    has_first_name = rows[0].str.strip() == names[0].strip()
-    if (rows[has_first_name] == names).all(axis=1).any():
-        row = rows.index[has_first_name][0] - 1
+    has_first_name = rows[0].str.strip() == names[0]
+    candidates = rows[has_first_name].apply(lambda cells: cells.str.strip())
+    if (candidates == names).all(axis=1).any():
+        row = candidates.index[0] - 1
         line = _line_of_each_row(path, file_format)[row]
         raise ConfigurationError(
             f"{path}, line {line}: the columns' names again. Remove this line."

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import pandas as pd
 import yaml
-from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data.tables.cells import (
     LARGEST_NUMBER,
@@ -152,12 +151,11 @@ class Column:
         texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
         return texts.get(self.kind, self.kind)
 
-    @property
-    def gap_marks(self) -> tuple[str, ...]:
-        """Texts of cells without a value."""
-        if isinstance(self.gaps, bool):
-            return USUAL_GAPS
-        return ("", *self.gaps)
+    def gap_marks(self, cells: Cells) -> tuple[str, ...]:
+        """Return the texts of cells without a value. The usual ones are of text files: in a frame NA is a word."""
+        if not isinstance(self.gaps, bool):
+            return ("", *self.gaps)
+        return ("",) if cells.path is None else USUAL_GAPS
 
     def values(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray]:
         """Return a column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``."""
@@ -171,8 +169,9 @@ class Column:
 
     def _words(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
         words = cells.words(name)
-        marks = texts_of(pd.Series(self.gap_marks, dtype=object))
-        is_gap = (words.isna() | words.isin({*marks, *self.gap_marks})).to_numpy()
+        gap_marks = self.gap_marks(cells)
+        marks = texts_of(pd.Series(gap_marks, dtype=object))
+        is_gap = (words.isna() | words.isin({*marks, *gap_marks})).to_numpy()
         values = words.mask(is_gap)
         is_misfit = np.zeros(len(words), dtype=bool)
         if not self.other_words:
@@ -181,10 +180,14 @@ class Column:
 
     def _numbers(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
         numbers = self._all_numbers(cells, name)
-        is_gap = np.isin(numbers, _numbers_among(self.gap_marks))  # -99.0 for "-99"
+        gap_marks = self.gap_marks(cells)
+        is_gap = np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
         is_blank = np.isnan(numbers)
         blank_cells = texts_of(cells.texts[name][is_blank])
-        is_gap[is_blank] = blank_cells.isna() | blank_cells.isin(self.gap_marks)
+        is_gap[is_blank] = blank_cells.isna() | blank_cells.isin(gap_marks)
+        if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
+            start_cells = cells.words(self.kind.removeprefix(DAYS))
+            is_gap |= (start_cells.isna() | start_cells.isin(gap_marks)).to_numpy()
 
         low, high = self.bounds
         is_inside = (numbers >= low) & (numbers <= high)
@@ -403,25 +406,14 @@ class Dictionary:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
         return features, missing_rows
 
-    def rows_with_target(self, cells: Cells) -> Cells:
-        """Return the rows that have a target, with a warning if others are left out."""
-        texts = cells.words(self.target, "target")
-        is_missing = (texts.isna() | texts.isin(USUAL_GAPS)).to_numpy()
-        if is_missing.all():
-            raise ConfigurationError(f"{cells.name}: no row has a {self.target!r} (target).")
-        if not is_missing.any():
-            return cells
-        rank_zero_warn(
-            f"{cells.name}: {is_missing.sum()} of {len(texts)} rows have no {self.target!r} (target) and are left out."
-        )
-        return cells.take(np.flatnonzero(~is_missing))
-
     def targets(self, cells: Cells) -> np.ndarray:
         """Return each row's class, int64 ``[N]``, or its number, float32 ``[N]``."""
         if self.task == "regression":
             numbers = cells.numbers(self.target)
             is_misfit = ~(np.abs(numbers) <= LARGEST_NUMBER)
-            targets = ((numbers - self.target_mean) / self.target_scale).astype(np.float32)
+            valid_numbers = np.where(is_misfit, 0.0, numbers)
+            standardized = (valid_numbers - self.target_mean) / self.target_scale
+            targets = standardized.astype(np.float32)
             description = "a number in the file's notation (read)"
         else:
             classes = pd.Index(self.classes or (), dtype=object)
@@ -493,8 +485,9 @@ class Dictionary:
         dictionary: Dictionary = _record(cls, options, "the data dictionary")
         positive = dictionary.positive
         is_draft = bool(dictionary.class_counts)
-        if positive is None and len(dictionary.classes or ()) == 2 and not is_draft:
-            positive = dictionary.classes[-1]
+        classes = dictionary.classes or ()
+        if positive is None and len(classes) == 2 and not is_draft:
+            positive = classes[-1]
         return dictionary.with_positive(positive)
 
     @classmethod
@@ -518,6 +511,15 @@ class Dictionary:
             return replace(self, positive=positive)
         classes = [name for name in self.classes if name != positive]
         return replace(self, positive=positive, classes=(*classes, positive))
+
+
+@dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+
+    name: str
+    became: str
+    is_missing: np.ndarray
 
 
 _HEAD = (

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from pandas.api.types import (
+    infer_dtype,
     is_bool_dtype,
     is_datetime64_any_dtype,
     is_integer_dtype,
@@ -142,9 +143,13 @@ def _with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
 def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
     """Return a dictionary with the mean and scale of numbers to predict, if these are standardized."""
     dictionary = replace(dictionary, class_counts=(target.count,))
-    if not dictionary.standardize_target or not target.scale:
+    if not dictionary.standardize_target:
         return dictionary
-    return replace(dictionary, target_mean=target.mean, target_scale=target.scale)
+    if not target.scale:
+        raise ConfigurationError(
+            f"all training rows have the same {dictionary.target!r}, which cannot be standardized."
+        )
+    return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
 def _read_column(cells: Cells, name: str, column: Column) -> tuple[Column, pd.Series]:
@@ -216,11 +221,13 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
     return replace(column, low=low, high=high)
 
 
-def check_spelling_of_words(words: Iterable[str], where: str) -> None:
+def check_spelling_of_words(
+    words: Iterable[str], where: str, owners: Callable[[], Mapping[str, Sequence[str]]] = dict
+) -> None:
     """Raise Question if two words, which are no numbers, are spellings of one."""
     texts = [word for word in words if not _ANY_NUMBER.fullmatch(word)]
     try:
-        check_spelling(texts, where)
+        check_spelling(texts, where, owners)
     except ConfigurationError as error:
         raise Question(str(error)) from error
 
@@ -234,11 +241,13 @@ def _kind_of(cells: Cells, name: str, column: Column) -> str:
         return CATEGORIES
     if is_bool_dtype(typed_cells):
         return TRUTHS
+    if cells.path is None and infer_dtype(typed_cells, skipna=True) in ("mixed", "mixed-integer"):
+        raise Question(f"values of several types in {cells.name}. Give them one")
     if is_numeric_dtype(typed_cells):
         return _kind_of_numbers(cells, name, typed_cells.dropna())
 
     words = cells.words(name)
-    texts = [text for text in words.dropna().unique() if text not in column.gap_marks]
+    texts = [text for text in words.dropna().unique() if text not in column.gap_marks(cells)]
     if not texts:
         return NUMBERS
     if set(texts) <= NUMBER_BY_TRUTH.keys():

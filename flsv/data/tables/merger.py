@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.tables.cells import Cells
+from flsv.data.tables.cells import Cells, FileFormat
 from flsv.data.tables.dictionary import (
     NUMBERS,
     REST,
@@ -69,7 +70,7 @@ def merge(
     columns = dict(merged_columns.columns)
     excluded = dict(merged_columns.excluded)
     for name, column in merged_columns.columns.items():
-        if not column.count:
+        if column.missing and not column.count:
             del columns[name]
             excluded[name] = "? no row has a value"
     dictionary, target_doubts = _with_merged_target(drafts)
@@ -104,13 +105,25 @@ def _merge_columns(drafts: Mapping[str, Dictionary], about: str | None) -> _Merg
             sites_without = [site for site in drafts if site not in column_by_site]
             _check_same_meaning(column_by_site, sites_without)
             pooled_column = pooled(list(column_by_site.values()))
-            check_spelling_of_words(pooled_column.categories or (), "the sites' tables")
+            check_spelling_of_words(
+                pooled_column.categories or (),
+                "the column",
+                owners=partial(_sites_of_words, column_by_site),
+            )
         except Question as question:
             excluded[name] = f"? {question}"
             continue
         columns[name] = pooled_column
         doubts += _disagreements(name, column_by_site, about)
     return _MergedColumns(columns, excluded, doubts)
+
+
+def _sites_of_words(column_by_site: Mapping[str, Column]) -> dict[str, list[str]]:
+    sites_by_word: dict[str, list[str]] = {}
+    for site, column in column_by_site.items():
+        for word in column.categories or ():
+            sites_by_word.setdefault(word, []).append(site)
+    return sites_by_word
 
 
 def _check_same_meaning(column_by_site: Mapping[str, Column], sites_without: Sequence[str]) -> None:
@@ -258,7 +271,7 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
 def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
     """Return a dictionary with all classes and no columns, and doubts about the classes' shares."""
     first_site, first_draft = next(iter(drafts.items()))
-    read = {}
+    read: dict[str, FileFormat] = {}
     for site, dictionary in drafts.items():
         for setting in ("target", "task", "patient", "standardize_target", "positive", "tolerance"):
             value = getattr(dictionary, setting)
@@ -284,7 +297,8 @@ def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, l
         return with_target_column(merged, pooled(targets)), []
 
     counts = _counts_by_class(drafts)
-    classes = _merged_classes(counts, merged)
+    class_orders = {tuple(dictionary.classes or ()) for dictionary in drafts.values()}
+    classes = _merged_classes(counts, merged, have_same_classes=len(class_orders) == 1)
     class_counts = tuple(int(counts.loc[name].sum()) for name in classes)
     dictionary = replace(merged, classes=classes, class_counts=class_counts)
     if len(classes) != 2:
@@ -303,16 +317,16 @@ def _counts_by_class(drafts: Mapping[str, Dictionary]) -> pd.DataFrame:
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
 
-def _merged_classes(counts: pd.DataFrame, dictionary: Dictionary) -> tuple[str, ...]:
-    """Return all classes, the positive one of two last."""
+def _merged_classes(
+    counts: pd.DataFrame, dictionary: Dictionary, have_same_classes: bool
+) -> tuple[str, ...]:
+    """Return all classes, the positive one of two last. Those that somebody has named need no check."""
     names = in_order(list(counts.index))
-    check_spelling(names, "the target")
-    check_classes(counts, dictionary.target)
-    if dictionary.classes is not None and set(dictionary.classes) == set(names):
-        names = tuple(dictionary.classes)
-        if dictionary.positive is not None:
-            return names
-        names = in_order(names)
+    if not have_same_classes:
+        check_spelling(names, "the target")
+        check_classes(counts, dictionary.target)
+    if have_same_classes and (dictionary.positive is not None or len(names) != 2):
+        return tuple(dictionary.classes or ())
     totals = counts.sum(axis=1).loc[list(names)].tolist()
     return positive_last(names, totals, dictionary.positive)
 
@@ -413,12 +427,26 @@ def draft_all(
         merged, disagreements = merge(drafts)
         doubts = [*disagreements, *doubts]
 
+    doubts = _gathered(doubts, num_sites=len(drafts))
     merged, _ = _widened(merged, untrained_drafts, about=_UNTRAINED)
     for cells in held_out:
         drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
-        merged, disagreements = _widened(merged, drafts_of_table, about=cells.name)
-        doubts += [*disagreements, *doubts_of_table]
+        merged, doubts_beside_clients = _widened(merged, drafts_of_table, about=cells.name)
+        doubts += [*doubts_beside_clients, *doubts_of_table]
     return merged, doubts
+
+
+def _gathered(doubts: Sequence[TableDoubt], num_sites: int) -> list[TableDoubt]:
+    """Return one doubt in place of the same one about each site."""
+    gathered = []
+    for doubt in doubts:
+        num_sites_of_doubt = sum(
+            (other.column, other.text) == (doubt.column, doubt.text) for other in doubts
+        )
+        if num_sites_of_doubt == num_sites > 1:
+            doubt = TableDoubt("all sites", doubt.column, doubt.text)
+        gathered.append(doubt)
+    return list(dict.fromkeys(gathered))
 
 
 def _widened(

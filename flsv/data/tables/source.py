@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chosen_by_rarity, in_order, named_class, positive_last
 from flsv.data.sources.base import Reading, SourceData
-from flsv.data.tables.cells import Cells, format_of, read_cells
-from flsv.data.tables.dictionary import REST, Dictionary, as_dictionary
+from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
+from flsv.data.tables.dictionary import REST, ColumnCard, Dictionary
 from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
 from flsv.data.tables.merger import check_classes, check_number_of_classes, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
@@ -42,18 +42,9 @@ class OpenQuestions(ConfigurationError):
         )
 
 
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    became: str
-    is_missing: np.ndarray
-
-
 def read_table(source: Any, reading: Reading, client: str) -> Cells:
     """Read the cells of a client's table in the notation that the data dictionary says."""
-    formats = as_dictionary(reading.dictionary).read
+    formats = {} if reading.dictionary is None else reading.dictionary.read
     file_format = format_of(formats, client, source)
     return read_cells(source, file_format=file_format)
 
@@ -74,6 +65,42 @@ def group_values(cells: Cells, name: str) -> np.ndarray:
     check_spelling(names, f"{cells.name}: {name!r} (groups)")
     are_numbers = all(_INTEGER.fullmatch(name) for name in names)
     return values.map(int if are_numbers else str).to_numpy()
+
+
+def rows_with_target(cells: Cells, target: str) -> Cells:
+    """Return the rows that have a target, with a warning if others are left out."""
+    words = cells.words(target, "labels")
+    is_missing = (words.isna() | words.isin(USUAL_GAPS)).to_numpy()
+    if is_missing.all():
+        raise ConfigurationError(f"{cells.name}: no row has a {target!r} (labels).")
+    if not is_missing.any():
+        return cells
+    rank_zero_warn(
+        f"{cells.name}: {is_missing.sum()} of {len(words)} rows have no {target!r} (labels) and are left out."
+    )
+    return cells.take(np.flatnonzero(~is_missing))
+
+
+def classes_of(
+    tables: Mapping[str, Cells], target: str, pos_label: Any, is_site: bool = False
+) -> tuple[str, ...]:
+    """Return the classes of all tables, the positive one of two last unless the rows are one site's."""
+    counts_by_table = {}
+    for name, cells in tables.items():
+        counts_by_table[name] = cells.words(target, "labels").value_counts()
+    counts = pd.DataFrame(counts_by_table).fillna(0.0)
+    owners: dict[str, list[str]] = {}
+    for class_name in counts.index:
+        has_class = counts.loc[class_name] > 0
+        owners[class_name] = [tables[name].name for name in counts.columns[has_class]]
+    names = in_order(list(counts.index))
+    check_spelling(names, f"the target {target!r}", owners=lambda: owners)
+    if is_site:
+        check_number_of_classes(len(names), int(counts.to_numpy().sum()), target)
+        return names
+    check_classes(counts, target)
+    totals = counts.sum(axis=1).loc[list(names)].tolist()
+    return positive_last(names, totals, pos_label)
 
 
 def tables_source(
@@ -102,7 +129,7 @@ class _TablesSource:
     ) -> None:
         self._reading = reading
         self._are_clients = are_clients
-        dictionary = as_dictionary(reading.dictionary)
+        dictionary = reading.dictionary or Dictionary()
         first_table = next(iter(tables.values()))
         target = reading.label or dictionary.target
         if not target:
@@ -110,21 +137,29 @@ class _TablesSource:
                 f"{first_table.name} is a table: set labels, the column to predict. It has "
                 f"{listed(first_table.frame, 20)}."
             )
+        if reading.group == target or reading.group in dictionary.columns:
+            raise ConfigurationError(
+                f"{reading.group!r} (groups) is the target or a column to predict from, too."
+            )
         dictionary = replace(dictionary, target=target)
         self._tables = {}
         for name, cells in tables.items():
             if are_clients and cells.path is None:
                 cells = replace(cells, name=f"the {cells.name} of {name!r}")
-            self._tables[name] = dictionary.rows_with_target(cells)
+            self._tables[name] = rows_with_target(cells, target)
         self._held_out = {}
         for name, held_out_cells in held_out.items():
             if held_out_cells is not None:
                 cells = replace(held_out_cells, name=name)
-                self._held_out[name] = dictionary.rows_with_target(cells)
+                self._held_out[name] = rows_with_target(cells, target)
 
         self._is_site_draft = reading.is_alone and not dictionary.is_complete
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
-        self._by_rarity = self._dictionary.positive is None and not self._is_site_draft
+        classes = self._dictionary.classes or ()
+        is_named = dictionary.positive is not None or reading.pos_label is not None
+        self._is_by_rarity = (
+            not is_named and not self._is_site_draft and chosen_by_rarity(classes, None)
+        )
 
     def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary without columns that say whose a row is, or by which rows are held out."""
@@ -145,7 +180,9 @@ class _TablesSource:
         pos_label = self._reading.pos_label
         classes = dictionary.classes
         if classes is None:
-            classes = self._classes(dictionary.target)
+            classes = classes_of(
+                self._tables, dictionary.target, pos_label, is_site=self._is_site_draft
+            )
         if pos_label is not None:
             positive = named_class(classes, pos_label)
             if dictionary.is_complete and dictionary.positive not in (None, positive):
@@ -153,25 +190,10 @@ class _TablesSource:
                     f"pos_label={pos_label!r}, and the data dictionary has positive: {dictionary.positive!r}."
                 )
             return replace(dictionary, classes=classes).with_positive(positive)
-        return replace(dictionary, classes=classes)
-
-    def _classes(self, target: str) -> tuple[str, ...]:
-        counts_by_table = {}
-        for name, cells in self._tables.items():
-            counts_by_table[name] = cells.words(target, "target").value_counts()
-        counts = pd.DataFrame(counts_by_table).fillna(0.0)
-        owners: dict[str, list[str]] = {}
-        for class_name in counts.index:
-            has_class = counts.loc[class_name] > 0
-            owners[class_name] = [self._tables[name].name for name in counts.columns[has_class]]
-        names = in_order(list(counts.index))
-        check_spelling(names, f"the target {target!r}", owners=lambda: owners)
-        if self._is_site_draft:
-            check_number_of_classes(len(names), int(counts.to_numpy().sum()), target)
-            return names
-        check_classes(counts, target)
-        totals = counts.sum(axis=1).loc[list(names)].tolist()
-        return positive_last(names, totals, self._reading.pos_label)
+        dictionary = replace(dictionary, classes=classes)
+        if len(classes) == 2 and not self._is_site_draft:
+            return dictionary.with_positive(dictionary.positive or classes[-1])
+        return dictionary
 
     def without_features(self) -> SourceData:
         """Return the source before the training rows are known, without features."""
@@ -182,7 +204,6 @@ class _TablesSource:
             split_columns[name] = pd.concat(texts).tolist()
         held_out_sets = {name: self._data_set([cells]) for name, cells in self._held_out.items()}
         classes = tuple(self._dictionary.classes or ())
-        is_by_rarity = self._by_rarity and chosen_by_rarity(classes, None)
         return SourceData(
             self._data_set(self._tables.values()),
             class_names=classes,
@@ -190,7 +211,7 @@ class _TablesSource:
             group_names=group_names,
             clients=self._are_clients,
             labeled=True,
-            by_rarity=is_by_rarity and not self._dictionary.is_complete,
+            by_rarity=self._is_by_rarity,
             split_columns=split_columns,
             fitted=self.with_features,
             dictionary=self._dictionary,
@@ -308,13 +329,13 @@ class _TablesSource:
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
         texts = {"line": [str(line) for line in cells.lines()]}
-        column_of_title = {"client": self._reading.group}
+        column_of_title: dict[str, str | None] = {"client": self._reading.group}
         for name in self._dictionary.excluded:
             if name not in (REST, self._reading.group):
                 column_of_title[name] = name
-        for title, name in column_of_title.items():
-            if name is not None and name in cells.frame:
-                texts[title] = cells.words(name, "excluded").fillna("").tolist()
+        for title, column_name in column_of_title.items():
+            if column_name is not None and column_name in cells.frame:
+                texts[title] = cells.words(column_name).fillna("").tolist()
         return texts
 
 

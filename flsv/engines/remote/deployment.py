@@ -21,12 +21,12 @@ from flsv.engines.remote.remote_data import RemoteData
 from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import (
-    ENCODER_FILE,
     MAX_SAMPLES_OF_SPLIT,
     Directory,
     Transport,
     agreement,
 )
+from flsv.utilities.errors import ConfigurationError
 
 #: The site's folder if its configuration has no entry ``folder``.
 SITE_FOLDER = "flsv-site"
@@ -102,10 +102,14 @@ class RemoteServer:
         book = folder / "sites.json"
         last_checkpoint = folder / "checkpoints" / "last.ckpt"
         is_resumed = last_checkpoint.is_file()
+        if is_resumed and (folder / "encoder.json").is_file():
+            raise ConfigurationError(
+                f"{folder} has a run of 2.1, whose sites agreed on encoder.json. Start a new run in another folder, "
+                "with a data dictionary."
+            )
         if not is_resumed:
             # Files of another run.
             book.unlink(missing_ok=True)
-            book.with_name(ENCODER_FILE).unlink(missing_ok=True)
         directory = Directory(
             transport,
             self.sites,
@@ -133,16 +137,15 @@ class RemoteServer:
             # Lightning would warn of the empty list of loaders in every round.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         numbers = range(len(self.sites))
-        data = RemoteData(
+        return RemoteData(
             self.sites,
             sizes=[directory.sizes[number] for number in numbers],
             contents=[directory.contents[number] for number in numbers],
             num_classes=self.num_classes,
             class_names=self.class_names,
             server_data=server_data,
+            dictionary_hash=directory.dictionary_hash,
         )
-        data.take_encoder(directory.encoder, directory.encoder_hash)
-        return data
 
     def _trainer_options(self, folder: Path, loop: Any) -> dict[str, Any]:
         options: dict[str, Any] = {

@@ -15,10 +15,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from flsv.engines.remote.messages import Packet, Refused, checked_int
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.plain_values import digest
 
 #: What the first message of a run that has it decides for all later ones.
-PINNED_NAMES = ("client", "clients", "name", "classes", "encoder")
+PINNED_NAMES = ("client", "clients", "name", "classes")
 
 
 class GreetedRun:
@@ -43,16 +42,17 @@ class GreetedRun:
         self._path = folder / "greetings" / f"{greeting}.json"
 
     def pin(self, plain: Mapping[str, Any]) -> None:
-        """Raise Refused if a message says otherwise than earlier ones who the site is, or how it encodes its data."""
-        told = {name: plain[name] for name in PINNED_NAMES if plain.get(name) is not None}
-        if "encoder" in told:
-            told["encoder"] = digest([told["encoder"]]).hex()[:12]
+        """Raise Refused if a message says otherwise than earlier ones who the site is."""
+        pins = {}
+        for name in PINNED_NAMES:
+            if plain.get(name) is not None:
+                pins[name] = plain[name]
         with self._entries() as entries:
             pinned = entries["pinned"]
             if not pinned:
-                words = f"a server greets as the run {self.greeting}: {told!r:.400}"
+                words = f"a server greets as the run {self.greeting}: {pins!r:.400}"
                 rank_zero_info(f"flsv: {words}")
-            for name, value in told.items():
+            for name, value in pins.items():
                 if value != pinned.setdefault(name, value):
                     raise Refused(
                         f"it was greeted as {name} {pinned[name]!r:.80} of this run, and is asked now as {value!r:.80}"

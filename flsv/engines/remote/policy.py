@@ -21,7 +21,7 @@ from flsv.engines.remote.messages import GARBLED_REPLY_ERRORS, Refused, checked_
 from flsv.games.judges import judge
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.declared import Count, checked
+from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
 
 #: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the score that they
@@ -61,8 +61,6 @@ class SitePolicy:
             (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
             let it report, such as ``"label_divergence"``. It always tells its numbers of samples and steps. None for
             all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
-        min_rows: the smallest number of rows of which the site tells when sites agree on an encoder of their tables:
-            no category or class of fewer rows, and no sum of fewer numbers.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -80,7 +78,6 @@ class SitePolicy:
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
-    min_rows: Count = 5
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
@@ -172,7 +169,7 @@ def questions_of(config: FederationConfig) -> list[str]:
     A question belongs to the strategy or metric in whose module it is.
     """
     parts = [*config.strategies.values(), *config.metrics.values()]
-    modules = set()
+    modules: set[str] = set()
     for part in parts:
         modules.update(base.__module__ for base in type(part).__mro__)
     if config.strategies.get("personalizer") is not None:

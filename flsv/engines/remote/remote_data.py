@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
@@ -16,10 +16,9 @@ from flsv.data.contents import loader_hash, loader_rows
 from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
-from flsv.data.sources.agreed import AgreedEncoder
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import FederatedSplits
-from flsv.utilities.errors import ConfigurationError
+from flsv.engines.remote.transport import common_hash
 
 
 class RemoteData(FederatedDataModule):
@@ -34,11 +33,8 @@ class RemoteData(FederatedDataModule):
         num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
         server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
+        dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
     """
-
-    #: The encoder of the sites' tables, and its hash, which is known also if it is the sites' alone.
-    encoder_of_sites: AgreedEncoder | None = None
-    encoder_hash: str | None = None
 
     def __init__(
         self,
@@ -48,12 +44,14 @@ class RemoteData(FederatedDataModule):
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         server_data: L.LightningDataModule | None = None,
+        dictionary_hash: str | None = None,
     ) -> None:
         super().__init__()
         self.names = tuple(names)
         self._sizes = list(sizes)
         self._contents = list(contents)
         self._server_data = server_data
+        self._dictionary_hash = dictionary_hash
         reason_without_classes = None
         if not num_classes and not class_names:
             reason_without_classes = "the server was told no num_classes"
@@ -76,18 +74,6 @@ class RemoteData(FederatedDataModule):
             is_unchanged.expand(len(labels)),
         )
 
-    def take_encoder(self, encoder: AgreedEncoder | None, encoder_hash: str | None) -> None:
-        """Take the encoder of the sites' tables, by which a FederatedDataModule of the server's encodes its tables."""
-        if encoder is None and isinstance(self._server_data, FederatedDataModule):
-            encoder = self._server_data.encoder  # the dictionary that all have signed
-        self.encoder_of_sites = encoder
-        self.encoder_hash = encoder_hash
-        classes = self._source.classes
-        if encoder is not None and encoder.classes is not None:
-            classes = Classes(classes.labels, encoder.classes)
-        source = replace(self._source, classes=classes, encoder=encoder)
-        self._partitioned = replace(self._data, source=source)
-
     def prepare_data(self) -> None:
         if self._server_data is not None:
             self._server_data.prepare_data()
@@ -97,24 +83,18 @@ class RemoteData(FederatedDataModule):
         if server_data is None:
             return
         server_data.trainer = self.trainer
-        if self.encoder_of_sites is not None and isinstance(server_data, FederatedDataModule):
-            server_data.encode(self.encoder_of_sites)
         server_data.setup(stage or "fit")
-        self._check_dictionary(server_data)
-
-    def _check_dictionary(self, server_data: L.LightningDataModule) -> None:
-        """Raise ConfigurationError unless a server's table is read by the dictionary of the sites' tables."""
-        # Data that are no table have no encoding.
-        encoding = getattr(server_data, "encoding", None)
-        if encoding is None:
-            return
-        server_hash = AgreedEncoder.from_plain(encoding).hash
-        if server_hash != self.encoder_hash:
-            sites_hash = self.encoder_hash or "none"
-            raise ConfigurationError(
-                f"the server's table is read by the dictionary {server_hash}, and the sites' tables by {sites_hash}. "
-                'Give all the same file, columns={"encoder": "dictionary.yaml"}, to the server\'s data module, too.'
-            )
+        dictionary = None
+        if isinstance(server_data, FederatedDataModule):
+            dictionary = server_data.dictionary
+        server_hash = None if dictionary is None else dictionary.hash
+        common_hash({"the sites": self._dictionary_hash, "the server": server_hash})
+        if dictionary is not None:
+            classes = self._source.classes
+            if dictionary.classes is not None:
+                classes = Classes(classes.labels, tuple(dictionary.classes))
+            source = replace(self._source, classes=classes, dictionary=dictionary)
+            self._partitioned = replace(self._data, source=source)
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:
@@ -130,9 +110,14 @@ class RemoteData(FederatedDataModule):
         self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
     ) -> Any:
         """Return a placeholder loader, of which only the number of samples can be read."""
+        num_samples = self._sizes[client][split]
         return _Elsewhere(
-            self._sizes[client][split], f"{client_called(client, self.names)} are at its site"
+            lambda: num_samples, f"{client_called(client, self.names)} are at its site"
         )
+
+    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+        """Return a placeholder loader of length ``num_batches()`` for all sites' training samples."""
+        return _Elsewhere(num_batches, f"{', '.join(self.names)} are at their sites")
 
     def content_hashes(self) -> dict[str, str]:
         """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
@@ -179,15 +164,9 @@ class RemoteData(FederatedDataModule):
             "num_classes": self.num_classes,
             "train_samples": int(self.num_samples.sum()),
         }
-        if self.encoder_hash is not None:
-            settings["encoder"] = self.encoder_hash
+        if self._dictionary_hash is not None:
+            settings["dictionary"] = self._dictionary_hash
         return settings
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the encoder of the sites' tables, if they have agreed on one."""
-        if self.encoder_of_sites is None:
-            return {}
-        return {"encoder": self.encoder_of_sites.to_plain()}
 
     def __str__(self) -> str:
         return f"RemoteData({', '.join(self.names)})"
@@ -200,11 +179,12 @@ def _placeholders(count: int) -> Tensor:
 class _Elsewhere:
     """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
-    def __init__(self, length: int, whose: str) -> None:
-        self._length, self._whose = length, whose
+    def __init__(self, length: Callable[[], int], whose: str) -> None:
+        self._length = length
+        self._whose = whose
 
     def __len__(self) -> int:
-        return self._length
+        return self._length()
 
     def __iter__(self) -> NoReturn:
         raise PermissionError(f"the samples of {self._whose}.")

@@ -45,13 +45,6 @@ from flsv.engines.remote.site_memory import (
     visit_secret,
 )
 from flsv.engines.remote.site_visit import SiteVisit, restore_state
-from flsv.engines.remote.tables import (
-    TABLE_SUMMARY,
-    packet_of_summary,
-    state_of_table,
-    table_summary,
-    take_encoder,
-)
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.games.module_copies import ModuleCopies
 from flsv.sampling import FullParticipation
@@ -120,8 +113,7 @@ class Site:
         if not isinstance(site_data, FederatedDataModule):
             site_data = FederatedDataModule(site_data, OneClient(), splits=Splits(server_val=0.0))
         self._data = site_data
-        self._hash_by_encoding: dict[tuple[int, str | None], str] = {}
-        self._configured_encoder = site_data.encoder
+        self._hash_by_client_id: dict[int, str] = {}
         site_data.prepare_data()
         site_data.deal_from(0)
         if site_data.num_clients != 1:
@@ -146,7 +138,6 @@ class Site:
         # sent.
         replies = {
             "hello": self._hello,
-            "agree": self._agree,
             "train": self._train,
             "ask": self._ask,
             "test": self._test,
@@ -168,7 +159,6 @@ class Site:
             client_id = packet.plain.get("client")
             if client_id is not None:
                 self._data.deal_from(client_id)
-            take_encoder(self._data, packet, self._configured_encoder, self._config.is_private)
             self._check_samples(packet)
             return replies[packet.kind](packet)
         except Exception as error:
@@ -180,31 +170,32 @@ class Site:
         self.policy.check_told(self._needed_reports())
         data: Any = self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
-        reply = {"sizes": sizes, "table": state_of_table(data), "contents": self._contents()}
+        dictionary = data.dictionary
+        reply = {
+            "sizes": sizes,
+            "dictionary": None if dictionary is None else dictionary.hash,
+            "contents": self._contents(),
+        }
         return Packet("hello", reply)
 
-    def _contents(self) -> str | None:
-        """Return the secret's name, and the samples' keyed hash. It is None until a table has its encoder, and
-        constant at a private site. Hashes by two encoders are not alike, even where these encode all rows alike.
-        """
-        if self._data.needs_encoder:
-            return None
-        encoding = (self._data.partitioner.first_client, state_of_table(self._data))
-        if encoding not in self._hash_by_encoding:
-            hash_of_samples = (
-                "private" if self._config.is_private else sample_hashes(self._data)["0"]
-            )
-            self._hash_by_encoding[encoding] = keyed_hash(
-                self._secret, f"{encoding} {hash_of_samples}"
+    def _contents(self) -> str:
+        """Return the secret's name, and the samples' keyed hash, which is constant at a private site."""
+        client_id = self._data.partitioner.first_client
+        if client_id not in self._hash_by_client_id:
+            hash_of_samples = "private"
+            if not self._config.is_private:
+                hash_of_samples = sample_hashes(self._data)["0"]
+            self._hash_by_client_id[client_id] = keyed_hash(
+                self._secret, f"{client_id} {hash_of_samples}"
             )
         name_of_secret = keyed_hash(self._secret, "name")
-        return f"{name_of_secret} {self._hash_by_encoding[encoding]}"
+        return f"{name_of_secret} {self._hash_by_client_id[client_id]}"
 
     def _check_samples(self, packet: Packet) -> None:
         """Raise Refused if the samples are not those of the run's start."""
         told_before = packet.plain.get("contents")
         contents = self._contents()
-        if told_before is None or contents is None:
+        if told_before is None:
             return
         name_of_secret, _, _ = contents.partition(" ")
         if told_before.startswith(name_of_secret) and told_before != contents:
@@ -212,10 +203,6 @@ class Site:
                 "its samples or labels are other ones than when this run began. Give it those again, or start a new "
                 "run in another folder"
             )
-
-    def _agree(self, packet: Packet) -> Packet:
-        self.policy.check_listed(TABLE_SUMMARY)
-        return packet_of_summary(table_summary(self._data, self.policy.min_rows))
 
     def _needed_reports(self) -> list[str]:
         report_names: list[str] = []

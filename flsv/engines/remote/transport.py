@@ -31,18 +31,8 @@ from flsv.engines.remote.messages import (
     checked_int,
     fault_of,
 )
-from flsv.engines.remote.tables import (
-    ENCODER_FILE as ENCODER_FILE,
-    NO_ENCODER,
-    TABLE_SUMMARY,
-    agree_on_encoder,
-    check_states,
-    read_encoder,
-    read_state,
-    summaries_of_replies,
-)
 from flsv.utilities.atomic_files import replacing
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 
 #: A number on Flower, a name on NVFlare.
 Address = Any
@@ -89,9 +79,7 @@ class Directory:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
         contents: ``{site: text}``, what each site has told of its samples' hash when the run began. The text holds the
             name of the site's secret and a hash that only who knows the secret can compute.
-        encoder: the encoder of all sites' tables, on which they agree in :meth:`gather`. None if the sites have no
-            tables, or an encoder of their own. It is stored beside the book, in ``encoder.json``.
-        encoder_hash: hash of the encoder of the sites' tables. None if they have no tables.
+        dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
     """
 
     def __init__(
@@ -125,10 +113,8 @@ class Directory:
         self.contents: dict[int, str] = {}
         self._read_book()
 
-        self._encoder_file = book.with_name(ENCODER_FILE)
-        self.encoder = read_encoder(self._encoder_file)
-        self.encoder_hash: str | None = None
-        self._table_states: dict[int, str | None] = {}
+        self.dictionary_hash: str | None = None
+        self._dictionary_hashes: dict[int, str | None] = {}
         self._addresses: dict[int, Address] = {}
         # Sites that have been greeted, and those that have answered.
         self._asked_sites: set[int] = set()
@@ -163,7 +149,7 @@ class Directory:
             self.contents.setdefault(site, contents)
 
     def gather(self) -> None:
-        """Wait until every site has announced its numbers of samples, and let sites with tables agree on an encoder."""
+        """Wait until every site has announced its numbers of samples."""
         deadline = time.monotonic() + self.wait
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
@@ -185,7 +171,8 @@ class Directory:
         if away:
             message += f", without {', '.join(away)}"
         rank_zero_info(f"flsv: {message}.")
-        self._agree_on_encoder()
+        hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
+        self.dictionary_hash = common_hash(hashes)
 
     def _why_not_all_sites(self) -> str:
         # All sites have sizes in the file if none is missing: then no site can be reached.
@@ -211,45 +198,6 @@ class Directory:
 
     def _sites_without_sizes(self) -> list[int]:
         return [site for site in range(len(self.names)) if site not in self.sizes]
-
-    def _agree_on_encoder(self) -> None:
-        """Make one encoder from all sites' tables, and send it to all."""
-        self._set_encoder_hash()
-        is_encoder_awaited = NO_ENCODER in self._table_states.values()
-        if is_encoder_awaited and self.encoder is None:
-            replies = self._summaries()
-            num_rows = {}
-            for site, name in enumerate(self.names):
-                num_rows[name] = self.sizes[site]["train"]
-            summaries = summaries_of_replies(replies, num_rows)
-            self.encoder = agree_on_encoder(summaries, num_rows, self._encoder_file.parent)
-            # Greet all sites anew: each message carries the encoder.
-            self._greeted_sites.clear()
-            self.refresh(strict=True)
-            self._set_encoder_hash()
-        if self.encoder is not None:
-            rank_zero_info(
-                f"flsv: the sites' tables become {len(self.encoder.feature_names)} features by the encoder "
-                f"{self.encoder.hash}, {self._encoder_file}."
-            )
-
-    def _summaries(self) -> dict[str, Reply]:
-        packets = {}
-        for site in self._greeted_sites:
-            packets[site] = Packet("agree", {"client": site, "question": TABLE_SUMMARY})
-        replies: dict[str, Reply] = dict.fromkeys(self.names, _AWAY)
-        seconds = max(self.timeout, self.wait)
-        for site, reply in self._send(packets, seconds):
-            replies[self.names[site]] = reply
-        return replies
-
-    def _set_encoder_hash(self) -> None:
-        """Set the hash of the encoder, which the tables of all sites that have been greeted share."""
-        states = {}
-        for site in sorted(self._greeted_sites):
-            states[self.names[site]] = self._table_states[site]
-        check_states(states)
-        self.encoder_hash = next(iter(states.values()), None)
 
     def refresh(self, strict: bool = False, only_new: bool = False) -> dict[int, Address]:
         """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
@@ -330,8 +278,6 @@ class Directory:
             "greeting": self.greeting,
             "clients": len(self.names),
         }
-        if self.encoder is not None:
-            settings["encoder"] = self.encoder.to_plain()
         site_at_address = {}
         complete_packets = {}
         for site, packet in packets.items():
@@ -375,8 +321,8 @@ class Directory:
             plain = check_done(reply).plain
             announced = {**plain["sizes"], "contents": plain.get("contents")}
             self._check_samples(site, announced)
-            table_state = read_state(plain)
-            if table_state != NO_ENCODER and announced["contents"] is None:
+            dictionary_hash = _dictionary_hash(plain)
+            if announced["contents"] is None:
                 raise BadReply("it tells no hash of its samples")
         # An Unwilling error is one of these. Any site with an error is greeted again later.
         except GARBLED_REPLY_ERRORS as error:
@@ -387,7 +333,7 @@ class Directory:
             self._warn(name, f"site {name!r} has not said what it has: {fault_of(error)}.")
         else:
             self._greeted_sites.add(site)
-            self._table_states[site] = table_state
+            self._dictionary_hashes[site] = dictionary_hash
             self._fault_by_name.pop(name, None)
             self._enter(site, announced)
             self._write_book()
@@ -439,13 +385,43 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
 
 
 def _contents(plain: Mapping[str, Any]) -> str | None:
-    """Read a site's hash of samples, None while a table waits for an encoder."""
+    """Read a site's hash of samples."""
     contents = plain.get("contents")
     if contents is None:
         return None
     if not isinstance(contents, str) or not re.fullmatch("[0-9a-f]{16} [0-9a-f]{16}", contents):
         raise BadReply(f"it says of its samples {contents!r:.80}")
     return contents
+
+
+def _dictionary_hash(plain: Mapping[str, Any]) -> str | None:
+    """Read the hash of a site's data dictionary, None if it has no table."""
+    dictionary_hash = plain.get("dictionary")
+    if dictionary_hash is None:
+        return None
+    if not isinstance(dictionary_hash, str) or not re.fullmatch("[0-9a-f]{12}", dictionary_hash):
+        raise BadReply(f"it says of its data dictionary {dictionary_hash!r:.80}")
+    return dictionary_hash
+
+
+def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
+    """Return the hash of the data dictionary that sites, or sites and server, share.
+
+    Raises:
+        ConfigurationError: they have several, or some have none.
+    """
+    owners_by_hash: dict[str | None, list[str]] = {}
+    for owner, dictionary_hash in hash_by_owner.items():
+        owners_by_hash.setdefault(dictionary_hash, []).append(owner)
+    if len(owners_by_hash) < 2:
+        return next(iter(owners_by_hash), None)
+    descriptions = []
+    for dictionary_hash, owners in owners_by_hash.items():
+        descriptions.append(f"{listed(owners)}: {dictionary_hash or 'none'}")
+    raise ConfigurationError(
+        f"The data dictionaries differ: {'; '.join(descriptions)}. Give all sites and the server the same file: "
+        "dictionary=..."
+    )
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:

@@ -80,10 +80,14 @@ class CuriousServer:
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
         self.greeting = self.send("hello")
-        self.last_visit = self.send("train", start=model_that_picks(None)).plain["visit"]
+        self.last_visit = self.send("train", model=model_that_picks(None)).plain["visit"]
 
     def send(
-        self, kind: str, tensors: Any = None, start: Tensor | None = None, **fields: Any
+        self,
+        kind: str,
+        tensors: Any = None,
+        model: Tensor | None = None,
+        **fields: Any,
     ) -> Packet:
         plain = {
             "agreement": self.agreement,
@@ -100,13 +104,13 @@ class CuriousServer:
             **fields,
         }
         sent_tensors = dict(tensors or {})
-        if start is not None:
-            sent_tensors["start"] = start
+        if model is not None:
+            sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
 
     def test(self, sample: int | None, **fields: Any) -> Any:
         """The accuracy of a model that picks a sample, None if it is not told."""
-        return self.send("test", start=model_that_picks(sample), **fields).plain.get("accuracy")
+        return self.send("test", model=model_that_picks(sample), **fields).plain.get("accuracy")
 
     def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
         packed, tensors = pack((arguments, {}))
@@ -203,9 +207,9 @@ def rows_by_other_functions(server: CuriousServer) -> list[Any]:
 
 def rows_by_errors(server: CuriousServer) -> list[Any]:
     replies = [
-        server.send("train", start=torch.zeros(3)),
-        server.send("train", start=model_that_picks(None), classes=1),
-        server.send("test", start=torch.zeros(3), round=1),
+        server.send("train", model=torch.zeros(3)),
+        server.send("train", model=model_that_picks(None), classes=1),
+        server.send("test", model=torch.zeros(3), round=1),
     ]
     texts = [str(reply.plain.get("error")) for reply in replies]
     return [text for text in texts if "tensor" in text]
@@ -255,7 +259,7 @@ def test_what_the_loop_asks_is_answered_once_and_again_after_a_training(tmp_path
     assert ask(server, 3) == answer  # as after a kill of the server
     assert ask(server, 4) is None
 
-    server.send("train", start=model_that_picks(5))
+    server.send("train", model=model_that_picks(5))
     assert ask(server, 4) is not None
 
 

@@ -79,7 +79,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
     [
         (
             "least_sites = 3",
-            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells', 'min_rows'\]",
+            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]",
         ),
         ('questions = "all"', "Say a list of names"),
         ('tells = "all"', "Say a list of names"),
@@ -416,7 +416,7 @@ def test_two_processes_on_one_ledger_lose_no_count(tmp_path):
     ("policy", "expected"),
     [
         (None, "this site has no policy: it does all that the app asks. Its updates leave without"),
-        ("min_rows = 9", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*min_rows=9\)"),
+        ("delta = 1e-6", r"this site has the policy .*flsv-site.toml: SitePolicy\(.*delta=1e-06"),
     ],
 )
 def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, expected):

@@ -24,7 +24,6 @@ from flsv.engines.remote import Packet, Site, site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
 from flsv.engines.remote.policy import QUESTIONS
-from flsv.engines.remote.tables import TABLE_SUMMARY
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
@@ -135,7 +134,7 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
 
     return {
         "hello": Packet("hello", {"greeting": RUN}),
-        "agree": Packet("agree", {"greeting": RUN, "question": TABLE_SUMMARY}),
+        "agree": Packet("agree", {"greeting": RUN, "question": "table_summary"}),
         "test": replace(later, kind="test"),
         "again": later,
         "a model that overflows": make_training_message(global_vector * 1e38, 1, visit),

@@ -1,0 +1,57 @@
+"""How a table is recognized, and where files of data are looked for.
+
+Nothing in it loads pandas: data that are no tables come by, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+#: Endings of table files.
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+
+
+def is_table_file(path: Any) -> bool:
+    """Return whether ``path`` is the ``Path`` of a table's file."""
+    if not isinstance(path, Path):
+        return False
+    return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
+
+
+class TableRows:
+    """Base of tables, so that data that are no tables do not load pandas."""
+
+
+def data_root(root: str | None) -> Path:
+    """Return the folder of data: ``root``, else ``$FLSV_DATA_ROOT``, else ``data``."""
+    return Path(root or os.environ.get("FLSV_DATA_ROOT") or "data")
+
+
+def find_place(name: str | Path, root: str | None) -> Path | None:
+    """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
+    if not str(name):
+        return None
+    for candidate in (data_root(root) / name, Path(name)):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def looked_at(name: str, root: str | None) -> str:
+    """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
+    candidates = (data_root(root) / name, Path(name))
+    paths = [str(candidate.absolute()) for candidate in candidates]
+    return " and ".join(dict.fromkeys(paths))
+
+
+def is_columnar(data: Any) -> bool:
+    """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
+    pandas = sys.modules.get("pandas")  # without it nobody has a DataFrame
+    # Without the class, which another thread may be about to define, nothing is a DataFrame.
+    if isinstance(data, getattr(pandas, "DataFrame", ())):
+        return True
+    has_column_names = hasattr(data, "columns") or hasattr(data, "column_names")
+    return has_column_names and hasattr(data, "to_pandas") and not isinstance(data, type)
