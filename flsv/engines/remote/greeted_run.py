@@ -36,8 +36,8 @@ class GreetedRun:
 
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
         greeting = plain.get("greeting")
-        is_text = isinstance(greeting, str)
-        if not is_text or not re.fullmatch(r"[0-9a-f]{16}", greeting):
+        greeting = str(greeting)
+        if not re.fullmatch(r"[0-9a-f]{16}", greeting):
             raise Refused(f"{greeting!r:.80} names no greeting: expected 16 hexadecimal digits")
         self.greeting = greeting
         self._path = folder / "greetings" / f"{greeting}.json"
