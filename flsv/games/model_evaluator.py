@@ -385,8 +385,8 @@ class ModelEvaluator(VectorEvaluator):
 
                 logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
-                loss = F.cross_entropy(logits, y, reduction="sum")
-                (batch_gradient,) = torch.autograd.grad(loss / num_samples, parameters)
+                loss_sum = F.cross_entropy(logits, y, reduction="sum")
+                (batch_gradient,) = torch.autograd.grad(loss_sum / num_samples, parameters)
                 gradient += batch_gradient.detach()
         return gradient
 
