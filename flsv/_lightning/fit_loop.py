@@ -113,7 +113,8 @@ class FederatedFitLoop(_FitLoop):
 
     def take_loaders_from(self, make_loader: Callable[[], Any]) -> Callable[[], None]:
         """Take each round's loader from a function. Return what undoes it."""
-        patches = PatchedAttributes([(self, "_data_source", RoundSource(make_loader))])
+        source = RoundSource(self._data_source.instance, make_loader)
+        patches = PatchedAttributes([(self, "_data_source", source)])
         return patches.restore
 
     def leave(self, loader: Any) -> None:
@@ -296,7 +297,11 @@ class FederatedFitLoop(_FitLoop):
         """Set a checkpoint saved within a round to the state at the round's start."""
         checkpoint.update(self._counts_between_rounds)
         if "callbacks" in checkpoint:  # otherwise the checkpoint holds weights only
-            checkpoint["callbacks"].update(deepcopy(self._callback_states))
+            states = checkpoint["callbacks"]
+            for key, state in self._callback_states.items():
+                # As Lightning, which lists no callback without a state.
+                if state or key in states:
+                    states[key] = deepcopy(state)
             checkpoint.update(deepcopy(self._optimizer_states))
         for name in self._data_state.keys() & checkpoint.keys():
             checkpoint[name] = deepcopy(self._data_state[name])

@@ -9,6 +9,16 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    ThroughputMonitor,
+    Timer,
+)
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -24,6 +34,18 @@ Patch = tuple[Any, str, Any]
 CONFIGURE_HOOK = "configure_optimizers"
 #: Lightning's name of the epoch in what it logs, here of the round.
 ROUND_NAME = "epoch"
+#: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
+#: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
+WATCHERS = (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    ThroughputMonitor,
+    Timer,
+)
 #: In the place of the original value: the instance has none, and its class has a method of this name.
 _INHERITED = object()
 

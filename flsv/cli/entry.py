@@ -24,6 +24,7 @@ from flsv.cli.command import (
 from flsv.cli.config_errors import OptionError, explain, origin_of
 from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError, no_run_folder
+from flsv.utilities.one_lightning import import_as_lightning
 
 #: ``{subcommand: description}``.
 LIGHTNING_COMMANDS = {
@@ -137,6 +138,8 @@ def _run(words: list[str]) -> int:
     if command in COMMANDS_ON_A_RUN:
         _check_run_folder(arguments[1:])
     if command not in COMMANDS_WITHOUT_PYTORCH:
+        if "pytorch_lightning" not in sys.modules:
+            import_as_lightning()  # a configuration may name classes of packages that import it
         for path in config_files(arguments):
             check_file(path)
         is_first_rank = int(os.environ.get("RANK", 0)) == 0

@@ -62,7 +62,11 @@ class RunExtension:
         trainer: L.Trainer,
         module: L.LightningModule,
     ) -> None:
-        """Store what is needed of the state before the fit."""
+        """Store what is needed of the state before the fit, and try what comes after it.
+
+        Raises:
+            ConfigurationError: the run cannot have what its metrics need.
+        """
 
     def check_run(
         self,

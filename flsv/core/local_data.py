@@ -244,9 +244,12 @@ class LocalData:
         if not batches:
             raise ConfigurationError(f"{self._name} has no {split} samples.")
         for batch in batches:
-            if not all(isinstance(part, Tensor) for part in batch[:2]):
+            is_pair = isinstance(batch, list | tuple) and len(batch) >= 2
+            if not is_pair or not all(isinstance(part, Tensor) for part in batch[:2]):
                 raise ConfigurationError(
-                    f"the {split} batches of {self._name} are not pairs of tensors (x, y)."
+                    f"the {split} batches of {self._name} are not pairs of tensors (x, y), which FedBary and other "
+                    "values of samples need. Let the data yield pairs, or value the clients by ShadowShapley, "
+                    "which takes any batches."
                 )
 
         inputs = torch.cat([batch[0] for batch in batches])

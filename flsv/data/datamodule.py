@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.data_source import show_data_module
+from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.federated_data import (
     FederatedData,
     partition_data,
@@ -269,6 +270,14 @@ class FederatedDataModule(FederationView):
 
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
+        self._load(stage)
+        if self.trainer is not None and self.trainer.training:
+            for callback in callbacks_of(self.trainer):
+                if is_loop(callback):
+                    loop: Any = callback
+                    loop.prepare(self.trainer)
+
+    def _load(self, stage: str | None) -> None:
         if self._module is not None:
             self._set_up_module(self._module, stage)
         if not self._needs_setup:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -34,11 +35,15 @@ __all__ = ["resident"]
 SITE_FOLDER = "flsv-site"
 #: Part of the path of an environment that Flower deletes after the message: no other process could import from it.
 _DELETED_FOLDER = "runtime-envs"
+#: Seconds without a message after which the process ends, as when a run is over.
+IDLE_SECONDS = 300.0
+#: Seconds between two looks whether the SuperNode is still there.
+_WATCH_SECONDS = 1.0
 _CONNECTION_ERRORS = OSError, EOFError, AuthenticationError, pickle.UnpicklingError
 _log = logging.getLogger(__name__)
 
 
-def resident(app: str, *, idle: float = 300.0) -> ClientApp:
+def resident(app: str) -> ClientApp:
     """Make a Flower ClientApp that answers messages in one resident process.
 
     Flower starts a process for every message, in which the import of torch and Lightning takes most of the time. The
@@ -46,16 +51,15 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     name the result as ``clientapp`` in ``pyproject.toml``.
 
     A SuperNode has one resident process for each run, reached through a socket with a key in the site's folder, which
-    only the site's user can read. The process ends if no message has come for ``idle`` seconds. If it dies while it
-    answers a message, a new process answers the message once more. On Windows, or if Flower installs dependencies for
-    each message, each message is answered in a process of its own.
+    only the site's user can read. The process ends with the SuperNode, or if no message has come for five minutes. If
+    it dies while it answers a message, a new process answers the message once more. On Windows, or if Flower installs
+    dependencies for each message, each message is answered in a process of its own.
 
     The data module is made once. Data that change within a run are seen after the next start of the SuperNode.
 
     Args:
         app: the place to import the real ClientApp from, as ``"package.module:name"``.
             :func:`flsv.engines.flower.client_app` makes the real app.
-        idle: seconds without a message after which the process ends. With 0 every message has its own process.
 
     Returns:
         The ClientApp that passes messages on.
@@ -69,9 +73,9 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         identity = [TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id]
         request = (app, identity, message, context)
         is_environment_deleted = any(_DELETED_FOLDER in Path(path).parts for path in sys.path)
-        can_use_resident = bool(idle) and not is_environment_deleted and os.name == "posix"
+        can_use_resident = not is_environment_deleted and os.name == "posix"
         if can_use_resident:
-            reply, state, error = _ask_resident_process(request, idle)
+            reply, state, error = _ask_resident_process(request)
         else:
             reply, state, error = _answer_here(*request)
         if error is not None:
@@ -103,7 +107,7 @@ def _answer_here(
         return None, None, f"{type(error).__name__}, the site's own log says more"
 
 
-def _ask_resident_process(request: tuple[Any, ...], idle: float) -> Any:
+def _ask_resident_process(request: tuple[Any, ...]) -> Any:
     """Send :func:`_answer_here`'s arguments to the resident process, which is started if necessary, and return its
     result.
     """
@@ -114,11 +118,12 @@ def _ask_resident_process(request: tuple[Any, ...], idle: float) -> Any:
 
     # Each SuperNode has a process for each run, and so has each key. The socket is not in the site's folder: its path
     # may not have more than some 100 characters.
-    users = f"{key.hex()} {os.getppid()} {context.run_id}"
+    supernode = os.getppid()
+    users = f"{key.hex()} {supernode} {context.run_id}"
     name = hashlib.sha256(users.encode()).hexdigest()[:16]
     address = f"{tempfile.gettempdir()}/flsv-{name}.sock"
     connect = partial(Client, address, "AF_UNIX", authkey=key)
-    arguments = [app, idle, address, str(key_file), sys.path]
+    arguments = [app, IDLE_SECONDS, address, str(key_file), supernode, sys.path]
     command = [*_COMMAND, json.dumps(arguments)]
 
     # The first attempt asks a process of an earlier message, the others start one.
@@ -153,8 +158,9 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 
 def _live() -> None:
-    """Answer messages until none has come for a while."""
-    app, idle, address, key_file, sys.path[:] = json.loads(sys.argv.pop())
+    """Answer messages until none has come for a while, or the SuperNode has ended."""
+    app, idle, address, key_file, supernode, sys.path[:] = json.loads(sys.argv.pop())
+    threading.Thread(target=_end_with, args=(supernode,), daemon=True).start()
     key = Path(key_file).read_bytes()
     import_module(app.partition(":")[0])
     Path(address).unlink(missing_ok=True)  # of a process that was killed
@@ -165,3 +171,12 @@ def _live() -> None:
             request = connection.recv()
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send(_answer_here(*request))
+
+
+def _end_with(supernode: int) -> None:
+    """End this process when the process ``supernode`` has ended."""
+    with suppress(OSError):
+        while True:
+            os.kill(supernode, 0)  # raises an error if there is no such process of this user
+            time.sleep(_WATCH_SECONDS)
+    os._exit(0)

@@ -11,17 +11,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateMonitor,
-    ModelSummary,
-    ProgressBar,
-    ThroughputMonitor,
-    Timer,
-)
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -30,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
@@ -75,18 +65,6 @@ MODULE_HOOKS = (
     "optimizer_step",
     "optimizer_zero_grad",
     "configure_gradient_clipping",
-)
-#: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
-#: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
-WATCHERS = (
-    Checkpoint,
-    DeviceStatsMonitor,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelSummary,
-    ProgressBar,
-    ThroughputMonitor,
-    Timer,
 )
 #: Precisions in which rows of a batched model take the same steps as single models.
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -186,11 +164,10 @@ class VmapProcess(IdleEngine):
     def _begin_and_suspend(self, visit: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
         self._current_client = visit.client
-        # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
-        # then draws the same random numbers.
-        first_batch = self._next_batch()
         self._begin(visit)
-        batches = [first_batch]
+        # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
+        batches = [self._next_batch()]
+        self.local_training.client_steps.seed(self._instructions[visit.client])
         for _ in range(visit.num_batches - 1):
             batches.append(self._next_batch())
         # The module now holds this client's initial model.

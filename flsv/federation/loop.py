@@ -49,7 +49,7 @@ from flsv.personalization import Personalizer
 from flsv.results.round_result import Event, faults_in
 from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
-from flsv.server.checks import check_callbacks, check_names, check_setup
+from flsv.server.checks import check_callbacks, check_names, check_setup, federated_data
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import Upload
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -166,6 +166,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             metrics_of_run, check_names(config.strategies)
         )
         self._extension = extension_of(config)
+        self._is_prepared = False
         for update_filter in config.filters:
             update_filter.check(personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
@@ -177,6 +178,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
+        self._has_rounds_left = True
         self.state = FederationState()
         self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
@@ -210,6 +212,32 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     # ---- Lightning's hooks
 
+    def prepare(self, trainer: L.Trainer) -> None:
+        """Check a federation before the ``setup`` of any callback. The data module calls this when it is set up.
+
+        Raises:
+            ConfigurationError: trainer, module, data and settings do not go together.
+        """
+        is_fitting = self._lightning_fit is not None and self._lightning_fit.is_fitting
+        if self._is_prepared or is_fitting:
+            return  # a callback sets up the data once more
+        self._is_prepared = True
+        module = trainer.lightning_module
+        data = check_setup(trainer, module, self.contribution_metrics, self.config)
+        check_callbacks(trainer, self)
+        identity = fit_identity(self._described, data)
+        is_new_run = trainer.current_epoch == 0
+        if is_new_run:
+            self._reset()
+            self.contribution_metrics.reset()
+        elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
+            self._go_on(trainer, module, identity)
+            if self.round_index == trainer.max_epochs and not self._extension.has_missing_values:
+                self._has_rounds_left = False  # Lightning finds no round to run either
+                return
+        self.run_state.identity = identity
+        self._extension.prepare(trainer, module)
+
     def setup(
         self,
         trainer: L.Trainer,
@@ -221,20 +249,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if stage != "fit":
             return
 
-        data = check_setup(trainer, pl_module, self.contribution_metrics, self.config)
-        check_callbacks(trainer, self)
-        identity = fit_identity(self._described, data)
-        is_new_run = trainer.current_epoch == 0
-        if is_new_run:
-            self._reset()
-            self.contribution_metrics.reset()
-        elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
-            self._go_on(trainer, pl_module, identity)
-            if self.round_index == trainer.max_epochs and not self._extension.has_missing_values:
-                return  # Lightning finds no round to run either
-        self.run_state.identity = identity
-        self._extension.prepare(trainer, pl_module)
-
+        data = federated_data(trainer)
+        self.prepare(trainer)  # unless the data module has called it, as one of sites does not
+        self._is_prepared = False
+        if not self._has_rounds_left:
+            return
         self._lightning_fit = LightningFit(
             trainer=trainer,
             data=data,

@@ -26,8 +26,8 @@ from flsv.utilities.seeding import isolated_rngs
 
 #: The end of an error about a module whose outputs cannot be scored.
 LOGGED_VALUE_ADVICE = (
-    " Or measure by a value that validation_step logs, of any batches and outputs: performance='val_loss', mode='min' "
-    "of a game; a loss is named by loss=... of GradientAgreement."
+    " Or measure by a value that validation_step logs, of any batches and outputs, such as performance='val_loss', "
+    "mode='min'."
 )
 
 

@@ -136,7 +136,7 @@ class ModelEvaluator(VectorEvaluator):
         self._context = context or nullcontext
         self._requester = asking
         self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
-        self.copies = ScoringCopies(module, space)
+        self.copies: ScoringCopies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
         self._read(batches)
 
@@ -385,8 +385,8 @@ class ModelEvaluator(VectorEvaluator):
 
                 logits = functional_call(module, state, (x,))
                 logits = checked_logits(logits, y, len(self.support)).to(vector.dtype)
-                loss_sum = F.cross_entropy(logits, y, reduction="sum")
-                (batch_gradient,) = torch.autograd.grad(loss_sum / num_samples, parameters)
+                batch_loss = F.cross_entropy(logits, y, reduction="sum")
+                (batch_gradient,) = torch.autograd.grad(batch_loss / num_samples, parameters)
                 gradient += batch_gradient.detach()
         return gradient
 

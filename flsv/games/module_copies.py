@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.evaluation import copy_of_trainer
+from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.private import forget_compilation, trainer_of
 from flsv._lightning.rounding import MAX_ROUNDING
 from flsv.core.parameter_space import ParameterSpace
@@ -41,9 +42,10 @@ _SHARED_TYPES = (
 class ModuleCopies:
     """A module as it is now, of which each load is a copy of its own, without ``torch.compile``.
 
-    A copy refers to the run's Trainer, callbacks, loggers, data modules and data sets, and to the parameters that are
-    constant in ``space``. All else is copied, with the references that its objects have to each other. A part that
-    refuses pickling, and is or belongs to an attribute of a layer, has a stand-in: an error is raised when it is used.
+    A copy refers to the run's Trainer and its callbacks, loggers, data modules and data sets, and to the parameters
+    that are constant in ``space``. All else is copied, with the references that its objects have to each other, also
+    the callbacks of ``configure_callbacks``. A part that refuses pickling, and is or belongs to an attribute of a
+    layer, has a stand-in: an error is raised when it is used.
 
     Args:
         module: the module.
@@ -81,6 +83,8 @@ class ModuleCopies:
         self._stand_ins: dict[int, StandIn] = {}
         # Kept, so that no other object gets the id of one of them.
         self._refused_parts: list[Any] = []
+        # The module's own, whose values are values that the module logs.
+        self._callbacks: list[L.Callback] = []
         self._dump = partial(
             pickled,
             shared_ids=frozenset(map(id, shared_objects)),
@@ -90,50 +94,88 @@ class ModuleCopies:
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
+        configure_callbacks = getattr(type(module), "configure_callbacks", None)
+        has_own_callbacks = configure_callbacks is not L.LightningModule.configure_callbacks
+        if self._trainer is not None and configure_callbacks and has_own_callbacks:
+            self._copy_callbacks(self._trainer)
+
+    def _copy_callbacks(self, trainer: L.Trainer) -> None:
+        """Copy the callbacks that the module has configured together with it."""
+        module_copy = self.load()
+        # Of its class: in a coalition's copy the instance configures none.
+        configured: Any = type(module_copy).configure_callbacks(module_copy)
+        kinds = set(map(type, configured if isinstance(configured, Sequence) else [configured]))
+        parts = [*self._module.modules(), *vars(self._module).values()]
+        part_by_kind = {type(part): part for part in parts if type(part) in kinds}
+        bound_methods = []
+        for callback in callbacks_of(trainer):
+            if type(callback) not in kinds or isinstance(callback, WATCHERS):
+                continue
+            # A copy of the run's module may have its own.
+            own_callback: Any = part_by_kind.get(type(callback), callback)
+            self._callbacks.append(own_callback)
+            bound_methods += [vars(own_callback).get(name) for name in ("log", "log_dict")]
+
+        self._dump = partial(
+            self._dump,
+            copied_ids=frozenset(map(id, self._callbacks)),
+            shared_ids=frozenset([*self._dump.keywords["shared_ids"], *map(id, bound_methods)]),
+        )
+        self._pickled = None
+        self._dump_parts()
 
     def load(self) -> Any:
         """Return a new copy of the module, in the modes of the module's layers."""
-        module, _, _ = self._load()
+        module, *_ = self._load()
         return module
 
     def load_last(self) -> Any:
         """Return the last copy of the module, without a copy of its memory."""
-        module, _, _ = self._load(is_last=True)
+        module, *_ = self._load(is_last=True)
         return module
 
     def load_with_trainer(self, is_last: bool = False) -> tuple[L.LightningModule, L.Trainer]:
         """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in."""
-        module, optimizers, schedulers = self._load(is_last)
+        module, optimizers, schedulers, callbacks = self._load(is_last)
         trainer = copy_of_trainer(self._trainer, module)
+        trainer.callbacks = callbacks
+        for callback in callbacks:
+            callback.log = module.log
+            callback.log_dict = module.log_dict
         trainer.strategy.optimizers = optimizers
         trainer.strategy.lr_scheduler_configs = schedulers
         return module, trainer
 
-    def _parts(self) -> tuple[Any, Any, Any]:
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
         if self._trainer is None:
-            return self._module, [], []
-        return self._module, self._trainer.optimizers, self._trainer.lr_scheduler_configs
+            return self._module, [], [], []
+        optimizers = self._trainer.optimizers
+        return self._module, optimizers, self._trainer.lr_scheduler_configs, self._callbacks
 
     def _dump_parts(self) -> Pickled:
         if self._pickled is None:
             self._pickled = self._made(lambda: self._dump(self._parts()))
         return self._pickled
 
-    def _load(self, is_last: bool = False) -> tuple[Any, Any, Any]:
-        module, optimizers, schedulers = self._made(
+    def _load(self, is_last: bool = False) -> tuple[Any, Any, Any, Any]:
+        module, optimizers, schedulers, callbacks = self._made(
             lambda: self._dump_parts().load(copies_memory=not is_last)
         )
         if self._trainer is not None:
             module.trainer = self._trainer  # no LightningModule is pickled with it
         for layer in module.modules():
             _uncompile(layer)
-        return module, optimizers, schedulers
+        return module, optimizers, schedulers, callbacks
 
     def _made(self, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns. Attributes of layers at which it fails get stand-ins."""
         reason = f"models are scored in copies of {type(self._module).__name__}"
-        module, optimizers, _ = self._parts()
-        roots = {"the module": module, "the optimizers": optimizers}
+        module, optimizers, _, callbacks = self._parts()
+        roots = {
+            "the module": module,
+            "the optimizers": optimizers,
+            "the module's callbacks": callbacks,
+        }
         while True:
             try:
                 return make()

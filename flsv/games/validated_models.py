@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 
 from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
@@ -71,7 +72,7 @@ class ValidatedModels(VectorEvaluator):
         self._loaders = loaders
         self._seed = seed
         self._read_private: Callable[[], Mapping[str, Tensor]] = dict
-        self.copies = ScoringCopies(trainer.lightning_module, space)
+        self.copies: ScoringCopies = ScoringCopies(trainer.lightning_module, space)
 
     def on(
         self,
@@ -168,12 +169,17 @@ class ValidatedModels(VectorEvaluator):
         """
         module = self._trainer.lightning_module
         vector = self.space.read(module)
-        copies = self.copies.take()
-        with self._validation(copies, vector) as run:
-            values = self._named_values(run.logged())
-        # Once more, while the run's module has other weights: a copy must not reach them.
-        with other_weights(module, self.space), self._validation(copies, vector) as run:
-            repeated_values = self._named_values(run.logged())
+        try:
+            values, repeated_values = self._two_validations(module, vector)
+        except Exception as error:
+            if isinstance(error, ConfigurationError) or is_oom_error(error):
+                raise
+            requesters = ", ".join(self._requesters.values()) or "a utility"
+            raise ConfigurationError(
+                f"{requesters}: before training, the untrained {type(module).__name__} is validated in a copy, as all "
+                f"models are that are scored, and this ends in {type(error).__name__}: {error}. Let it validate "
+                "untrained, or take a performance that is computed from forward(x)."
+            ) from error
 
         device = self._trainer.strategy.root_device
         for name in self._value_names:
@@ -182,6 +188,17 @@ class ValidatedModels(VectorEvaluator):
                 raise not_repeated(requester, module, f"validation, which logs {name!r},")
         for name in self._names_with_gradient:
             self._check_gradient(name, vector, values[name])
+
+    def _two_validations(
+        self, module: L.LightningModule, vector: Tensor
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the values of a model in two copies, the second while the run's module has other weights."""
+        copies = self.copies.take()
+        with self._validation(copies, vector) as run:
+            values = self._named_values(run.logged())
+        with other_weights(module, self.space), self._validation(copies, vector) as run:
+            repeated_values = self._named_values(run.logged())
+        return values, repeated_values
 
     @contextmanager
     def _validation(
@@ -207,7 +224,8 @@ class ValidatedModels(VectorEvaluator):
                 raise ConfigurationError(
                     f"{requester}: {module_name} logs no {name!r} when it validates.{nearest(name, logged_values)} It "
                     f"logs {sorted(logged_values)}. Name one of those, or log it in validation_step: self.log("
-                    f"{name!r}, value). What callbacks log does not count."
+                    f"{name!r}, value). What callbacks log counts only if configure_callbacks "
+                    "returns them."
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 

@@ -103,7 +103,8 @@ class ShadowShapley(MeasuredMetric):
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
             compares one coalition with a fit in a fresh process, as is done anyway if it costs below 3 % of the run.
-        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages.
+        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
+            those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
         kwargs: arguments of ``torchmetrics.Metric``.
 
@@ -155,7 +156,7 @@ class ShadowShapley(MeasuredMetric):
         self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
         self.max_fits = max_fits
         self.verify = verify
-        self._leaves_out = tuple(leave_out or ())
+        self._leaves_out = None if leave_out is None else tuple(leave_out)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
@@ -212,7 +213,7 @@ class ShadowShapley(MeasuredMetric):
         return self._num_halvings
 
     @property
-    def leaves_out(self) -> tuple[str, ...]:
+    def leaves_out(self) -> tuple[str, ...] | None:
         """The argument ``leave_out``."""
         return self._leaves_out
 

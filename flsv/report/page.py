@@ -157,6 +157,12 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     all_values = _value_cells(run, clients, run.record["metrics"])
     all_values |= _retrained_cells(run, clients)
     has_dash = any(NO_NUMBER in cells for cells in all_values.values())
+    if basis is not None:
+        # The main table has them, with its brackets.
+        all_values.pop(basis.key, None)
+    other_values = None
+    if all_values:
+        other_values = table_by_name("partner", names, all_values)
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
@@ -171,7 +177,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "All values": [
-                table_by_name("partner", names, all_values),
+                other_values,
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],

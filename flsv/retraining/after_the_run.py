@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.rounding import MAX_ROUNDING
@@ -27,9 +26,10 @@ from flsv.games.trained_game import OutputScore
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.copied_fits import CopiedFits, Scoring
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun, Scoring
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.trial import Findings
 from flsv.retraining.utility_store import (
     COALITIONS_FILE,
     UtilityStore,
@@ -39,8 +39,6 @@ from flsv.retraining.utility_store import (
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.plain_values import digest
-from flsv.utilities.run_copy import RunCopy
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE_SECONDS = 10.0
@@ -72,7 +70,8 @@ class TrainingAfterTheRun:
         self,
         metrics: Mapping[str, ShadowShapley],
         masks: Tensor,
-        run_copy: RunCopy,
+        run_copy: CopyOfRun,
+        findings: Findings,
         # The state_dict from which the coalitions are trained.
         initial_state: dict[str, Any],
         # The run's model after a round, which the coalition of all clients must reach.
@@ -84,10 +83,14 @@ class TrainingAfterTheRun:
         run_id: str,
         space: ParameterSpace,
         run_seconds: float,
+        # Seconds after which a coalition is given up if no round begins.
+        max_wait: float,
     ) -> None:
         self._metrics = dict(metrics)
         self._masks = masks
         self._run_copy = run_copy
+        self._findings = findings
+        self._max_wait = max_wait
         self._initial_state = initial_state
         self._checked_round = checked_round
         self._checked_model = checked_model
@@ -133,7 +136,7 @@ class TrainingAfterTheRun:
 
         training = self._make_training(run)
         start_time = time.monotonic()
-        state_hash = _hash_of_state(run.trainer)
+        kept_run = KeptRun(run.trainer)
         try:
             with _Progress(run.trainer, len(trained_coalitions)) as progress:
                 training.train(trained_coalitions, [run.seed], store, progress)
@@ -144,6 +147,7 @@ class TrainingAfterTheRun:
                     training.train(trained_coalitions, [run.seed], store, progress)
             self._compare_with_run(training, trained_coalitions, run, store)
             self._compare_first_updates(training, run.trainer)
+            self._doubt_shared(training)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
             return self._without_values(
@@ -153,10 +157,12 @@ class TrainingAfterTheRun:
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
             return self._without_values(f"{error} {advice}")
-        if _hash_of_state(run.trainer) != state_hash:
+        finally:
+            has_changed_run = kept_run.restore()
+        if has_changed_run:
             self.doubts.append(
-                "the run's own module or optimizers have changed while coalitions were trained, so that these have "
-                "shared tensors with the run. Copy what a data set or a global holds of the module"
+                "the run's own module or optimizers have changed while coalitions were trained, and are as before. So "
+                "coalitions share tensors with the run: copy what a data set or a global holds of the module"
             )
         for doubt in self.doubts:
             rank_zero_warn(f"{', '.join(self._metrics)}: {doubt}.")
@@ -211,20 +217,15 @@ class TrainingAfterTheRun:
 
     def _make_training(self, run: EndedRun) -> CoalitionTraining:
         """Return the training of coalitions by fits from the run's initial state."""
-        left_out: set[str] = set()
-        for metric in self._metrics.values():
-            left_out.update(metric.leaves_out)
-        scoring = Scoring(
-            measures_of(self._metrics.values()),
-            left_out=frozenset(left_out),
-        )
+        scoring = Scoring(measures_of(self._metrics.values()))
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self._rounds),
             initial=self._initial_state,
-            is_whole=False,  # the comparison with the run shows whether validations change training
+            max_wait=self._max_wait,
         )
+        order = self._findings.applied(order)
         return CoalitionTraining(
             CopiedFits(lambda seed: self._run_copy, scoring),
             order,
@@ -293,6 +294,15 @@ class TrainingAfterTheRun:
                 f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
                 "Training depends on who else takes part, or on what passes from client to client and the module does "
                 "not hold, such as a global, a cache, a class attribute or a file"
+            )
+
+    def _doubt_shared(self, training: CoalitionTraining) -> None:
+        """Doubt the values if coalitions have changed tensors of the program, which the next coalition sees."""
+        if training.changed_tensors:
+            paths = listed(sorted(training.changed_tensors))
+            self.doubts.append(
+                f"coalitions have changed {paths}, which the program keeps outside of the module, so that one sees "
+                "what another has left there"
             )
 
     def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:
@@ -487,15 +497,6 @@ def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
     """Return whether clients score models with their local parameters."""
     evaluator = run.games.evaluator_of(metric.measured_by)
     return evaluator.asks_clients and bool(evaluator.space.private_names)
-
-
-def _hash_of_state(trainer: L.Trainer) -> bytes:
-    """Return a hash of all tensors of the Trainer's module and optimizers."""
-    states = [trainer.lightning_module.state_dict()]
-    for optimizer in trainer.optimizers:
-        states.append(optimizer.state_dict())
-    tensors = [leaf for leaf in tree_leaves(states) if isinstance(leaf, Tensor)]
-    return digest(tensors)
 
 
 class _Progress:

@@ -1,32 +1,41 @@
 """A fit of the members of one coalition: a copy of a run prepared for it, and the scores that it delivers.
 
-Nothing is shown or logged, and callbacks that only watch a run take no part. A fit that is not whole leaves out
-validations.
+Nothing is shown or logged, and callbacks that only watch a run take no part, unless training reads them. A fit that is
+not whole leaves out validations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.patches import callbacks_of, find_loop, in_turn, is_loop
+from flsv._lightning.patches import (
+    WATCHERS,
+    callbacks_of,
+    do_nothing,
+    find_loop,
+    in_turn,
+    is_loop,
+    property_patch,
+)
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.engines.vmap import WATCHERS
 from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
@@ -38,9 +47,8 @@ from flsv.retraining.utility_store import LAST_ROUND_KEY
 from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
-from flsv.utilities.errors import listed
 from flsv.utilities.plain_values import digest
-from flsv.utilities.run_copy import SilentLogger
+from flsv.utilities.silent_logger import SilentLogger
 
 
 def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
@@ -232,17 +240,21 @@ class CoalitionScoring(GlobalModelScoring):
         # The scores of the last finite model, if training ended without another one.
         self._last_scores: list[Scores] = []
         self._first_updates: Mapping[int, Tensor] = {}
+        # What the program's code reads of the fit.
+        self.reads = ProgramReads()
+        # Begins to wait for the next round, some seconds or for ever.
+        self.wait_for_round: Callable[[float | None], None] = do_nothing
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self._rounding = rounding_of(trainer)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        if not self._order.is_whole:
-            hooks = hooks_of_validation(trainer, pl_module)
-            if hooks:
-                raise NeedsValidation(f"training may depend on {listed(hooks)}")
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.wait_for_round(self._order.max_wait)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == self._order.rounds[-1]:
+            self.wait_for_round(None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -276,6 +288,8 @@ class CoalitionScoring(GlobalModelScoring):
         """Return the fit's result, after the end of training."""
         if not self.models.numel():
             raise RuntimeError("it trained nothing")
+        if self.reads.values and not self._order.is_whole:
+            raise NeedsValidation
         scores_of_rounds = self._scores_of_rounds()
         utilities = {}
         untrained_utilities = {}
@@ -333,7 +347,7 @@ class CoalitionScoring(GlobalModelScoring):
 
 
 class NeedsValidation(Exception):
-    """Error: training may depend on validations."""
+    """Error: training reads what validations log."""
 
 
 def prepare_coalition_fit(
@@ -358,12 +372,13 @@ def prepare_coalition_fit(
         untyped_trainer.fit_loop.max_epochs = last_round + 1
     scoring = CoalitionScoring(data, measures, order)
     untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order, folder)]
-    untyped_trainer._default_root_dir = folder
+    if not _is_in(folder, trainer.default_root_dir):
+        untyped_trainer._default_root_dir = folder
     # A callback may save checkpoints by a path of its own, where the run's lie.
     untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:
         if isinstance(logger, SilentLogger):
-            logger.folder = folder
+            logger.redirect(folder)
 
     untyped_module: Any = module
     untyped_module.configure_callbacks = (
@@ -372,6 +387,7 @@ def prepare_coalition_fit(
     if not order.is_whole:
         untyped_trainer.limit_val_batches = 0
         untyped_trainer.num_sanity_val_steps = 0
+    scoring.reads.begin(trainer, is_whole=order.is_whole)
     # The strategy's hook runs after those of the callbacks and of the module.
     untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
     return scoring
@@ -384,59 +400,116 @@ def save_in_folder(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Save a checkpoint in ``folder``, by the name of ``filepath``."""
-    path_in_folder = Path(folder, Path(filepath).name)
-    L.Trainer.save_checkpoint(trainer, path_in_folder, *arguments, **options)
+    """Save a checkpoint in ``folder``, by the name of ``filepath`` if that lies elsewhere."""
+    if not _is_in(folder, filepath):
+        filepath = Path(folder, Path(filepath).name)
+    L.Trainer.save_checkpoint(trainer, filepath, *arguments, **options)
+
+
+def _is_in(folder: str, path: str | Path) -> bool:
+    return Path(path).absolute().is_relative_to(folder)
 
 
 def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:
     """Return a coalition's callbacks, with the loop prepared for its members."""
     taking_part = []
+    # A coalition has no values of clients that a callback could monitor.
+    metric_names = set(find_loop(callbacks_of(trainer)).metrics)
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
             continue
-        if only_watches_the_run(callback):
+        is_kept = order.keeps_checkpoints and isinstance(callback, Checkpoint | EarlyStopping)
+        monitor, _, _ = str(getattr(callback, "monitor", None)).partition("/")
+        if only_watches_the_run(callback) and (not is_kept or monitor in metric_names):
             continue
         if is_loop(callback):
             untyped_loop: Any = callback
             sampler = untyped_loop.config.sampler.among(order.members)
             coalition_loop(callback, sampler, order.seed)
-        if isinstance(callback, Checkpoint) and hasattr(callback, "dirpath"):
-            callback.dirpath = folder
+        dirpath = getattr(callback, "dirpath", None)
+        if isinstance(callback, Checkpoint) and not (dirpath and _is_in(folder, dirpath)):
+            untyped_callback: Any = callback
+            untyped_callback.dirpath = folder
         taking_part.append(callback)
     return taking_part
 
 
-#: Packages whose hooks of validation are known not to change training.
-_PACKAGES_WITH_IDLE_HOOKS = ("flsv", "lightning", "pytorch_lightning", "torch", "builtins")
+#: Packages whose code may read a fit, since it does not train by what it reads.
+_PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
+_METRICS_OF_TRAINER = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+
+
+class ProgramReads:
+    """What code other than Lightning's and flsv's reads of a fit: logged values, and callbacks with checkpoints."""
+
+    def __init__(self) -> None:
+        self.values = False
+        self.checkpoints = False
+
+    def begin(self, trainer: L.Trainer, is_whole: bool) -> None:
+        """Note what is read from now on. A fit that is not whole ends with NeedsValidation if it is of validations."""
+
+        def note_values() -> None:
+            # Above are the functions of the patch, and the code that reads.
+            if not _is_of_the_fit(sys._getframe(2)):
+                self.values = True
+                if not is_whole:
+                    raise NeedsValidation
+
+        owner, name, patched_class = property_patch(
+            trainer, dict.fromkeys(_METRICS_OF_TRAINER, note_values)
+        )
+        setattr(owner, name, patched_class)
+
+    def watch_checkpoints(self, trainer: L.Trainer) -> None:
+        """Note from now on who reads Lightning's callbacks that keep checkpoints or stop."""
+        for callback in callbacks_of(trainer):
+            if only_watches_the_run(callback):
+                callback.__class__ = self._watched(type(callback))
+
+    def _watched(self, kind: Any) -> Any:
+        reads = self
+
+        def get_attribute(callback: Any, name: str) -> Any:
+            is_of_python = name.startswith("__")
+            if not is_of_python and not _is_of_the_fit(sys._getframe(1)):
+                reads.checkpoints = True
+            return kind.__getattribute__(callback, name)
+
+        attributes = {"__getattribute__": get_attribute, "__module__": kind.__module__}
+        watched_kind = type(kind.__name__, (kind,), attributes)
+        watched_kind.__qualname__ = kind.__qualname__  # Lightning's key of the callback's state
+        return watched_kind
+
+
+def _is_of_the_fit(frame: FrameType) -> bool:
+    package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
+    return package in _PACKAGES_OF_THE_FIT
+
+
 _PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")
 
 
-def hooks_of_validation(trainer: L.Trainer, module: L.LightningModule) -> list[str]:
-    """List what sees validations and may change training: hooks of the module and of callbacks, and schedulers by a
-    logged value. Such as ``["Net.on_validation_end", "ReduceLROnPlateau"]``.
-    """
-    owners: list[Any] = [module]
-    for callback in callbacks_of(trainer):
-        if not only_watches_the_run(callback):
-            owners.append(callback)
+def depends_on_validations(trainer: L.Trainer, module: L.LightningModule) -> bool:
+    """Return whether validations may change training: by hooks of the program, or by a scheduler's logged value."""
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        return True
+    owners = [callback for callback in callbacks_of(trainer) if not only_watches_the_run(callback)]
+    for owner in (module, *owners):
+        for attributes in _namespaces_of_program(owner):
+            if any(name.startswith(_PREFIXES_OF_VALIDATION_HOOKS) for name in attributes):
+                return True
+    return False
 
-    names = []
-    for owner in owners:
-        attributes = set(vars(owner))
-        for parent in type(owner).__mro__:
-            package, _, _ = parent.__module__.partition(".")
-            is_callback_of_lightning = isinstance(owner, L.Callback) and package == "lightning"
-            is_idle = package in _PACKAGES_WITH_IDLE_HOOKS and not is_callback_of_lightning
-            if parent is not L.Callback and not is_idle:
-                attributes.update(vars(parent))
-        for attribute in sorted(attributes):
-            if attribute.startswith(_PREFIXES_OF_VALIDATION_HOOKS):
-                names.append(f"{type(owner).__name__}.{attribute}")
-    for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau:
-            names.append(type(config.scheduler).__name__)
-    return names
+
+def _namespaces_of_program(owner: Any) -> list[Mapping[str, Any]]:
+    """Return the attributes of an object and of its classes that are not Lightning's or flsv's."""
+    namespaces: list[Mapping[str, Any]] = [vars(owner)]
+    for kind in type(owner).__mro__:
+        package, _, _ = kind.__module__.partition(".")
+        if package not in (*_PACKAGES_OF_THE_FIT, "builtins"):
+            namespaces.append(vars(kind))
+    return namespaces
 
 
 def only_watches_the_run(callback: L.Callback) -> bool:

@@ -45,19 +45,22 @@ from flsv.retraining.coalition_refusals import (
     check_settings,
     check_shared,
     checked_mean_cohort,
+    is_of_tool,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
-from flsv.retraining.copied_fits import copy_of_run
+from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
+from flsv.retraining.trial import Findings, try_coalition
 from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import digest
-from flsv.utilities.run_copy import RunCopy
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
+#: Seconds that a coalition may take longer until a round begins than the run has taken for its first.
+MAX_EXTRA_WAIT = 60.0
 #: Errors in percent of shares from clients alone, and from all coalitions: means over eight federations in which no two
 #: clients have a class in common.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
@@ -68,6 +71,8 @@ class CoalitionPlan(RunExtension):
 
     def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
         self._metrics = dict(metrics)
+        self._config: FederationConfig | None = None
+        self._trains_at_sites = False
         self._coalitions: Coalitions = ()
         self._halvings = 1
         self._max_fits = 0.0
@@ -92,20 +97,27 @@ class CoalitionPlan(RunExtension):
             for name, metric in config.metrics.items()
             if attribute_of(metric, "trains") is not None
         }
+        plan = cls(retraining_metrics)
         if retraining_metrics:
             check_settings(config)
-        return cls(retraining_metrics)
+            plan._config = config
+            plan._trains_at_sites = callable(config.engine)
+        return plan
 
     def reset(self) -> None:
         """Forget the coalitions' models of an earlier fit."""
         self.close()
         # Whether the run has had rounds in an earlier fit of its Trainer.
         self._goes_on = False
-        # The state before the fit, or why there is none.
-        self._run_copy: RunCopy | None = None
-        self._why_no_copy = ""
+        # The state before the fit, and what coalitions need, as a trial has shown.
+        self._run_copy: CopyOfRun | None = None
+        self._findings: Findings | None = None
+        self._failure: ConfigurationError | None = None
+        # Names of callbacks that take no part in coalitions.
+        self._left_out: list[str] = []
         self._checked_round = 0
         self._first_round_time = time.monotonic()
+        self._first_round_seconds = 0.0
         # Sentences on what speaks against the values.
         self._doubts: list[str] = []
         self._initial_state: dict[str, Any] | None = None
@@ -115,7 +127,6 @@ class CoalitionPlan(RunExtension):
         self._sites: CoalitionsAtSites | None = None
         # The state of `_sites` in a checkpoint.
         self._saved_sites: dict[str, Any] | None = None
-        self._trains_at_sites = False
         self._seed = 0
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
@@ -145,19 +156,59 @@ class CoalitionPlan(RunExtension):
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Copy the state before the fit."""
-        if not self._metrics:
+        """Copy the state before the fit, and train one client of a copy for a round. An error of these is raised by
+        :meth:`begin_training`."""
+        config = self._config
+        if config is None:  # no metric needs coalitions
+            return
+        data: FederatedDataModule = data_of(trainer)
+        left_out = self._callbacks_left_out(trainer)
+        self._mean_cohort_size = checked_mean_cohort(
+            config.sampler, self._planned_masks, data.num_clients
+        )
+        if self._trains_at_sites:
+            check_at_sites(config)
             return
         self._goes_on = trainer.current_epoch > 0
-        if self._goes_on:
-            self._why_no_copy = (
-                "this Trainer has been fitted before. Make a new one, and resume from a checkpoint."
-            )
+        if self._goes_on and self._run_copy is not None:
             return
+        if self._goes_on:
+            raise ConfigurationError(
+                "ShadowShapley: this Trainer has been fitted before. Make a new one, and resume from a checkpoint. Or "
+                "leave ShadowShapley out, and run flsv retrain after the run."
+            )
+        self._left_out = [type(callback).__name__ for callback in left_out]
+        client = int(data.num_samples.argmin())
         try:
-            self._run_copy = copy_of_run(trainer, module, data_of(trainer))
-        except ConfigurationError as error:  # told when it is known that coalitions will be trained
-            self._why_no_copy = str(error)
+            self._run_copy = copy_of_run(trainer, module, data, left_out)
+            self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
+        except ConfigurationError as error:  # told after other checks, which say more
+            self._failure = error
+
+    def _callbacks_left_out(self, trainer: L.Trainer) -> list[L.Callback]:
+        """Return the callbacks that take no part: those that the metrics name, or by default those of tools."""
+        names: set[str] = set()
+        are_named = False
+        for metric in self._metrics.values():
+            if metric.leaves_out is not None:
+                are_named = True
+                names.update(metric.leaves_out)
+        if names and self._trains_at_sites:
+            raise ConfigurationError(
+                "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. "
+                "Leave the argument out."
+            )
+        callbacks = callbacks_of(trainer)
+        callback_names = {type(callback).__name__ for callback in callbacks}
+        unknown = sorted(names - callback_names)
+        if unknown:
+            raise ConfigurationError(
+                f"ShadowShapley(leave_out={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
+                f"{listed(sorted(callback_names))}."
+            )
+        if are_named:
+            return [callback for callback in callbacks if type(callback).__name__ in names]
+        return [callback for callback in callbacks if is_of_tool(callback)]
 
     def close(self) -> None:
         """Release the run's module."""
@@ -167,7 +218,7 @@ class CoalitionPlan(RunExtension):
     def check_run(
         self, trainer: L.Trainer, data: FederatedDataModule, config: FederationConfig
     ) -> None:
-        """Choose where coalitions are trained, at sites or after the run. Raise ConfigurationError if nowhere."""
+        """Store the initial state of coalitions. Raise ConfigurationError if sites cannot train them."""
         if not self._metrics:
             return
         if self._goes_on and trainer.lr_scheduler_configs and trainer.ckpt_path is None:
@@ -177,24 +228,11 @@ class CoalitionPlan(RunExtension):
             )
         module = trainer.lightning_module
         self._seed = config.seed or 0
-        self._trains_at_sites = callable(config.engine)
         self._share = config.share
         if self._trains_at_sites:
             check_shared(config, module)
-        self._mean_cohort_size = checked_mean_cohort(
-            config.sampler, self._planned_masks, data.num_clients
-        )
         may_count_classes = not self._trains_at_sites and not config.is_private
         self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
-
-        callback_names = {type(callback).__name__ for callback in callbacks_of(trainer)}
-        for metric in self._metrics.values():
-            unknown = sorted(set(metric.leaves_out) - callback_names)
-            if unknown:
-                raise ConfigurationError(
-                    f"ShadowShapley(leave_out={[*metric.leaves_out]}): the Trainer has no callback {unknown[0]!r}. It "
-                    f"has {listed(sorted(callback_names))}."
-                )
 
         trained, frozen = _initial_state(module, config)
         if self._initial_state is None:
@@ -206,18 +244,6 @@ class CoalitionPlan(RunExtension):
         for metric in self._metrics.values():
             metric.await_training(after_the_run=not self._trains_at_sites)
             metric.averages = not isinstance(config.sampler, FullParticipation)
-        if self._trains_at_sites:
-            self._run_copy = None
-            if any(metric.leaves_out for metric in self._metrics.values()):
-                raise ConfigurationError(
-                    "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. "
-                    "Leave the argument out."
-                )
-            check_at_sites(config)
-        elif self._run_copy is None:
-            raise ConfigurationError(
-                f"ShadowShapley: {self._why_no_copy} Or leave ShadowShapley out, and run flsv retrain after the run."
-            )
 
     def masks(self, num_clients: int) -> Tensor:
         """Return the K coalitions that are trained first, bool ``[K, n]``, the empty and the full one at their head.
@@ -278,6 +304,8 @@ class CoalitionPlan(RunExtension):
         self._check_outputs(games)
         if not self._trains_at_sites:
             self._check_and_score_untrained(games, module)
+        if self._failure is not None:
+            raise self._failure
         self._log_plan(num_clients, games)
 
     def _check_outputs(self, games: Any) -> None:
@@ -314,9 +342,12 @@ class CoalitionPlan(RunExtension):
     def _training_in_words(self, masks: Tensor) -> str:
         if self._trains_at_sites:
             return "trained by the sites, beside the run"
-        return "trained after the run, each by a fit of a copy of it, which costs " + self._cost(
-            masks
+        sentence = (
+            f"trained after the run, each by a fit of a copy of it, which costs {self._cost(masks)}"
         )
+        if self._left_out:
+            sentence += f", without {listed(self._left_out)}"
+        return sentence
 
     def _sentence_on_untrained(self, masks: Tensor, games: Any) -> str:
         """Say how the scores of the coalitions are computed that are not trained."""
@@ -450,12 +481,14 @@ class CoalitionPlan(RunExtension):
             f"flsv: coalitions are trained now, in about {run_seconds * num_fits:.1f} s."
         )
         assert self._run_copy is not None
+        assert self._findings is not None
         assert self._valued_models is not None
         initial_state = self._initial_state | self._frozen_parameters
         training = TrainingAfterTheRun(
             pending,
             masks,
             run_copy=self._run_copy,
+            findings=self._findings,
             initial_state=initial_state,
             checked_round=self._checked_round,
             checked_model=self._checked_model,
@@ -463,6 +496,7 @@ class CoalitionPlan(RunExtension):
             run_id=self._run_id(find_loop(callbacks_of(run.trainer)).state.model()),
             space=self._valued_models.space,
             run_seconds=run_seconds,
+            max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         values = training.train(run)
         self._doubts = training.doubts
@@ -481,6 +515,8 @@ class CoalitionPlan(RunExtension):
 
     def keep_checked_model(self, round: Round) -> None:
         """Store the run's model after a round, which the coalition of all clients must reach."""
+        if not self._first_round_seconds:
+            self._first_round_seconds = time.monotonic() - self._first_round_time
         is_checked = self._verifies_all or round.round_index < NUM_VERIFIED_ROUNDS
         if is_checked and not self._trains_at_sites and round.server_vector is not None:
             self._checked_round = round.round_index

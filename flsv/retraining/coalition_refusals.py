@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from importlib.metadata import packages_distributions, requires
 from typing import Any
 
 import lightning as L
@@ -13,7 +15,9 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.core.parameter_space import sharing
 from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.reachable import LIBRARIES
 
+_NAMES_OF_TORCH = re.compile(r"(torch|lightning|pytorch[-_.]lightning)\b", re.IGNORECASE)
 #: Advice in error messages, for runs whose base configuration on the command line has the metric.
 HOW_TO_DO_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
 
@@ -69,6 +73,25 @@ def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
     """Raise ConfigurationError if a sampler cannot draw clients from each coalition in ``masks [K, n]``."""
     for mask in masks[masks.any(1)].cpu():
         sampler.among(mask.nonzero().flatten().tolist())
+
+
+def is_of_tool(callback: L.Callback) -> bool:
+    """Return whether a callback is of an installed package that needs neither torch nor Lightning.
+
+    Such a package is a tool, as one that searches hyper-parameters or tracks runs, and its callback acts on what is
+    outside of training. A package that says nothing of what it needs is a program's own.
+    """
+    for kind in type(callback).__mro__:
+        package, _, _ = kind.__module__.partition(".")
+        if package in LIBRARIES or package == "builtins":
+            continue
+        for distribution in set(packages_distributions().get(package, ())):
+            requirements = requires(distribution) or []
+            needed = [requirement for requirement in requirements if "extra ==" not in requirement]
+            is_about_training = any(_NAMES_OF_TORCH.match(requirement) for requirement in needed)
+            if needed and not is_about_training:
+                return True
+    return False
 
 
 def _reason_to_refuse(config: FederationConfig) -> str | None:

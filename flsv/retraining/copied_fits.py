@@ -9,11 +9,11 @@ import logging
 import os
 import signal
 import sys
-import tempfile
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import joblib
@@ -22,25 +22,40 @@ import torch
 from joblib._parallel_backends import LokyBackend
 from joblib.parallel import get_active_backend
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
-from flsv._lightning.patches import callbacks_of
+from flsv._lightning.patches import callbacks_of, do_nothing
 from flsv.engines.ranks import FederatedStrategy
 from flsv.games.coalition_utility import Measure
-from flsv.retraining.coalition_fit import prepare_coalition_fit
+from flsv.retraining.coalition_fit import NeedsValidation, prepare_coalition_fit
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
+from flsv.retraining.own_folder import ProgramFolder
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
+from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.run_copy import RunCopy
-from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.plain_values import are_equal
+from flsv.utilities.run_copy import RunCopy, restored_program
 
 #: Name of the performance measure in a fit's result, if there is only one.
 UTILITY_NAME = "utility"
 
 
-def copy_of_run(trainer: L.Trainer, module: Any, data: Any) -> RunCopy:
-    """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone."""
-    reductions = {}
+class CopyOfRun(RunCopy):
+    """A copy of a run, with the folder in which copies work."""
+
+    folder: ProgramFolder
+
+
+def copy_of_run(
+    trainer: L.Trainer, module: Any, data: Any, left_out: Collection[L.Callback] = ()
+) -> CopyOfRun:
+    """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. Callbacks that are
+    ``left_out`` do nothing in a copy.
+    """
+    reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in left_out}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
         arguments = (
@@ -50,7 +65,43 @@ def copy_of_run(trainer: L.Trainer, module: Any, data: Any) -> RunCopy:
             strategy.precision_plugin,
         )
         reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
-    return RunCopy(trainer, module, data=data, reductions=reductions)
+    folder = ProgramFolder(_folders_of(trainer))
+    run_copy = CopyOfRun(trainer, module, data=data, reductions=reductions, places=folder.places)
+    run_copy.folder = folder
+    return run_copy
+
+
+def _folders_of(trainer: L.Trainer) -> list[str]:
+    """Return the folders that a Trainer writes into."""
+    folders = [trainer.default_root_dir]
+    folders += [logger.save_dir for logger in trainer.loggers]
+    folders += [getattr(callback, "dirpath", None) for callback in callbacks_of(trainer)]
+    return [str(folder) for folder in folders if folder and os.path.isabs(folder)]
+
+
+class KeptRun:
+    """The weights, optimizers and attributes of a run at one time, which :meth:`restore` writes back."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        module = trainer.lightning_module
+        states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
+        tensors = [*module.parameters(), *module.buffers(), *tree_leaves(states)]
+        self._snapshot = ModuleSnapshot(module)
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and not is_lazy(tensor):
+                self._tensors.append((tensor, tensor.detach().clone()))
+
+    @torch.no_grad()
+    def restore(self) -> bool:
+        """Write the state back. Return whether tensors have changed."""
+        self._snapshot.restore()
+        is_changed = False
+        for tensor, original in self._tensors:
+            if not are_equal(tensor.detach(), original):
+                tensor.copy_(original)
+                is_changed = True
+        return is_changed
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +110,6 @@ class Scoring:
 
     # {name: performance}, or those of one measure, see `measures_of`.
     measures: Mapping[str, str | ModelScore]
-    # Names of classes of callbacks that take no part.
-    left_out: frozenset[str] = frozenset()
 
     @classmethod
     def by(cls, measure: Measure) -> Scoring:
@@ -71,50 +120,67 @@ class Scoring:
 
 
 def train_coalition(
-    run_copy: RunCopy,
+    run_copy: CopyOfRun,
     scoring: Scoring,
     order: FitOrder,
 ) -> FitResult | FitFailed:
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
-    with in_quiet(), new_folder() as folder:
-        try:
-            return _trained(run_copy, scoring, order, folder)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            return FitFailed(f"{type(error).__name__}: {error}")
+    try:
+        with in_quiet() as changed_tensors:
+            try:
+                result = _trained(run_copy, scoring, order)
+            except NeedsValidation:
+                result = _trained(run_copy, scoring, replace(order, is_whole=True))
+        return replace(result, changed_tensors=changed_tensors)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _trained(
-    run_copy: RunCopy,
-    scoring: Scoring,
-    order: FitOrder,
-    folder: str,
-) -> FitResult:
-    trainer, module, data = _load(run_copy, scoring)
-    callback = prepare_coalition_fit(
-        trainer,
-        module,
-        data,
-        measures=scoring.measures,
-        order=order,
-        folder=folder,
-    )
-    with suppress(NoModel):  # the last finite model counts
-        fit_quietly(trainer, module, data)
-    return callback.result()
+def _trained(run_copy: CopyOfRun, scoring: Scoring, order: FitOrder) -> FitResult:
+    with run_copy.folder.entered() as folder, given_up_after(order.max_wait) as wait_for_round:
+        trainer, module, data = run_copy.load()
+        if not isinstance(module, L.LightningModule):  # what makes it
+            module = module()
+        callback = prepare_coalition_fit(
+            trainer,
+            module,
+            data,
+            measures=scoring.measures,
+            order=order,
+            folder=folder,
+        )
+        callback.wait_for_round = wait_for_round
+        with suppress(NoModel):  # the last finite model counts
+            fit_quietly(trainer, module, data)
+        return callback.result()
 
 
-def _load(run_copy: RunCopy, scoring: Scoring) -> tuple[Any, Any, Any]:
-    trainer, module, data = run_copy.load()
-    if not isinstance(module, L.LightningModule):  # what makes it
-        module = module()
-    callbacks = []
-    for callback in callbacks_of(trainer):
-        if type(callback).__name__ not in scoring.left_out:
-            callbacks.append(callback)
-    trainer.callbacks = callbacks
-    return trainer, module, data
+@contextmanager
+def given_up_after(seconds: float | None) -> Iterator[Callable[[float | None], None]]:
+    """Raise TimeoutError in this context after some seconds, unless the function that it yields begins to wait anew.
+
+    Only the main thread of a POSIX system can be interrupted.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if seconds is None or not is_main_thread or not hasattr(signal, "setitimer"):
+        yield do_nothing
+        return
+
+    def wait(seconds: float | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError(f"it has begun no round for {seconds:.0f} s, and is given up")
+
+    handler = signal.signal(signal.SIGALRM, give_up)
+    wait(seconds)
+    try:
+        yield wait
+    finally:
+        wait(None)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
@@ -131,26 +197,21 @@ def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 
 @contextmanager
-def in_quiet() -> Iterator[None]:
-    """Print, log and warn nothing in this context, and restore global generators."""
+def in_quiet() -> Iterator[list[str]]:
+    """Print, log and warn nothing in this context, and restore the program as :func:`restored_program` does."""
     disabled_level = logging.root.manager.disable
-    states = global_rngs()
     try:
         with ExitStack() as stack:
+            changed_tensors = stack.enter_context(restored_program())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL)
             nowhere = stack.enter_context(open(os.devnull, "w"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(torch.enable_grad())
-            yield
+            yield changed_tensors
     finally:
         logging.disable(disabled_level)
-        restore_global_rngs(states)
-
-
-def new_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="flsv-coalition-", ignore_cleanup_errors=True)
 
 
 class CopiedFits:
@@ -162,12 +223,12 @@ class CopiedFits:
 
     def __init__(
         self,
-        copy_of: Callable[[int], RunCopy],
+        copy_of: Callable[[int], CopyOfRun],
         scoring: Scoring,
     ) -> None:
         self._make_copy = copy_of
         self._scoring = scoring
-        self._copy: RunCopy | None = None
+        self._copy: CopyOfRun | None = None
         self._seed_of_copy: int | None = None
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
@@ -187,7 +248,7 @@ class CopiedFits:
         ((_, result),) = self._train_at_workers([order], num_jobs=2)
         return result
 
-    def copy_of(self, seed: int) -> RunCopy:
+    def copy_of(self, seed: int) -> CopyOfRun:
         """Return the copy of the run for a seed."""
         if self._copy is None or self._seed_of_copy != seed:
             self._copy = self._make_copy(seed)
@@ -234,7 +295,7 @@ class _ProgramState:
 def _train_at_worker(
     program_state: _ProgramState,
     index: int,
-    run_copy: RunCopy,
+    run_copy: CopyOfRun,
     scoring: Scoring,
     order: FitOrder,
 ) -> tuple[int, FitResult | FitFailed | ConfigurationError]:

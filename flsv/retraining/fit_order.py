@@ -29,8 +29,12 @@ class FitOrder:
     scores_untrained: bool = False
     # Whether Lightning validates, as in the run.
     is_whole: bool = True
+    # Whether Lightning's ModelCheckpoint and EarlyStopping take part, since training reads them.
+    keeps_checkpoints: bool = False
     # Whether the result has the models before and after training.
     returns_models: bool = False
+    # Seconds after which the fit is given up if no round begins.
+    max_wait: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,8 @@ class FitResult:
     rounding: Rounding = ROUNDINGS["float32"]
     # Norms of the entries of the members' updates in the first round, [entries], by client.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)
+    # Paths of the program's tensors that the fit has changed, outside of all that is copied or put back.
+    changed_tensors: Sequence[str] = ()
 
     def rows(self, rounds: Sequence[int]) -> dict[int, Row]:
         """Return the utilities by round, where ``rounds`` are the names of the order's rounds."""

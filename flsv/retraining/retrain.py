@@ -21,13 +21,12 @@ from flsv.metrics.coalitions.evidence import untrained_stderr
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import change_in_place, metrics_in_use, only_watches_the_run
-from flsv.retraining.copied_fits import copy_of_run, fit_quietly, in_quiet, new_folder
+from flsv.retraining.copied_fits import CopyOfRun, copy_of_run, fit_quietly, in_quiet
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
-from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
 
 #: Default number of seeds.
@@ -146,9 +145,9 @@ def retrain(
     )
 
 
-def _fit(run_copy: RunCopy, game: ShadowShapley, seed: int) -> ShadowShapley:
+def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
     """Fit a copy of a run with ``game`` as its only metric, beside those that strategies read. Return the metric."""
-    with in_quiet(), new_folder() as folder:
+    with in_quiet(), run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
         if not isinstance(module, L.LightningModule):  # what makes it
             module = module()

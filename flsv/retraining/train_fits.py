@@ -65,6 +65,8 @@ class CoalitionTraining:
         self._num_samples = num_samples
         # The members' first updates in fits with the order's seed, see FitResult.
         self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
+        # Paths of the program's tensors that fits have changed.
+        self.changed_tensors: set[str] = set()
         # Whether fits are whole, see FitOrder.
         self.is_whole = order.is_whole
 
@@ -98,6 +100,7 @@ class CoalitionTraining:
                 continue
             if seed == self.order.seed:
                 self.first_updates[members] = result.first_updates
+            self.changed_tensors.update(result.changed_tensors)
             start_hashes[seed].add(result.start_hash)
             _check_starts(start_hashes[seed])
             # The fit of one client may only stand in for the empty coalition.
@@ -154,17 +157,7 @@ class CoalitionTraining:
             )
             scored_seeds.add(seed)
             orders.append(order)
-        failed_orders = []
         for order, result in self.trainer.train(orders):
-            if isinstance(result, FitFailed) and not order.is_whole:
-                failed_orders.append(order)
-            else:
-                yield (order.seed, order.members), result
-        # What a fit lacks may be the validations. If all lack them, so will later ones.
-        if orders and len(failed_orders) == len(orders):
-            self.is_whole = True
-        whole_orders = [replace(order, is_whole=True) for order in failed_orders]
-        for order, result in self.trainer.train(whole_orders):
             yield (order.seed, order.members), result
 
 

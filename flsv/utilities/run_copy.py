@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import io
+import os
 import pickle
 import random
 import sys
@@ -12,14 +13,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import cloudpickle
 import lightning as L
 import torch
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -27,7 +29,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
+from flsv.utilities.program_state import ProgramState
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
+from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
@@ -43,16 +47,18 @@ class RunCopy:
     """The state of a Trainer and a module, taken before their fit.
 
     Data, classes and functions without a state are shared. All else is copied, with the references that its objects
-    have to each other. Loggers become ones that log nothing.
+    have to each other. Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a
+    copy is loaded.
 
     Args:
         trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.
         module: its module, or what makes the module.
         data: its data module.
         reductions: ``{id of an object: how it is pickled}``, for objects that copies have in another form.
+        places: ``{a folder of the run: its path below the folder in which a copy is loaded}``.
 
     Raises:
-        ConfigurationError: a part cannot be pickled. The message has its path.
+        ConfigurationError: a part cannot be pickled and loaded. The message has its path.
 
     Example:
         >>> import lightning as L
@@ -70,32 +76,43 @@ class RunCopy:
         *,
         data: Any,
         reductions: Mapping[int, Reduction] | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
         self._data.trainer = None
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
+        self._program: ProgramState | None = ProgramState()
 
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
         for logger in trainer.loggers:
-            all_reductions[id(logger)] = (SilentLogger, ())
+            all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
         def dump(value: Any) -> Pickled:
-            return pickled(value, data, all_reductions)
+            return pickled(value, data, all_reductions, places=places or {})
+
+        def dump_and_load(value: Any) -> None:
+            with restored_program():
+                dump(value).load(data)
 
         try:
             self._pickled = dump((trainer, module))
+            with restored_program():
+                self._pickled.load(data)
         except Exception as error:
-            roots = {"the module": module, "the Trainer": trainer}
+            roots = {"the module": module}
+            for callback in trainer.callbacks:
+                roots[type(callback).__name__] = callback
+            roots["the Trainer"] = trainer
             reason = "the run cannot be copied, and a coalition is a fit of a copy"
-            raise pickle_error(reason, roots, dump) from error
+            raise pickle_error(reason, roots, dump_and_load) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a worker, which has no data yet.
+        # For a worker, which has no data yet, and whose globals nothing has changed.
         pickled_data = pickled(self._data)
-        return {**vars(self), "_data": pickled_data}
+        return {**vars(self), "_data": pickled_data, "_program": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data = state["_data"].load()
@@ -107,12 +124,30 @@ class RunCopy:
         return len(self._pickled.bytes) + num_bytes_of_tensors
 
     def load(self) -> tuple[Any, Any, Any]:
-        """Return a new Trainer, module and data module, and set the global generators as they were."""
+        """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
+        if self._program is not None:
+            self._program.restore()
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data)
         return trainer, module, data
+
+
+@contextmanager
+def restored_program() -> Iterator[list[str]]:
+    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
+    has the paths of tensors that have changed."""
+    global_generators = global_rngs()
+    settings = torch_settings()
+    program = ProgramState()
+    changed_tensors: list[str] = []
+    try:
+        yield changed_tensors
+    finally:
+        changed_tensors += program.restore()
+        restore_torch(settings)
+        restore_global_rngs(global_generators)
 
 
 def torch_settings() -> dict[str, Any]:
@@ -150,15 +185,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         reductions: Mapping[int, Reduction],
         shared_ids: Collection[int],
         shared_types: tuple[type, ...],
+        copied_ids: Collection[int],
         blank_storages: Collection[int],
         stand_ins: Mapping[int, StandIn],
+        places: Mapping[str, str],
     ) -> None:
         super().__init__(file)
+        # {folder: its path below the folder in which a copy is loaded}
+        self._places = places
         self._run_data = data
         # The wrapped data module, which the Trainer shows.
         self._users_data = getattr(data, "users_module", None) or _NO_DATA
         self._reductions = reductions
         self._shared_ids = shared_ids
+        self._copied_ids = copied_ids
         self._blank_storages = blank_storages
         self._stand_ins = stand_ins
         # A metaclass may answer for a class, so that objects are not asked with isinstance.
@@ -181,11 +221,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return SHARED, self._share(self._stand_ins[id(value)])
         if type(value) is StandIn:  # of a copy that is copied again
             return SHARED, self._share(value)
+        if type(value) is str:
+            return self._persistent_path(value)
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
-        if issubclass(type(value), self._shared_types) or id(value) in self._shared_ids:
+        is_of_shared_type = issubclass(type(value), self._shared_types)
+        is_shared = is_of_shared_type and id(value) not in self._copied_ids
+        if is_shared or id(value) in self._shared_ids:
             return SHARED, self._share(value)
         if type(value) is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
@@ -193,6 +237,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return SHARED, self._share(value)
         if type(value) is _Original:
             return SHARED, self._share(value.function)
+        return None
+
+    def _persistent_path(self, text: str) -> tuple[str, str] | None:
+        """Return where a path in one of the run's folders leads, below the folder in which a copy is loaded."""
+        for folder, place in self._places.items():
+            if text == folder or text.startswith(folder + os.sep):
+                return PATH, place + text.removeprefix(folder)
         return None
 
     def _share(self, value: Any) -> int:
@@ -232,6 +283,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return kind, ()
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
             return _LOCK_MAKERS[kind], ()
+        if issubclass(kind, PurePath):
+            return kind, (str(value),)
         if kind is weakref.ref:
             return _reference, (value(),)
         if isinstance(value, torch.Tensor) and _has_hooks(value):
@@ -249,6 +302,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 #: Marks what a copy has in common with the run.
 SHARED = "shared"
+#: Marks a path in a folder of the run.
+PATH = "path"
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,8 +377,10 @@ def pickled(
     reductions: Mapping[int, Reduction] | None = None,
     shared_ids: Collection[int] = (),
     shared_types: tuple[type, ...] = (),
+    copied_ids: Collection[int] = (),
     blank_storages: Collection[int] = (),
     stand_ins: Mapping[int, StandIn] = {},
+    places: Mapping[str, str] = {},
 ) -> Pickled:
     """Pickle an object.
 
@@ -333,8 +390,10 @@ def pickled(
         reductions: ``{id of an object: how it is pickled}``.
         shared_ids: ids of objects that copies have in common with ``value``.
         shared_types: types of such objects.
+        copied_ids: ids of objects of such types that are copied.
         blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
         stand_ins: ``{id of an object: what copies have in its place}``.
+        places: ``{a folder: its path below the folder in which a copy is loaded}``.
     """
     file = io.BytesIO()
     pickler = _Pickler(
@@ -343,8 +402,10 @@ def pickled(
         reductions=reductions or {},
         shared_ids=shared_ids,
         shared_types=shared_types,
+        copied_ids=copied_ids,
         blank_storages=blank_storages,
         stand_ins=stand_ins,
+        places=places,
     )
     pickler.dump(value)
     return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
@@ -388,6 +449,9 @@ class _Unpickler(pickle.Unpickler):
         if name[0] == SHARED:
             _, position = name
             return self._pickled.shared[position]
+        if name[0] == PATH:
+            _, place = name
+            return os.path.join(os.getcwd(), place.removeprefix(os.sep)).rstrip(os.sep)
         position, device, dtype = name
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position]
@@ -451,20 +515,6 @@ class _Gone:
     pass
 
 
-class SilentLogger(DummyLogger):
-    """Logger that logs nothing, with a folder for the files of who asks it."""
-
-    folder: str | None = None
-
-    @property
-    def save_dir(self) -> str | None:
-        return self.folder
-
-    @property
-    def log_dir(self) -> str | None:
-        return self.folder
-
-
 class Refused(NamedTuple):
     """A part of an object that cannot be copied, though its own parts can."""
 
@@ -477,9 +527,9 @@ class Refused(NamedTuple):
     def describe(self, reason: str) -> str:
         """Return a message that begins with ``reason``."""
         return (
-            f"{reason}: {self.path} ({type(self.part).__name__}) cannot be pickled ({type(self.error).__name__}: "
-            f"{self.error}). Make it where it is used, or give its class a __getstate__ that leaves it out and a "
-            "__setstate__ that makes it anew."
+            f"{reason}: {self.path} ({type(self.part).__name__}) cannot be pickled and loaded "
+            f"({type(self.error).__name__}: {self.error}). Make it where it is used, or give its class a __getstate__ "
+            "that leaves it out and a __setstate__ that makes it anew."
         )
 
 

@@ -75,7 +75,8 @@ def test_killed_retrain_ends_children_and_keeps_finished_trainings(
     assert status == (-number if number == signal.SIGKILL else 128 + number), output
     assert ("stopped. Finished work is kept" in output) is (number != signal.SIGKILL)
 
-    end = time.monotonic() + 60
+    # Idle workers of loky end after five minutes.
+    end = time.monotonic() + 400
     while processes(process.pid) and time.monotonic() < end:
         time.sleep(0.02)
 

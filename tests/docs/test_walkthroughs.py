@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from flsv.report import open_run
 from helpers import pages
+from helpers.retrained import retrained_rows
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
 
     # The table that the page shows is what its commands print.
     retrained = {}
-    for row in read_rows("lightning_logs/version_0/retrained.csv"):
+    for row in retrained_rows(Path("lightning_logs/version_0")):
         retrained[row["client_name"]] = float(row["share"])
 
     shown = {}

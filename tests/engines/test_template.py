@@ -14,25 +14,7 @@ import pytest
 
 TEMPLATE = Path(__file__).parents[2] / "flsv" / "cli" / "templates" / "flower"
 DEPLOY = TEMPLATE / "deploy"
-UNITS = sorted(path.name for path in DEPLOY.glob("*.service"))
 SCRIPTS = {"superlink.sh": "flower-superlink", "supernode.sh": "flower-supernode"}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_units(tmp_path):
-    for name in UNITS:
-        unit = (DEPLOY / name).read_text()
-        python = "/srv/federation/.venv/bin/python"
-        (tmp_path / name).write_text(unit.replace(python, sys.executable))
-
-    process = subprocess.run(
-        ["systemd-analyze", "verify", *(tmp_path / name for name in UNITS)],
-        capture_output=True,
-        text=True,
-    )
-
-    assert process.stderr == ""
-    assert process.returncode == 0
 
 
 #: Another ``flwr``, that keeps a book of its runs; EVENTS is what happens in a run while its log is read.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from flsv import ConfigurationError
 from flsv.aggregation import FedAvg, ShapFedWA
@@ -152,6 +153,18 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
         torch.save(checkpoint, path)
         with pytest.raises(ConfigurationError, match=f"lacks '{missing}'|in format None"):
             resume_fit(path, tmp_path)
+
+
+def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
+
+    fit(make_loop(), tmp_path, callbacks=[saving], enable_checkpointing=True)
+
+    paths = list((tmp_path / "steps").glob("*.ckpt"))
+    assert len(paths) > 1
+    for path in paths:
+        keys = torch.load(path, weights_only=True)["callbacks"].keys()
+        assert {key.partition("{")[0] for key in keys} == {"FederatedLoop", "ModelCheckpoint"}
 
 
 def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(saved_checkpoint, tmp_path):

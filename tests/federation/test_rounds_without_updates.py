@@ -14,14 +14,18 @@ from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from flsv.sampling import ClientSampler
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
-from helpers.sites import BOSTON_ADDRESS, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
+from helpers.sites import ADDRESSES, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
 
 
 class OneAfterTheOther(ClientSampler):
     """Draws client 0, 1, 2, 0, ..."""
 
     def sample(
-        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
+        self,
+        num_clients: int,
+        contributions: Any,
+        generator: Any,
+        round_index: int = 0,
     ) -> Tensor:
         return torch.tensor([round_index % num_clients])
 
@@ -52,14 +56,20 @@ def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_p
     with pytest.warns(UserWarning, match="model stays, and other clients"):
         fit(loop, tmp_path, make_module(), rounds=3, callbacks=[recorder])
 
-    first, second, third = recorder.models
-    assert torch.equal(second, first)
-    assert not torch.equal(third, second)
+    models = recorder.models
+    assert torch.equal(models[1], models[0])
+    assert not torch.equal(models[2], models[1])
 
     assert loop.participations.tolist() == [1, 0, 1]
-    assert loop.contributions["shapley"].isfinite().tolist() == [True, False, True]
-    events = [(event.client, event.what, event.first) for event in loop.events]
-    assert events == [(None, NO_UPDATE, 1), (1, ALL_DIVERGED, 1)]
+    has_value = loop.contributions["shapley"].isfinite()
+    assert has_value.tolist() == [True, False, True]
+
+    event_of_all, event_of_client = loop.events
+    assert event_of_all.what == NO_UPDATE
+    assert event_of_all.client is None
+    assert event_of_client.what == ALL_DIVERGED
+    assert event_of_client.client == 1
+    assert event_of_client.first == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*The model stays")
@@ -78,8 +88,10 @@ def fit_with_failing_sites(folder: Any, failing: set[tuple[int, int]]) -> Federa
     """``failing`` has pairs of an address and a round."""
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
-        is_failing = (address, packet.plain.get("round")) in failing
-        return None if is_failing and packet.kind == "train" else reply
+        if packet.kind != "train":
+            return reply
+        visit = (address, packet.plain["round"])
+        return None if visit in failing else reply
 
     federation = SitesInProcess(folder, make_site_loop)
     federation.transport.on_reply = spoil
@@ -93,16 +105,19 @@ def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path)
         loop = fit_with_failing_sites(tmp_path, {(LYON_ADDRESS, second_round)})
 
     assert loop.participations.tolist() == [2, 0, 1]
-    events = [(event.client, event.first) for event in loop.events]
-    assert events == [(1, 1), (None, 1)]
+    event_of_site, event_of_all = loop.events
+    assert event_of_site.client == 1
+    assert event_of_all.client is None
+    assert event_of_site.first == event_of_all.first == second_round
 
 
 @pytest.mark.filterwarnings("ignore:.*The model stays")
 @pytest.mark.filterwarnings("ignore:.*is left out")
 def test_run_ends_when_every_site_has_failed_since_the_last_update(tmp_path):
-    failing = {
-        (BOSTON_ADDRESS + site, round_index) for site in range(3) for round_index in (1, 2, 3)
-    }
+    failing = set()
+    for address in ADDRESSES:
+        for round_index in (1, 2, 3):
+            failing.add((address, round_index))
 
     with pytest.raises(RuntimeError, match="client is left that could"):
         fit_with_failing_sites(tmp_path, failing)

@@ -197,9 +197,9 @@ class NeedsArgument:
     """An object that is pickled, but not loaded."""
 
     def __new__(cls, number: int) -> Any:
-        made = super().__new__(cls)
-        made.number = number
-        return made
+        needs_argument = super().__new__(cls)
+        needs_argument.number = number
+        return needs_argument
 
 
 class Node:
@@ -207,7 +207,7 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.near = {self}
+        self.neighbours = {self}
 
     def __hash__(self) -> int:
         return hash(self.name)

@@ -16,6 +16,7 @@ from flsv.games import ValidatedModels
 from flsv.metrics import GradientShapley, PartialFederatedShapley
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
+from helpers.data import toy_data
 from helpers.fits import (
     MASKS,
     fit,
@@ -23,6 +24,7 @@ from helpers.fits import (
     play_all_coalitions,
     validate_with_lightning,
 )
+from helpers.models import Plain
 from helpers.tasks import (
     VAE,
     Autoencoder,
@@ -263,3 +265,29 @@ def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path,
         fit(loop, tmp_path, kind(), partition_in_three(kind.data()), rounds=1)
 
     assert "metric 'g'" in str(caught.value)
+
+
+class Bank(Plain):
+    """It scores by what training has stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.stored.append(batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not self.stored:
+            raise ValueError("Embedding store is empty")
+        self.log("distance", (batch[0].mean() - self.stored[-1]).abs())
+
+
+def test_module_that_cannot_validate_untrained_is_refused_with_what_was_done(tmp_path):
+    metric = PartialFederatedShapley(performance="distance", mode="min")
+    loop = FederatedLoop(metrics={"value": metric})
+
+    message = "value.*untrained Bank is validated in a copy.*ValueError: Embedding store is empty"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, Bank(), toy_data(server_val=0.2))

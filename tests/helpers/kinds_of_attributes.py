@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,20 @@ class GlobalCache(Base):
         return loss / (1 + first_loss)
 
 
+@lru_cache
+def first_losses() -> dict[int, float]:
+    return {}
+
+
+class FunctionCache(Base):
+    """As GlobalCache, in what a function has cached."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        first_loss = first_losses().setdefault(self.current_epoch, float(loss))
+        return loss / (1 + first_loss)
+
+
 class ClassCounter(Counting):
     num_steps = 0
 
@@ -284,16 +299,17 @@ KINDS: dict[str, Kind] = {
     "hyperparameters that count": Kind(
         lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
     ),
-    "a global": Kind(Global, outcome="doubt", message=TWO_SCORES),
-    "a global cache": Kind(GlobalCache, outcome="cached"),
+    "a global": Kind(Global, outcome="by company", message=TWO_SCORES),
+    "a global cache": Kind(GlobalCache, outcome="by company"),
+    "a function's cache": Kind(FunctionCache, outcome="cached"),
     "a counter of the class": Kind(
-        ClassCounter, outcome="doubt", passes="ClassCounter.num_steps", message=TWO_SCORES
+        ClassCounter, outcome="by company", passes="ClassCounter.num_steps", message=TWO_SCORES
     ),
     "a temporary folder of `setup`": Kind(
         TemporaryFolder, outcome="by company", message=TWO_SCORES
     ),
     "an open file": Kind(OpenFile, outcome="refused", message="the module.file .FileIO. cannot be"),
     "a generator that holds the module": Kind(
-        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled"
+        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled and"
     ),
 }

@@ -56,9 +56,6 @@ class FilesOfRun:
         record_file = run / "run.json"
         self.record = json.loads(record_file.read_text("utf-8"))
         self.shares = pd.read_csv(run / "shares.csv", index_col="client_name")
-        repeated = pd.read_csv(run / "retrained" / "repeat.csv", index_col="client_name")
-        is_value = repeated["metric"] == "value"
-        self.retrained = repeated[is_value].rename(columns={"mean": "value"})
         contributions = pd.read_csv(run / "contributions.csv")
         is_of_all_classes = contributions["class"].isna()
         self.contributions = contributions[is_of_all_classes]
@@ -87,7 +84,7 @@ class FilesOfRun:
             "": [*shares[INTERVAL], *shares_in_percent, *shares[AMOUNTS]],
             "Who took part": [num_samples, num_rounds, num_rounds, weights[-1]],
             "Training samples of each class": record["class_counts"][client],
-            "All values": [*values, *self.retrained.loc[name, INTERVAL]],
+            "All values": values,
         }
 
     def of_sentences(self) -> Numbers:

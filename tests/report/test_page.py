@@ -189,6 +189,8 @@ def test_first_page_after_retraining_shows_retrained_values_only(
         shown_names = re.findall(r"^\| (\w+) \| 0\.\d+ \[", front, re.MULTILINE)
         assert shown_names == names_by_value
         assert "would go to other partners: 10.0 % by loss." in front
+        page = text_of_page(write_report(folder, budget=budget))
+        assert page.count("| 0.300 [") == 1  # one value, one bracket
 
     client_page = text_of_page(write_report(folder, client=1)).partition("\nAppendix\n")[0]
     assert "| retraining, measured by accuracy | 0.300 [0.287 to 0.313] |" in client_page

@@ -242,14 +242,14 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
         flsv.retrain(trainer, module, make_three_clients())
 
 
-def test_sampler_that_draws_outside_of_a_coalition_fails_that_coalition(tmp_path: Path) -> None:
+def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(
+    tmp_path: Path,
+) -> None:
     loop = make_shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
-    with pytest.warns(
-        UserWarning, match=r"client 0: RuntimeError: .* drew \[0, 2\] for the coalition \[0\]"
+    with pytest.raises(
+        ConfigurationError, match=r"RuntimeError: .* drew \[0, 2\] for the coalition \[1\]"
     ):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), 1)
-
-    assert loop.contributions["shadow"].isnan().all()
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])

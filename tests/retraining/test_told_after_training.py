@@ -20,7 +20,7 @@ from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import doubt_inputs
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, Global, make_data
+from helpers.hidden_state import SEED, Base, make_data
 
 
 class Notes(L.Callback):
@@ -54,11 +54,18 @@ def fit_with_values(
     return loop
 
 
-def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
+class CountsInC(Base):
+    """Its loss grows with its steps, which are counted where no copy and no snapshot is made."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
+
+
+def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
     tmp_path: Path,
 ) -> None:
     with pytest.warns(UserWarning, match="came to another model than the run"):
-        loop = fit_with_values(tmp_path, Global())
+        loop = fit_with_values(tmp_path, CountsInC())
 
     assert loop.contributions["shadow"].isfinite().all()
     run = open_run(tmp_path)
@@ -71,22 +78,18 @@ def test_training_by_a_global_has_values_and_the_verdict_says_why_to_doubt_them(
 
 
 class OnlyTheRun(Base):
-    """Trains in the first fit only."""
-
-    num_fits = 0
+    """Trains in the second fit only, that of the run, which follows a trial."""
 
     def on_fit_start(self) -> None:
-        OnlyTheRun.num_fits += 1
+        STEPS_IN_C.value += 1
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        is_run = OnlyTheRun.num_fits == 1
+        is_run = STEPS_IN_C.value == 2
         return super().training_step(batch, batch_idx) * is_run
 
 
-def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OnlyTheRun, "num_fits", 0)
+def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path: Path) -> None:
+    STEPS_IN_C.value = 0
     module = OnlyTheRun()
     module.net[0].requires_grad_(False)
     module.net[1] = torch.nn.Identity()

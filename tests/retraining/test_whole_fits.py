@@ -17,7 +17,7 @@ from flsv.metrics.coalitions.design import coalition_masks, design_within, equiv
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
 from helpers.fits import trainer_for
-from helpers.kinds_of_attributes import GlobalCache
+from helpers.kinds_of_attributes import FunctionCache, first_losses
 from helpers.recorded import Recorded
 
 QUIET = Reporting(table=False)
@@ -104,11 +104,12 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) 
 
 
 class FailsWithoutClient0(L.Callback):
-    """Fails when client 1 trains, in coalitions without client 0."""
+    """Fails when client 1 trains, in coalitions without client 0, after the first round."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         loop = federated_loop_of(trainer)
-        if loop.current_client == 1 and 0 not in loop.state.cohort:
+        is_alone = loop.current_client == 1 and 0 not in loop.state.cohort
+        if is_alone and loop.round_index:
             raise ZeroDivisionError("nobody there")
 
 
@@ -147,13 +148,13 @@ def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_
 @pytest.mark.slow
 @pytest.mark.long
 def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("helpers.kinds_of_attributes.LOSSES_BY_ROUND", {})
+    first_losses.cache_clear()
     metric = ShadowShapley(coalitions="singles", verify="all")
 
     with pytest.warns(UserWarning, match="trained in a fresh process, has another score.*a cache"):
-        loop = fit(tmp_path, {"shadow": metric}, GlobalCache)
+        loop = fit(tmp_path, {"shadow": metric}, FunctionCache)
 
     assert not loop.contributions["shadow"].isnan().any()
 

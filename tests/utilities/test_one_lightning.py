@@ -1,5 +1,6 @@
 """Packages that import ``pytorch_lightning`` train in a federation of ``lightning``."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,6 +36,21 @@ class Counts(Callback):
 
     def on_train_batch_end(self, *arguments):
         self.batches += 1
+"""
+DATA = """
+class Samples(pl.LightningDataModule):
+    def train_dataloader(self):
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+        samples = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+        return torch.utils.data.DataLoader(samples, batch_size=8, shuffle=True)
+"""
+CONFIG = """
+model: strangers.Model
+data:
+  source: strangers.Samples
+  partitioner: {class_path: SizePartitioner, init_args: {proportions: [1, 1]}}
+federation: {metrics: {cgsv: CosineGradientShapley}}
+trainer: {max_epochs: 1, accelerator: cpu, callbacks: strangers.Counts}
 """
 FIT = """
 import lightning as L
@@ -86,3 +102,22 @@ def test_call_after_the_first_import_is_refused(tmp_path):
     process = run_program(tmp_path, f"import pytorch_lightning.callbacks\n{CALL}")
 
     assert "ConfigurationError: pytorch_lightning is imported already" in process.stderr
+
+
+def test_a_configuration_may_name_classes_of_such_a_package(tmp_path: Path) -> None:
+    """A module and a callback, by class paths, without a call in the program."""
+    (tmp_path / "strangers.py").write_text(PACKAGE + DATA)
+    (tmp_path / "federation.yaml").write_text(CONFIG)
+
+    process = subprocess.run(
+        [sys.executable, "-m", "flsv", "fit", "--config", "federation.yaml", "-q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert process.returncode == 0, process.stderr
+    record = json.loads((tmp_path / "lightning_logs/version_0/run.json").read_text())
+    assert record["module"] == "Model"
+    assert record["rounds_done"] == 1

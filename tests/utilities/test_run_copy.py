@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.run_copy import RunCopy, SilentLogger
+from flsv.utilities.run_copy import RunCopy
+from flsv.utilities.silent_logger import SilentLogger
 from helpers.fits import state_vector, trainer_for
 from helpers.hidden_state import Base, make_data
 

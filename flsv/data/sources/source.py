@@ -303,8 +303,8 @@ def _indices_and_draws(
         if isinstance(sampler, SequentialSampler):
             order = "reads samples in their order (shuffle=False)"
         rank_zero_warn(
-            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. With "
-            "shuffle=True there they are, without this warning."
+            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. Set shuffle=True "
+            "in that loader to say so."
         )
     return None, None
 

@@ -90,7 +90,8 @@ def _merge_columns(drafts: Mapping[str, Dictionary], about: str | None) -> _Merg
     excluded: dict[str, str] = {}
     names: dict[str, None] = {}
     for dictionary in drafts.values():
-        excluded |= dictionary.excluded
+        for name, reason in dictionary.excluded.items():
+            excluded.setdefault(name, reason)
         names |= dict.fromkeys(dictionary.columns)
     columns = {}
     doubts: list[TableDoubt] = []

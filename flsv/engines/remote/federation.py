@@ -501,8 +501,10 @@ class RemoteSites:
                 self._withheld_names.add((site, name))
                 new_names.append(name)
         if new_names:
-            told = ", ".join(new_names)
-            self._warn(site, f"does not tell {told}", "its policy does not let it", kind=None)
+            score_names = ", ".join(new_names)
+            self._warn(
+                site, f"does not tell {score_names}", "its policy does not let it", kind=None
+            )
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""

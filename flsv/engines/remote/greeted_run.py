@@ -36,27 +36,35 @@ class GreetedRun:
 
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
         greeting = plain.get("greeting")
-        if not isinstance(greeting, str) or not re.fullmatch(r"[0-9a-f]{16}", greeting):
+        greeting = str(greeting)
+        if not re.fullmatch(r"[0-9a-f]{16}", greeting):
             raise Refused(f"{greeting!r:.80} names no greeting: expected 16 hexadecimal digits")
         self.greeting = greeting
         self._path = folder / "greetings" / f"{greeting}.json"
 
     def pin(self, plain: Mapping[str, Any]) -> None:
         """Raise Refused if a message says otherwise than earlier ones who the site is."""
-        told = {name: plain[name] for name in PINNED_NAMES if plain.get(name) is not None}
+        pins = {}
+        for name in PINNED_NAMES:
+            if plain.get(name) is not None:
+                pins[name] = plain[name]
         with self._entries() as entries:
             pinned = entries["pinned"]
             if not pinned:
-                words = f"a server greets as the run {self.greeting}: {told!r:.400}"
+                words = f"a server greets as the run {self.greeting}: {pins!r:.400}"
                 rank_zero_info(f"flsv: {words}")
-            for name, value in told.items():
+            for name, value in pins.items():
                 if value != pinned.setdefault(name, value):
                     raise Refused(
                         f"it was greeted as {name} {pinned[name]!r:.80} of this run, and is asked now as {value!r:.80}"
                     )
 
     def answer_once(
-        self, question: str, packet: Packet, times: float = 1, after_training: bool = False
+        self,
+        question: str,
+        packet: Packet,
+        times: float = 1,
+        after_training: bool = False,
     ) -> None:
         """Raise Refused if other messages have asked this question in the round already, ``times`` times.
 
@@ -99,7 +107,12 @@ class GreetedRun:
         """Yield the file's entries, and write them at the end, unless an error is raised."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self._path}.lock"):  # other processes of the site answer, too
-            entries: dict[str, Any] = {"pinned": {}, "answered": {}, "trained": -2, "rounds": 0}
+            entries: dict[str, Any] = {
+                "pinned": {},
+                "answered": {},
+                "trained": -2,
+                "rounds": 0,
+            }
             text = ""
             if self._path.is_file():
                 text = self._path.read_text()

@@ -169,7 +169,7 @@ def questions_of(config: FederationConfig) -> list[str]:
     A question belongs to the strategy or metric in whose module it is.
     """
     parts = [*config.strategies.values(), *config.metrics.values()]
-    modules = set()
+    modules: set[str] = set()
     for part in parts:
         modules.update(base.__module__ for base in type(part).__mro__)
     if config.strategies.get("personalizer") is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
@@ -110,9 +110,14 @@ class RemoteData(FederatedDataModule):
         self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
     ) -> Any:
         """Return a placeholder loader, of which only the number of samples can be read."""
+        num_samples = self._sizes[client][split]
         return _Elsewhere(
-            self._sizes[client][split], f"{client_called(client, self.names)} are at its site"
+            lambda: num_samples, f"{client_called(client, self.names)} are at its site"
         )
+
+    def shown_loader(self, clients: Any, num_batches: Callable[[], int]) -> Any:
+        """Return a placeholder loader of length ``num_batches()`` for all sites' training samples."""
+        return _Elsewhere(num_batches, f"{', '.join(self.names)} are at their sites")
 
     def content_hashes(self) -> dict[str, str]:
         """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
@@ -174,11 +179,12 @@ def _placeholders(count: int) -> Tensor:
 class _Elsewhere:
     """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
-    def __init__(self, length: int, whose: str) -> None:
-        self._length, self._whose = length, whose
+    def __init__(self, length: Callable[[], int], owners: str) -> None:
+        self._length = length
+        self._owners = owners
 
     def __len__(self) -> int:
-        return self._length
+        return self._length()
 
     def __iter__(self) -> NoReturn:
-        raise PermissionError(f"the samples of {self._whose}.")
+        raise PermissionError(f"the samples of {self._owners}.")

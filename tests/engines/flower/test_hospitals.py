@@ -43,6 +43,20 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
     return text
 
 
+def merge_drafts(clinics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands of the page on sites at each hospital, and where the drafts are joined."""
+    page = (DOCS / "reference/sites.md").read_text()
+    (answers,) = re.findall(r'```yaml title="answers.yaml"\n(.*?)```', page, flags=re.DOTALL)
+    commands = re.findall(r"```bash\nflsv (data .*?)```", page, flags=re.DOTALL)
+    draft_command, merge_command = [text.replace("\\\n", " ").split() for text in commands]
+    monkeypatch.chdir(clinics)
+    Path("answers.yaml").write_text(answers)
+    for name in HOSPITALS:
+        assert cli.main([argument.replace("Boston", name) for argument in draft_command]) == 0
+    assert cli.main(merge_command) == 0
+    monkeypatch.chdir(clinics.parent)
+
+
 def load_project(
     path: Path,
     clinics: Path,
@@ -69,7 +83,7 @@ def load_project(
 def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
     """Run the project's server on its client at each hospital."""
     policy = folder / "flsv-site.toml"
-    policy.write_text('questions = ["flsv.engines.remote.tables:table_summary"]\n')
+    policy.write_text("questions = []\n")
     sites = {}
     for address, name in enumerate(HOSPITALS, start=BOSTON_ADDRESS):
         node = {"site": name, "folder": str(folder / name), "policy": str(policy)}
@@ -78,16 +92,18 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
     project["server"].serve(SiteTransport(sites, HOSPITALS), "run")
 
 
-def test_hospitals_of_the_pages_agree_on_an_encoder_and_have_values(tmp_path, monkeypatch):
+def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
+    merge_drafts(tmp_path / "clinics", monkeypatch)
     project = load_project(tmp_path / "federation.py", tmp_path / "clinics", monkeypatch)
 
     serve_hospitals(project, tmp_path)
 
     status = json.loads((tmp_path / "runs" / "status.json").read_text())
     assert status["status"] == "finished"
-    assert (tmp_path / "runs" / "encoder.json").is_file()
+    dictionary = (tmp_path / "runs" / "dictionary.yaml").read_text()
+    assert dictionary == (tmp_path / "clinics" / "dictionary.yaml").read_text()
     table = flsv.read_run(tmp_path / "runs")
     values = table[table["metric"] == "cssv"]
     assert len(values) == ROUNDS * len(HOSPITALS) * 3  # of both classes, and their mean

@@ -75,15 +75,22 @@ class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        make_loop = partial(FederatedLoop, **{"aggregator": FedAvg(), "seed": 1, **options})
+        all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
+        all_options |= options
+        make_loop = partial(FederatedLoop, **all_options)
         self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
         self.greeting = self.send("hello")
-        self.last_visit = self.send("train", start=model_that_picks(None)).plain["visit"]
+        update = self.send("train", model=model_that_picks(None))
+        self.last_visit = update.plain["visit"]
 
     def send(
-        self, kind: str, tensors: Any = None, start: Tensor | None = None, **fields: Any
+        self,
+        kind: str,
+        tensors: Any = None,
+        model: Tensor | None = None,
+        **fields: Any,
     ) -> Packet:
         plain = {
             "agreement": self.agreement,
@@ -100,13 +107,15 @@ class CuriousServer:
             **fields,
         }
         sent_tensors = dict(tensors or {})
-        if start is not None:
-            sent_tensors["start"] = start
+        if model is not None:
+            sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
 
     def test(self, sample: int | None, **fields: Any) -> Any:
         """The accuracy of a model that picks a sample, None if it is not told."""
-        return self.send("test", start=model_that_picks(sample), **fields).plain.get("accuracy")
+        model = model_that_picks(sample)
+        reply = self.send("test", model=model, **fields)
+        return reply.plain.get("accuracy")
 
     def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
         packed, tensors = pack((arguments, {}))
@@ -119,7 +128,12 @@ class CuriousServer:
 
 def score_of_others(server: CuriousServer, sample: int | None) -> Any:
     # A site's own weight of 0 leaves the aggregate as the server has made it.
-    return server.ask(LEAVE_SELF_OUT, model_that_picks(sample), 0.0, "accuracy")
+    model = model_that_picks(sample)
+    return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
+
+
+def loss_of(server: CuriousServer, sample: int | None) -> Any:
+    return server.ask(LOCAL_LOSS, model_that_picks(sample))
 
 
 def differences(ask: Callable[[int | None], Any]) -> list[Any]:
@@ -167,18 +181,22 @@ def labels_by_scores_of_the_others(server: CuriousServer) -> list[Any]:
 
 
 def labels_by_judging(server: CuriousServer) -> list[Any]:
-    models = torch.stack([model_that_picks(sample) for sample in (None, *GUESSES)])
-    answer = server.ask(JUDGE, models)
+    models = [model_that_picks(sample) for sample in GUESSES]
+    answer = server.ask(JUDGE, torch.stack(models))
     return [] if answer is None else answer.tolist()
 
 
 def members_by_losses(server: CuriousServer) -> list[Any]:
-    return differences(lambda sample: server.ask(LOCAL_LOSS, model_that_picks(sample)))
+    return differences(partial(loss_of, server))
 
 
 def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
-    replies = [server.send("hello", client=client) for client in (1, 2)]
-    replies += [server.send("hello", clients=9), server.send("hello", name="Lyon")]
+    replies = [
+        server.send("hello", client=1),
+        server.send("hello", client=2),
+        server.send("hello", clients=9),
+        server.send("hello", name="Lyon"),
+    ]
     return [reply.plain for reply in replies if reply.kind != "failed"]
 
 
@@ -203,9 +221,9 @@ def rows_by_other_functions(server: CuriousServer) -> list[Any]:
 
 def rows_by_errors(server: CuriousServer) -> list[Any]:
     replies = [
-        server.send("train", start=torch.zeros(3)),
-        server.send("train", start=model_that_picks(None), classes=1),
-        server.send("test", start=torch.zeros(3), round=1),
+        server.send("train", model=torch.zeros(3)),
+        server.send("train", model=model_that_picks(None), classes=1),
+        server.send("test", model=torch.zeros(3), round=1),
     ]
     texts = [str(reply.plain.get("error")) for reply in replies]
     return [text for text in texts if "tensor" in text]
@@ -243,7 +261,7 @@ def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, attem
         ({"metrics": {"fedce": ContributionEstimation()}}, score_of_others),
         (
             {"sampler": PowerOfChoice(2, 3)},
-            lambda server, sample: server.ask(LOCAL_LOSS, model_that_picks(sample)),
+            loss_of,
         ),
     ],
     ids=["test", "leave_self_out", "local_loss"],
@@ -255,7 +273,7 @@ def test_what_the_loop_asks_is_answered_once_and_again_after_a_training(tmp_path
     assert ask(server, 3) == answer  # as after a kill of the server
     assert ask(server, 4) is None
 
-    server.send("train", start=model_that_picks(5))
+    server.send("train", model=model_that_picks(5))
     assert ask(server, 4) is not None
 
 

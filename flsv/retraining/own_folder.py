@@ -1,0 +1,244 @@
+"""ProgramFolder: a program's folders as they were at one time, of which each coalition gets a copy to work in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flsv.utilities.errors import ConfigurationError
+
+#: The most bytes and files of which coalitions have copies, those that were written last. Others are links.
+MAX_COPIED_BYTES = 2**30
+MAX_COPIED_FILES = 100
+#: The most entries that are looked at. Folders beyond are links.
+MAX_ENTRIES = 100_000
+_CODE_SUFFIXES = (".py", ".pyc", ".pyi", ".typed")
+#: Inode, size and time of a file, by which a change is noticed. Of a folder that it is one.
+Signature = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    source: str
+    # Below a coalition's folder.
+    path: str
+    num_bytes: int
+    time: int
+
+
+class ProgramFolder:
+    """The folders that a program works in, as they are now.
+
+    A coalition sees the working folder, the folders beside and above it, and further folders. In the working folder
+    and the further ones folders are made, and files are copies, or links if they are large or many. So what it writes
+    there by a relative path is its own.
+
+    Args:
+        further: folders elsewhere that the program writes into by absolute paths.
+    """
+
+    def __init__(self, further: Sequence[str] = ()) -> None:
+        self.path = os.getcwd()
+        # {a folder: its path below a coalition's folder}
+        self.places = {self.path: ""}
+        for folder in further:
+            is_inside = any(_is_inside(folder, place) for place in self.places)
+            if not is_inside and not _is_inside(self.path, folder):
+                self.places[folder] = f"folder_{len(self.places)}"
+
+        # How entries of a coalition's folder are made, by path: folders, links to a source, copies of a source.
+        self._folders: list[str] = []
+        self._links: dict[str, str] = {}
+        self._copies: dict[str, str] = {}
+        self._code_folders: set[str] = set()
+        self._num_entries = 0
+        files: list[_File] = []
+        for folder, place in self.places.items():
+            if place:
+                self._folders.append(place)
+            files += self._files_in(folder, place, inside=(os.path.realpath(folder),))
+
+        self._home: str | None = self._new_folder()
+        self._copy_latest(files, Path(self._home, "copies"))
+        self._own_folder: Path | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        # For a worker, which makes a folder of its own.
+        return {**vars(self), "_home": None, "_own_folder": None}
+
+    def _files_in(self, folder: str, place: str, inside: tuple[str, ...]) -> list[_File]:
+        """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
+        files = []
+        for entry in _entries(folder):
+            self._num_entries += 1
+            path = os.path.join(place, entry.name)
+            try:
+                is_folder = entry.is_dir()
+                status = entry.stat()
+            except OSError:  # a link that leads nowhere
+                continue
+            if is_folder:
+                real_path = os.path.realpath(entry.path)
+                is_beyond = self._num_entries > MAX_ENTRIES
+                if entry.name.startswith(".") or real_path in inside or is_beyond:
+                    self._links[path] = entry.path
+                else:
+                    files += self._files_of_folder(entry.path, path, (*inside, real_path))
+            elif entry.is_file():
+                time = max(status.st_mtime_ns, status.st_ctime_ns)
+                files.append(_File(entry.path, path, status.st_size, time))
+            else:
+                self._links[path] = entry.path
+        return files
+
+    def _files_of_folder(self, folder: str, path: str, inside: tuple[str, ...]) -> list[_File]:
+        """Return the files of a folder that is made. One with nothing but Python code is a link."""
+        num_folders = len(self._folders)
+        self._folders.append(path)
+        noted_links = set(self._links)
+        files = self._files_in(folder, path, inside)
+
+        new_links = self._links.keys() - noted_links
+        has_other_folders = len(self._folders) > num_folders + 1
+        is_code = all(file.path.endswith(_CODE_SUFFIXES) for file in files)
+        if not files or not is_code or has_other_folders or not new_links <= self._code_folders:
+            return files
+        self._folders.pop()
+        for link in new_links:
+            del self._links[link]
+        self._links[path] = folder
+        self._code_folders.add(path)
+        return []
+
+    def _copy_latest(self, files: list[_File], copies_folder: Path) -> None:
+        """Copy the files that were written last. Coalitions have links to the others."""
+        copies_folder.mkdir()
+        num_bytes = 0
+        for file in sorted(files, key=lambda file: file.time, reverse=True):
+            num_bytes_with_file = num_bytes + file.num_bytes
+            if len(self._copies) == MAX_COPIED_FILES or num_bytes_with_file > MAX_COPIED_BYTES:
+                self._links[file.path] = file.source
+                continue
+            target = copies_folder / str(len(self._copies))
+            try:
+                shutil.copy2(file.source, target)
+            except OSError:  # it may not be read, or has gone
+                continue
+            num_bytes = num_bytes_with_file
+            self._copies[file.path] = str(target)
+
+    @contextmanager
+    def entered(self) -> Iterator[str]:
+        """Work in a coalition's folder. Raise ConfigurationError at the end if a file has been written by a link."""
+        program_folder = os.getcwd()
+        if self._own_folder is None:
+            self._make()
+        assert self._own_folder is not None
+        linked_files = self._signatures_of_sources()
+        os.chdir(self._own_folder)
+        try:
+            yield str(self._own_folder)
+        finally:
+            os.chdir(program_folder)
+            self._reset(self._own_folder)
+        for path, signature in self._signatures_of_sources().items():
+            if linked_files.get(path) != signature:
+                raise ConfigurationError(
+                    f"a coalition has written into {path!r}, of which it has no copy of its own, since the folder has "
+                    "too many or too large files. Start the program in a folder with fewer of them."
+                )
+
+    def _new_folder(self) -> str:
+        """Make a folder that goes with this object."""
+        folder = tempfile.mkdtemp(prefix="flsv-coalitions-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _make(self) -> None:
+        """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
+        if self._home is None:  # at a worker
+            self._home = self._new_folder()
+        parent = Path(self._home, "root")
+        parent.mkdir()
+        present_folder = os.sep
+        *names_of_parents, name_of_folder = Path(self.path).parts[1:] or [""]
+        for name in [*names_of_parents, name_of_folder]:
+            for entry in _entries(present_folder):
+                if entry.name != name:
+                    (parent / entry.name).symlink_to(entry.path)
+            present_folder = os.path.join(present_folder, name)
+            parent = parent / name
+            parent.mkdir(exist_ok=True)
+
+        self._signatures: dict[str, Signature | None] = {}
+        self._own_folder = parent
+        for path in (*self._folders, *self._links, *self._copies):
+            self._make_entry(path)
+
+    def _make_entry(self, path: str) -> None:
+        target = os.path.join(str(self._own_folder), path)
+        if path in self._links:
+            os.symlink(self._links[path], target)
+        elif path not in self._copies:
+            os.mkdir(target)
+        elif os.path.exists(self._copies[path]):  # not at a worker on another machine
+            shutil.copy2(self._copies[path], target)
+        self._signatures[path] = _signature(target)
+
+    def _reset(self, own_folder: Path) -> None:
+        """Undo what a coalition has changed in its folder."""
+        for folder, folder_names, file_names in os.walk(own_folder):
+            place = os.path.relpath(folder, own_folder)
+            for name in [*folder_names, *file_names]:
+                path = os.path.normpath(os.path.join(place, name))
+                target = os.path.join(folder, name)
+                if self._signatures.get(path) != _signature(target):
+                    _remove(target)
+                    if name in folder_names:
+                        folder_names.remove(name)
+        for path, signature in list(self._signatures.items()):
+            if signature != _signature(os.path.join(own_folder, path)):
+                self._make_entry(path)
+
+    def _signatures_of_sources(self) -> dict[str, Signature | None]:
+        """Return the signatures of files to which there are links."""
+        return {source: _signature(source, os.stat) for source in self._links.values()}
+
+
+def _signature(
+    path: str, status_of: Callable[[str], os.stat_result] = os.lstat
+) -> Signature | None:
+    """Return by what a change of an entry is noticed, None if it is not there."""
+    try:
+        status = status_of(path)
+    except OSError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return (0,)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        os.unlink(path)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # it may not be read
+        return []
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

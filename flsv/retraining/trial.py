@@ -1,0 +1,140 @@
+"""A trial before the first round: one client's round of a coalition, and its end, in a copy of the run."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import lightning as L
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from flsv._lightning.patches import callbacks_of
+from flsv.retraining.coalition_fit import (
+    depends_on_validations,
+    only_watches_the_run,
+    prepare_coalition_fit,
+)
+from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.fit_order import FitOrder
+from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import are_equal, copied, digest
+from flsv.utilities.run_copy import pickled
+
+#: Types of objects that a callback refers to, and that are not its own state.
+_SHARED_TYPES = (nn.Module, L.Trainer, L.LightningDataModule, Dataset, DataLoader, Optimizer)
+
+
+class Findings(NamedTuple):
+    """What coalitions need, as a trial has shown."""
+
+    validations: bool
+    # Lightning's ModelCheckpoint and EarlyStopping.
+    checkpoints: bool
+
+    def applied(self, order: FitOrder) -> FitOrder:
+        """Return an order for a fit with what it needs."""
+        return replace(order, is_whole=self.validations, keeps_checkpoints=self.checkpoints)
+
+
+def try_coalition(run_copy: CopyOfRun, trainer: L.Trainer, client: int, seed: int) -> Findings:
+    """Train one client for a round, then end the fit, as a coalition does. All of the run stays as it is.
+
+    Raises:
+        ConfigurationError: it fails. The message says where.
+    """
+    order = FitOrder(
+        members=(client,),
+        seed=seed,
+        rounds=(0,),
+        scores_rounds=False,
+        keeps_checkpoints=True,
+    )
+    kept_run = KeptRun(trainer)
+    try:
+        with in_quiet(), run_copy.folder.entered() as folder:
+            findings = _fit_on_trial(run_copy, order, folder)
+            run_copy.load()  # as for the next coalition
+        return findings
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"ShadowShapley trains coalitions in copies of the run, and a trial of client {client}'s first round has "
+            f"failed{_place_of(error)}: {type(error).__name__}: {error}. If a callback does not work twice in one "
+            "program, leave it out, ShadowShapley(leave_out=['ItsClass']). Else leave ShadowShapley out."
+        ) from error
+    finally:
+        kept_run.restore()
+
+
+def _fit_on_trial(run_copy: CopyOfRun, order: FitOrder, folder: str) -> Findings:
+    trainer, module, data = run_copy.load()
+    scoring = prepare_coalition_fit(trainer, module, data, measures={}, order=order, folder=folder)
+    scoring.reads.watch_checkpoints(trainer)
+    if trainer.check_val_every_n_epoch:
+        trainer.check_val_every_n_epoch = 1
+    comparison = _Comparison()
+    trainer.callbacks.append(comparison)
+    fit_quietly(trainer, module, data)
+    scoring.result()
+
+    needs_validations = comparison.depends or scoring.reads.values or scoring.reads.checkpoints
+    return Findings(validations=needs_validations, checkpoints=scoring.reads.checkpoints)
+
+
+class _Comparison(L.Callback):
+    """Callback that compares module, callbacks and optimizers before and after the first validation."""
+
+    depends = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.depends = depends_on_validations(trainer, pl_module)
+        validation: Any = trainer.fit_loop.epoch_loop.val_loop
+        validation.run = partial(self._run, trainer, pl_module, validation.run)
+
+    def _run(self, trainer: L.Trainer, module: L.LightningModule, validate: Any) -> Any:
+        if self.depends:
+            return validate()
+        values, contents = _state_of(trainer, module)
+        result = validate()
+        values_after, contents_after = _state_of(trainer, module)
+        self.depends = contents != contents_after or not are_equal(values, values_after)
+        return result
+
+
+def _state_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Any, Any]:
+    """Return plain values, and hashes of what else training may depend on."""
+    snapshot = ModuleSnapshot(module)
+    options = []
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            names = group.keys() - {"params"}
+            options.append({name: copied(group[name]) for name in names})
+    contents = [digest(module.state_dict()), snapshot.structure]
+    for callback in callbacks_of(trainer):
+        is_of_program = not type(callback).__module__.startswith(("lightning.", "flsv."))
+        if is_of_program and not only_watches_the_run(callback):
+            contents.append(_content_of(callback))
+    return [snapshot.values, options], contents
+
+
+def _content_of(callback: L.Callback) -> Any:
+    try:
+        pickled_state = pickled(vars(callback), shared_types=_SHARED_TYPES)
+    except Exception:  # training has made what cannot be pickled
+        return object()  # unlike any other
+    return pickled_state.bytes, digest(pickled_state.storages)
+
+
+def _place_of(error: Exception) -> str:
+    """Return the innermost place of an error that is not in a library, such as `` at train.py:12 (on_fit_start)``."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_of_library = "site-packages" in frame.filename or f"{__package__}" in frame.filename
+        if not is_of_library and "/flsv/" not in frame.filename:
+            return f" at {frame.filename}:{frame.lineno} ({frame.name})"
+    return ""

@@ -1,0 +1,165 @@
+"""ProgramState: what a program keeps outside of its objects: globals, attributes of classes, environment variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from types import ModuleType
+from typing import Any
+
+import lightning as L
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from flsv.utilities.plain_values import CONSTANT_TYPES
+from flsv.utilities.reachable import LIBRARIES, attributes_of
+
+#: Types of collections whose entries are put back. Entries of other collections are not looked at.
+_COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
+_CONSTANTS = frozenset(CONSTANT_TYPES)
+#: Parts of the paths of modules that are installed.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+#: Types of a run's own objects, which copies do not share, and of data.
+_CLOSED_TYPES = (
+    nn.Module,
+    L.Trainer,
+    L.Callback,
+    L.LightningDataModule,
+    Dataset,
+    DataLoader,
+)
+
+
+class ProgramState:
+    """The state of a program at one time. :meth:`restore` goes back to it.
+
+    Globals of the program's modules and attributes of their classes refer again to what they referred to. Collections
+    and the program's own objects among these hold again what they held. A program's modules are those that are not
+    installed.
+
+    Example:
+        >>> os.environ["FLSV_EXAMPLE"] = "1"
+        >>> state = ProgramState()
+        >>> os.environ["FLSV_EXAMPLE"] = "2"
+        >>> state.restore()
+        []
+        >>> os.environ.pop("FLSV_EXAMPLE")
+        '1'
+    """
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        # Each (namespace, its names and values): a module, a class or an object.
+        self._namespaces: list[tuple[Any, dict[str, Any]]] = []
+        # Each (collection, a copy).
+        self._collections: list[tuple[Any, Any]] = []
+        # {path: (tensor, its number of changes)}
+        self._tensors: dict[str, tuple[Tensor, int]] = {}
+        self._visited: set[int] = set()
+        modules = _modules_of_program()
+        self._module_names = frozenset(module.__name__ for module in modules)
+        for module in modules:
+            self._add_namespace(module, module.__name__)
+
+    def _add_namespace(self, namespace: Any, path: str) -> None:
+        self._visited.add(id(namespace))
+        values = _values_of(namespace)
+        self._namespaces.append((namespace, values))
+        for name, value in values.items():
+            if type(value) not in _CONSTANTS:
+                self._add(value, f"{path}.{name}")
+
+    def _add(self, value: Any, path: str) -> None:
+        kind: Any = type(value)
+        if id(value) in self._visited:
+            return
+        if kind in _COLLECTIONS:
+            self._visited.add(id(value))
+            self._collections.append((value, value.copy()))
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, entry in entries:
+                if type(entry) not in _CONSTANTS:
+                    self._add(entry, f"{path}[{key!r}]")
+        elif issubclass(kind, Tensor) and not value.is_inference():
+            self._tensors[path] = (value, value._version)
+        elif self._is_of_program(value):
+            self._add_namespace(value, path)
+
+    def _is_of_program(self, value: Any) -> bool:
+        """Return whether a value is a class of the program, or an object of such a class that no copy has."""
+        kind: Any = type(value)
+        if issubclass(kind, _CLOSED_TYPES):
+            return False
+        if issubclass(kind, type):
+            kind = value
+        return getattr(kind, "__module__", None) in self._module_names
+
+    def restore(self) -> list[str]:
+        """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        for namespace, values in self._namespaces:
+            _restore_names(namespace, values)
+        for collection, entries in self._collections:
+            _restore_entries(collection, entries)
+        changed_tensors = []
+        for path, (tensor, num_changes) in self._tensors.items():
+            if tensor._version != num_changes:
+                changed_tensors.append(path)
+        return changed_tensors
+
+
+def _modules_of_program() -> list[ModuleType]:
+    modules = []
+    for name, module in list(sys.modules.items()):
+        package, _, _ = name.partition(".")
+        file = getattr(module, "__file__", None) or ""
+        is_installed = package in LIBRARIES or not file
+        if any(folder in file for folder in _INSTALLED):
+            is_installed = True
+        if type(module) is ModuleType and (name == "__main__" or not is_installed):
+            modules.append(module)
+    return modules
+
+
+def _values_of(namespace: Any) -> dict[str, Any]:
+    """Return the names and values of a module, a class or an object, without those of Python."""
+    attributes = vars(namespace) if isinstance(namespace, type) else attributes_of(namespace)
+    return {name: value for name, value in attributes.items() if not str(name).startswith("__")}
+
+
+def _restore_names(namespace: Any, values: dict[str, Any]) -> None:
+    present_values = _values_of(namespace)
+    for name, value in values.items():
+        if name not in present_values or present_values[name] is not value:
+            _write_name(namespace, name, value)
+    for name in present_values.keys() - values.keys():
+        if isinstance(namespace, type):
+            delattr(namespace, name)
+        else:
+            del attributes_of(namespace)[name]
+
+
+def _write_name(namespace: Any, name: str, value: Any) -> None:
+    if isinstance(namespace, type):
+        setattr(namespace, name, value)
+    else:
+        attributes_of(namespace)[name] = value
+
+
+def _restore_entries(collection: Any, entries: Any) -> None:
+    is_unchanged = len(collection) == len(entries)
+    if is_unchanged and isinstance(collection, dict):
+        is_unchanged = list(collection) == list(entries)
+        is_unchanged = is_unchanged and all(collection[key] is entries[key] for key in entries)
+    elif is_unchanged:
+        is_unchanged = all(entry is other for entry, other in zip(collection, entries))
+    if is_unchanged:
+        return
+    collection.clear()
+    if isinstance(collection, dict | set):
+        collection.update(entries)
+    else:
+        collection.extend(entries)

@@ -1,0 +1,79 @@
+"""SilentLogger: what a copy of a run has in place of a logger."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment
+
+#: Names of a logger's properties that are folders.
+_FOLDERS_OF_LOGGERS = ("save_dir", "root_dir", "log_dir")
+
+
+class SilentLogger(Logger):
+    """Logger that logs nothing, beside the class of a logger in whose place it is.
+
+    Args:
+        facts: what the logger says of itself, such as its name and its folder, by the names of its properties.
+    """
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self._facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _do_nothing
+
+    experiment = property(lambda self: _SilentExperiment(self.save_dir))
+    name = property(lambda self: self._facts["name"])
+    version = property(lambda self: self._facts["version"])
+    save_dir = property(lambda self: self._facts["save_dir"])
+    root_dir = property(lambda self: self._facts["root_dir"])
+    log_dir = property(lambda self: self._facts["log_dir"])
+    group_separator = property(lambda self: "/")
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        pass
+
+    log_hyperparams = log_graph = save = finalize = after_save_checkpoint = log_metrics
+
+    def redirect(self, folder: str) -> None:
+        """Have folders in ``folder`` only."""
+        for name in _FOLDERS_OF_LOGGERS:
+            if not str(self._facts[name]).startswith(folder):
+                self._facts[name] = folder
+
+
+class _SilentExperiment(DummyExperiment):
+    """Experiment that does nothing, and has a folder."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.dir = self.log_dir = self.logdir = folder
+
+    def get_logdir(self) -> str | None:
+        return self.dir
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
+    """Return the arguments of :func:`silent_logger` for a logger."""
+    facts = {}
+    for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
+        try:
+            value = getattr(logger, name, None)
+        except Exception:  # of a service that is not there
+            value = None
+        facts[name] = value if isinstance(value, str | int | PurePath) else None
+    return type(logger), facts
+
+
+def silent_logger(kind: type, facts: dict[str, Any]) -> Any:
+    """Return a logger of the class ``kind`` that logs nothing."""
+    silent_kind: Any = type(kind.__name__, (SilentLogger, kind), {"__module__": kind.__module__})
+    return silent_kind(facts)

@@ -1,0 +1,110 @@
+"""What the callbacks of a module's ``configure_callbacks`` log is what the module logs."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from flsv import ConfigurationError
+from flsv.metrics import ShadowShapley
+from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
+from helpers.fits import trainer_for
+from helpers.models import Plainest
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def size_of_weights(module: Any) -> Tensor:
+    return module.net[4].weight.detach().abs().mean()
+
+
+class LogsSize(L.Callback):
+    """Logs a function of the weights, and counts its validations."""
+
+    def __init__(self) -> None:
+        self.num_validations = 0
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.num_validations += not trainer.sanity_checking
+        self.log("size", size_of_weights(pl_module))
+
+
+class Evaluator(nn.Module, L.Callback):
+    """A part of the module that collects outputs in a metric, as an evaluator of a library does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+        self.num_validations = 0
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        self.mean.update(outputs)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.num_validations += not trainer.sanity_checking
+        pl_module.log("size", self.mean.compute())
+        self.mean.reset()
+
+
+class MakesCallbacks(Plainest):
+    def configure_callbacks(self) -> Any:
+        return [LogsSize(), ModelCheckpoint(), EarlyStopping("size", patience=99)]
+
+
+class MakesOne(Plainest):
+    def configure_callbacks(self) -> Any:
+        return LogsSize()
+
+
+class HasEvaluator(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluator = Evaluator()
+
+    def configure_callbacks(self) -> Any:
+        return [self.evaluator]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return size_of_weights(self)
+
+
+def make_loop() -> Any:
+    return make_shadow_loop(ShadowShapley(coalitions="all", performance="size", mode="max"))
+
+
+@pytest.mark.parametrize("kind", [MakesCallbacks, MakesOne, HasEvaluator])
+def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = kind()
+    size_before = size_of_weights(module)
+    loop = make_loop()
+    trainer = trainer_for(loop, tmp_path, rounds=2, enable_checkpointing=True)
+
+    trainer.fit(module, make_three_clients())
+
+    gain = float(size_of_weights(module) - size_before)
+    values = loop.contributions["shadow"]
+    assert float(values.sum()) == pytest.approx(gain, abs=1e-6)
+    assert trainer.callback_metrics["size"] == pytest.approx(float(size_of_weights(module)))
+    assert len(set(values.tolist())) == 3
+    own_callbacks = [
+        callback for callback in trainer.callbacks if hasattr(callback, "num_validations")
+    ]
+    (own_callback,) = own_callbacks
+    assert own_callback.num_validations == 2  # scoring has used copies
+    assert len(list(tmp_path.rglob("*.ckpt"))) == 1  # and no copy has saved one
+
+
+def test_what_the_trainers_callbacks_log_does_not_count(tmp_path: Path) -> None:
+    loop = make_loop()
+    trainer = trainer_for(loop, tmp_path, rounds=1, callbacks=[LogsSize()])
+
+    with pytest.raises(ConfigurationError, match="counts only if configure_callbacks returns"):
+        trainer.fit(Plainest(), make_three_clients())

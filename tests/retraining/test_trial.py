@@ -1,0 +1,332 @@
+"""A trial before the first round shows what coalitions need, and what fails."""
+
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor
+
+from flsv import FederatedLoop, Reporting
+from flsv.metrics import ShadowShapley
+from flsv.utilities.errors import ConfigurationError
+from helpers.fits import trainer_for
+from helpers.hidden_state import (
+    SEED,
+    Base,
+    Kind,
+    fit_members_alone,
+    fit_with_values,
+    make_data,
+)
+from helpers.models import loop_of
+
+ALONE = (2,)
+
+
+def fit(folder: Path, module: Any, callbacks: Sequence[Any] = (), **trainer_options: Any) -> Any:
+    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="singles")}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    trainer = trainer_for(loop, folder, rounds=2, callbacks=list(callbacks), **trainer_options)
+    trainer.fit(module, make_data())
+    return loop
+
+
+# ---- validations
+
+
+class PatienceByHand(Base):
+    """Trains less after two validations without progress."""
+
+    num_bad_rounds = 0
+    best_loss = 9.0
+
+    def on_train_epoch_start(self) -> None:
+        loss = self.trainer.callback_metrics.get("val_loss")
+        if loss is None:
+            return
+        if float(loss) < self.best_loss - 0.4:
+            self.best_loss = float(loss)
+        else:
+            self.num_bad_rounds += 1
+        if self.num_bad_rounds >= 2:
+            self.weight = 0.3
+
+
+class PatienceInSteps(Base):
+    """The same, by what its validation steps have kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.loss(batch)
+        self.log("val_loss", loss)
+        self.losses.append(float(loss))
+        if len(self.losses) > 5:
+            self.weight = 0.3
+
+
+class LoadsBest(L.Callback):
+    """Ends with the best weights of a ModelCheckpoint, if there is one."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        checkpoint: Any = trainer.checkpoint_callback
+        if checkpoint is not None:
+            best = torch.load(checkpoint.best_model_path, weights_only=True)
+            pl_module.load_state_dict(best["state_dict"])
+
+
+class Worsens(Base):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        factor = 1.0 if self.current_epoch < 2 else -0.3
+        return factor * super().training_step(batch, batch_idx)
+
+
+def saves_best() -> ModelCheckpoint:
+    return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss", save_top_k=1)
+
+
+class SavesAndLoadsBest(LoadsBest):
+    """Adds the ModelCheckpoint before any trainer is asked for it."""
+
+    def __init__(self) -> None:
+        self.checkpoint = saves_best()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        best = torch.load(self.checkpoint.best_model_path, weights_only=True)
+        pl_module.load_state_dict(best["state_dict"])
+
+
+KINDS = {
+    "by logged values": Kind(PatienceByHand, rounds=6),
+    "in validation steps": Kind(PatienceInSteps, rounds=6),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_training_that_depends_on_later_validations_is_that_of_members_alone(kind: Kind) -> None:
+    values = fit_with_values(kind)
+
+    assert values.doubts == []
+    assert values.game[ALONE] == pytest.approx(fit_members_alone(kind, ALONE).utility, abs=1e-6)
+
+
+class WithBest(Worsens):
+    def configure_callbacks(self) -> list[L.Callback]:
+        return [saves_best()]
+
+
+class HoldsBest(Worsens):
+    def configure_callbacks(self) -> list[L.Callback]:
+        holder = SavesAndLoadsBest()
+        return [holder, holder.checkpoint]
+
+
+@pytest.mark.parametrize(("module", "callback"), [(WithBest, LoadsBest), (HoldsBest, None)])
+def test_coalition_ends_with_the_best_weights_of_its_own_checkpoint(
+    module: Any, callback: Any
+) -> None:
+    kind = Kind(module, callback, rounds=4)
+
+    values = fit_with_values(kind)
+
+    assert values.doubts == []
+    assert values.game[ALONE] == pytest.approx(fit_members_alone(kind, ALONE).utility, abs=1e-6)
+
+
+def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path: Path) -> None:
+    saved = []
+
+    class Saves(Base):
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            saved.append(os.getcwd())
+
+    stops = EarlyStopping("val_loss", patience=50)
+    fit(tmp_path, Saves(), [saves_best(), stops], enable_checkpointing=True)
+
+    saved_in_copies = [folder for folder in saved if folder != os.getcwd()]
+    assert len(saved_in_copies) == 1, "in the trial"
+
+
+# ---- what fails
+
+
+class Node:
+    """Refers to others that refer to it, in sets that ask for its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.others: set[Node] = set()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def make_ring() -> Node:
+    first, second = Node("first"), Node("second")
+    first.others.add(second)
+    second.others.add(first)
+    return first
+
+
+class Holds(L.Callback):
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+
+class FailsTwice(L.Callback):
+    """Makes a folder that may not be there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.folder.mkdir()
+
+
+class NeverTrains(Base):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("it is trained")
+
+
+class FailsAtTheEnd(Base):
+    def on_train_end(self) -> None:
+        raise LookupError("no such thing")
+
+
+def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"Holds\.part .Node. cannot be pickled and loaded"
+    ):
+        fit(tmp_path, NeverTrains(), [Holds(make_ring())])
+
+
+def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"test_trial.py:\d+ .on_train_end.: LookupError"):
+        fit(tmp_path, FailsAtTheEnd())
+
+
+def test_lock_of_a_callback_is_free_in_a_coalition(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with lock:
+        loop = fit(tmp_path, Base(), [Holds(lock)])
+    assert loop.contributions["shadow"].isfinite().all()
+
+
+def test_callback_that_acts_outside_can_be_left_out(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {
+        "shadow": ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
+    }
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    once = FailsTwice(Path(tempfile.mkdtemp(), "once"))
+    trainer_for(loop, tmp_path, rounds=2, callbacks=[once]).fit(Base(), make_data())
+    assert loop.contributions["shadow"].isfinite().all()
+
+
+# ---- loggers
+
+
+class AsksLogger(Base):
+    def on_train_start(self) -> None:
+        logger: Any = self.logger
+        assert isinstance(logger, TensorBoardLogger)
+        logger.experiment.add_scalar("a", 1.0, 0)
+        Path(logger.log_dir).mkdir(parents=True, exist_ok=True)
+        Path(logger.experiment.log_dir, "own.txt").write_text(f"{logger.name}")
+        assert logger.version == "v1"
+
+
+def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path: Path) -> None:
+    loggers = [TensorBoardLogger(tmp_path, "logs", "v1"), CSVLogger(tmp_path, "other")]
+    loop = fit(tmp_path, AsksLogger(), logger=loggers)
+
+    assert loop.contributions["shadow"].isfinite().all()
+    assert len(list(tmp_path.rglob("own.txt"))) == 1
+
+
+# ---- what the program keeps
+
+HISTORY: list[int] = []
+
+
+class Remembers(Base):
+    num_fits = 0
+
+    def on_train_epoch_end(self) -> None:
+        HISTORY.append(self.current_epoch)
+        Remembers.num_fits += 1
+        os.environ["FLSV_TEST_FITS"] = str(Remembers.num_fits)
+
+
+def test_globals_class_attributes_and_environment_are_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLSV_TEST_FITS", "0")
+    HISTORY.clear()
+    Remembers.num_fits = 0
+
+    fit(tmp_path, Remembers())
+
+    assert HISTORY == [0, 1]
+    assert Remembers.num_fits == 2
+    assert os.environ["FLSV_TEST_FITS"] == "2"
+
+
+NETS: dict[str, Any] = {}
+
+
+class Registered(Base):
+    """Trains by the module that a registry holds, which in a coalition is the run's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        NETS["teacher"] = self
+
+    def loss(self, batch: Any) -> Tensor:
+        with torch.no_grad():
+            NETS["teacher"].net(batch[0])
+        return super().loss(batch)
+
+
+def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path: Path) -> None:
+    module = Registered()
+    loop = FederatedLoop(metrics={}, seed=SEED, reporting=Reporting(table=False))
+    trainer_for(loop, tmp_path / "plain", rounds=2).fit(module, make_data())
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+
+    valued_module = Registered()
+    with pytest.warns(UserWarning, match="have changed while coalitions were trained"):
+        fit(tmp_path / "valued", valued_module)
+
+    for name, value in valued_module.state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
+# ---- waiting
+
+
+class WaitsAlone(Base):
+    """Waits for ever in the second round of a coalition of one client."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch and len(loop_of(self).state.cohort) == 1:
+            threading.Event().wait()
+
+
+def test_coalition_that_waits_for_ever_is_given_up_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flsv.retraining.coalition_plan.MAX_EXTRA_WAIT", 1.0)
+    with pytest.warns(
+        UserWarning, match="client 0, client 1, client 2: TimeoutError: it has begun"
+    ):
+        fit(tmp_path, WaitsAlone())
