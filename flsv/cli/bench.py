@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--federations",
+        action="extend",
         nargs="+",
         help="names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: all",
     )

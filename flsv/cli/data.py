@@ -240,6 +240,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     parser.add_argument(
         "--merge",
+        action="extend",
         type=Path,
         nargs="+",
         default=[],

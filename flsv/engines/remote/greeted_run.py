@@ -36,7 +36,8 @@ class GreetedRun:
 
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
         greeting = plain.get("greeting")
-        if not isinstance(greeting, str) or not re.fullmatch(r"[0-9a-f]{16}", greeting):
+        greeting = str(greeting)
+        if not re.fullmatch(r"[0-9a-f]{16}", greeting):
             raise Refused(f"{greeting!r:.80} names no greeting: expected 16 hexadecimal digits")
         self.greeting = greeting
         self._path = folder / "greetings" / f"{greeting}.json"
@@ -59,7 +60,11 @@ class GreetedRun:
                     )
 
     def answer_once(
-        self, question: str, packet: Packet, times: float = 1, after_training: bool = False
+        self,
+        question: str,
+        packet: Packet,
+        times: float = 1,
+        after_training: bool = False,
     ) -> None:
         """Raise Refused if other messages have asked this question in the round already, ``times`` times.
 
@@ -102,7 +107,12 @@ class GreetedRun:
         """Yield the file's entries, and write them at the end, unless an error is raised."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self._path}.lock"):  # other processes of the site answer, too
-            entries: dict[str, Any] = {"pinned": {}, "answered": {}, "trained": -2, "rounds": 0}
+            entries: dict[str, Any] = {
+                "pinned": {},
+                "answered": {},
+                "trained": -2,
+                "rounds": 0,
+            }
             text = ""
             if self._path.is_file():
                 text = self._path.read_text()

@@ -179,12 +179,12 @@ def _placeholders(count: int) -> Tensor:
 class _Elsewhere:
     """Loader of a known length whose samples are at a site. Reading raises PermissionError."""
 
-    def __init__(self, length: Callable[[], int], whose: str) -> None:
+    def __init__(self, length: Callable[[], int], owners: str) -> None:
         self._length = length
-        self._whose = whose
+        self._owners = owners
 
     def __len__(self) -> int:
         return self._length()
 
     def __iter__(self) -> NoReturn:
-        raise PermissionError(f"the samples of {self._whose}.")
+        raise PermissionError(f"the samples of {self._owners}.")

@@ -75,12 +75,15 @@ class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        make_loop = partial(FederatedLoop, **{"aggregator": FedAvg(), "seed": 1, **options})
+        all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
+        all_options |= options
+        make_loop = partial(FederatedLoop, **all_options)
         self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
         self.greeting = self.send("hello")
-        self.last_visit = self.send("train", model=model_that_picks(None)).plain["visit"]
+        update = self.send("train", model=model_that_picks(None))
+        self.last_visit = update.plain["visit"]
 
     def send(
         self,
@@ -110,7 +113,9 @@ class CuriousServer:
 
     def test(self, sample: int | None, **fields: Any) -> Any:
         """The accuracy of a model that picks a sample, None if it is not told."""
-        return self.send("test", model=model_that_picks(sample), **fields).plain.get("accuracy")
+        model = model_that_picks(sample)
+        reply = self.send("test", model=model, **fields)
+        return reply.plain.get("accuracy")
 
     def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
         packed, tensors = pack((arguments, {}))
@@ -123,7 +128,12 @@ class CuriousServer:
 
 def score_of_others(server: CuriousServer, sample: int | None) -> Any:
     # A site's own weight of 0 leaves the aggregate as the server has made it.
-    return server.ask(LEAVE_SELF_OUT, model_that_picks(sample), 0.0, "accuracy")
+    model = model_that_picks(sample)
+    return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
+
+
+def loss_of(server: CuriousServer, sample: int | None) -> Any:
+    return server.ask(LOCAL_LOSS, model_that_picks(sample))
 
 
 def differences(ask: Callable[[int | None], Any]) -> list[Any]:
@@ -171,18 +181,22 @@ def labels_by_scores_of_the_others(server: CuriousServer) -> list[Any]:
 
 
 def labels_by_judging(server: CuriousServer) -> list[Any]:
-    models = torch.stack([model_that_picks(sample) for sample in (None, *GUESSES)])
-    answer = server.ask(JUDGE, models)
+    models = [model_that_picks(sample) for sample in GUESSES]
+    answer = server.ask(JUDGE, torch.stack(models))
     return [] if answer is None else answer.tolist()
 
 
 def members_by_losses(server: CuriousServer) -> list[Any]:
-    return differences(lambda sample: server.ask(LOCAL_LOSS, model_that_picks(sample)))
+    return differences(partial(loss_of, server))
 
 
 def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
-    replies = [server.send("hello", client=client) for client in (1, 2)]
-    replies += [server.send("hello", clients=9), server.send("hello", name="Lyon")]
+    replies = [
+        server.send("hello", client=1),
+        server.send("hello", client=2),
+        server.send("hello", clients=9),
+        server.send("hello", name="Lyon"),
+    ]
     return [reply.plain for reply in replies if reply.kind != "failed"]
 
 
@@ -247,7 +261,7 @@ def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, attem
         ({"metrics": {"fedce": ContributionEstimation()}}, score_of_others),
         (
             {"sampler": PowerOfChoice(2, 3)},
-            lambda server, sample: server.ask(LOCAL_LOSS, model_that_picks(sample)),
+            loss_of,
         ),
     ],
     ids=["test", "leave_self_out", "local_loss"],

@@ -1,0 +1,30 @@
+"""An option that takes several names, given twice, loses none of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flsv.cli import bench, data
+
+
+def test_federations_given_twice_are_all_run() -> None:
+    words = ["--federations", "digits_sizes", "digits_dirichlet", "--federations", "iris"]
+
+    options = bench._parser().parse_args(words)
+
+    assert options.federations == ["digits_sizes", "digits_dirichlet", "iris"]
+    assert bench._parser().parse_args([]).federations is None
+
+
+def test_dictionaries_given_twice_are_all_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    merged_files: list[Path] = []
+
+    def collect(files: list[Path], out: Any) -> None:
+        merged_files.extend(files)
+
+    monkeypatch.setattr(data, "merge_files", collect)
+    for _ in range(2):  # nothing is left of an earlier command line
+        merged_files.clear()
+        data.main(["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"], quiet=True)
+        assert merged_files == [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
