@@ -19,10 +19,10 @@ class _LoadersOf(_DataLoaderSource):
 
 
 class RoundSource(_DataLoaderSource):
-    """Source of the loader of each round, which ``make_loader`` returns."""
+    """Source of the loader of each round, which ``make_loader`` returns. ``data`` is the federation's data module."""
 
-    def __init__(self, make_loader: Callable[[], Any]) -> None:
-        super().__init__(instance=None, name="train_dataloader")
+    def __init__(self, data: Any, make_loader: Callable[[], Any]) -> None:
+        super().__init__(instance=data, name="train_dataloader")
         self._make_loader = make_loader
 
     def dataloader(self) -> Any:

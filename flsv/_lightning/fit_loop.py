@@ -113,7 +113,8 @@ class FederatedFitLoop(_FitLoop):
 
     def take_loaders_from(self, make_loader: Callable[[], Any]) -> Callable[[], None]:
         """Take each round's loader from a function. Return what undoes it."""
-        patches = PatchedAttributes([(self, "_data_source", RoundSource(make_loader))])
+        source = RoundSource(self._data_source.instance, make_loader)
+        patches = PatchedAttributes([(self, "_data_source", source)])
         return patches.restore
 
     def leave(self, loader: Any) -> None:

@@ -164,11 +164,10 @@ class VmapProcess(IdleEngine):
     def _begin_and_suspend(self, visit: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
         self._current_client = visit.client
-        # As in a Trainer, the first batch is transferred before the client begins and the others after it: augmentation
-        # then draws the same random numbers.
-        first_batch = self._next_batch()
         self._begin(visit)
-        batches = [first_batch]
+        # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
+        batches = [self._next_batch()]
+        self.local_training.client_steps.seed(self._instructions[visit.client])
         for _ in range(visit.num_batches - 1):
             batches.append(self._next_batch())
         # The module now holds this client's initial model.

@@ -116,7 +116,7 @@ def weights_of(module: nn.Module) -> Tensor:
 # ---- every name in every hook
 
 
-#: What a loader has, beside the private names.
+#: Names of a loader that are not private.
 NAMES_OF_LOADERS = [
     name for name in dir(DataLoader(Samples(*make_samples(2, 0)))) if name[0] != "_"
 ]
@@ -363,14 +363,15 @@ class Counter:
         self.count = 0
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("in_object", [False, True])
-def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object):
+def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object, engine):
     weights = []
     for order in ("ABC", "CBA"):
         source = Counts(order, in_object)
         data = FederatedDataModule(source, GroupPartitioner(), groups=source.names())
         module = Net()
-        fit(module, data, tmp_path / order, rounds=3)
+        fit(module, data, tmp_path / order, rounds=3, engine=engine)
         weights.append(weights_of(module))
         assert (source.num_batches, source.counter.count) == (3, 3)  # as of one client
     torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
