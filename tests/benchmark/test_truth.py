@@ -72,7 +72,12 @@ TRAINING_SEEDS = (1, 2, 3, 4)
 def make_random_truth() -> Truth:
     """Of three clients; utilities ``[seeds, coalitions]``."""
     generator = torch.Generator().manual_seed(0)
-    utilities = torch.randn(len(TRAINING_SEEDS), 8, dtype=torch.float64, generator=generator)
+    utilities = torch.randn(
+        len(TRAINING_SEEDS),
+        8,
+        dtype=torch.float64,
+        generator=generator,
+    )
     return exact_truth(TRAINING_SEEDS, utilities)
 
 
@@ -94,7 +99,11 @@ def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_other
     values_by_seed = truth.values.numpy()
     correlations = []
     for seed, values in enumerate(values_by_seed):
-        mean_of_others = np.delete(values_by_seed, seed, axis=0).mean(axis=0)
+        mean_of_others = np.delete(
+            values_by_seed,
+            seed,
+            axis=0,
+        ).mean(axis=0)
         correlations.append(stats.spearmanr(values, mean_of_others).statistic)
 
     assert truth.ceiling == pytest.approx(np.mean(correlations))
@@ -173,7 +182,12 @@ def test_truth_coalitions_equal_fits_in_this_process() -> None:
     game = GameByFits(make_trainer, small.module(), small.datamodule())
 
     # Without the empty coalition, whose module has no network before a fit.
-    torch.testing.assert_close(utilities[1:], game(masks[1:]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        utilities[1:],
+        game(masks[1:]),
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
     # All coalitions differ, but for client 0 alone, whose utility may be that of the empty one.
     client_0_alone = [True, False, False]

@@ -126,7 +126,13 @@ def test_rows_of_the_head_are_its_weights_and_biases() -> None:
 
     rows = space.head.rows(vector)
     rows_without_bias = space.head.rows(vector, include_bias=False)
-    rows_of_many = space.head.rows(torch.zeros(7, 2, space.size))
+    rows_of_many = space.head.rows(
+        torch.zeros(
+            7,
+            2,
+            space.size,
+        )
+    )
 
     expected = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
     assert torch.equal(rows, expected)

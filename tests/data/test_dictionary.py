@@ -375,9 +375,9 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
     )
     rows.to_csv(tmp_path / "stays.csv", index=False)
     monkeypatch.chdir(tmp_path)
-    given = {"task": "regression", "standardize_target": True}
+    options_of_target = {"task": "regression", "standardize_target": True}
     options: dict[str, Any] = {"labels": "days", "groups": "clinic", "splits": Splits(server_val=0)}
-    data = FederatedDataModule("stays.csv", dictionary=given, **options)
+    data = FederatedDataModule("stays.csv", dictionary=options_of_target, **options)
     data.setup("fit")
 
     main(
@@ -388,7 +388,7 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
             "--data.labels=days",
             "--data.groups=clinic",
             "--data.splits.server_val=0",
-            f"--data.dictionary={json.dumps(given)}",
+            f"--data.dictionary={json.dumps(options_of_target)}",
             "--write=dictionary.yaml",
         ]
     )

@@ -348,7 +348,12 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
     }
 
     whole = set_up_data("digits", IIDPartitioner(3), drop_flagged=False, **options)
-    cleaned = set_up_data("digits", IIDPartitioner(3), drop_flagged=FedBary(), **options)
+    cleaned = set_up_data(
+        "digits",
+        IIDPartitioner(3),
+        drop_flagged=FedBary(),
+        **options,
+    )
 
     is_noisy = whole.corrupted_samples(1)
     noisy = set(whole.client_indices(1)[is_noisy].tolist())

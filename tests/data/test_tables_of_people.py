@@ -668,13 +668,13 @@ def test_what_is_said_of_the_servers_table(
     table.to_csv(tmp_path / "val.csv", index=False)
     try:
         answer = LOOKS[look](sources, None, val=str(tmp_path / "val.csv"))
-        said = "; ".join(answer.doubts) or "silent"
+        words = "; ".join(answer.doubts) or "silent"
     except ConfigurationError as error:
-        said = str(error)
+        words = str(error)
 
     in_one_process, at_sites = OUTCOMES_OF_VAL[change]
     pattern = at_sites if look == "sites" else in_one_process
-    assert re.search(pattern, said), said
+    assert re.search(pattern, words), words
 
 
 def write_one_more_point(tables: Tables) -> None:
@@ -728,6 +728,6 @@ def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path: Path) -> None:
     usual_sources = sources_of(no_change, tmp_path / "..")
     for dictionary in ({}, DICTIONARY):
         answer = look_in_one_process(sources, {**dictionary, "read": read})
-        usual = look_in_one_process(usual_sources, dictionary or None)
-        assert answer.features.equal(usual.features)
+        usual_look = look_in_one_process(usual_sources, dictionary or None)
+        assert answer.features.equal(usual_look.features)
         assert not answer.doubts

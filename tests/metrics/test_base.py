@@ -36,7 +36,12 @@ def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
     data = toy_data()
     plain = Curious()
     judged = Judged()
-    fit(FederatedLoop(metrics={"plain": plain, "judged": judged}), tmp_path, data=data, rounds=1)
+    fit(
+        FederatedLoop(metrics={"plain": plain, "judged": judged}),
+        tmp_path,
+        data=data,
+        rounds=1,
+    )
 
     assert plain.class_counts is None
     assert plain.compute().tolist() == [0, 0, 0]
@@ -97,4 +102,10 @@ def test_states_of_2_0_are_loaded_under_their_new_names():
     resumed = GradientAgreement(num_clients=3)
     resumed.load_state_dict(states)
 
-    torch.testing.assert_close(resumed.compute(), metric.compute(), equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(
+        resumed.compute(),
+        metric.compute(),
+        equal_nan=True,
+        rtol=0,
+        atol=0,
+    )

@@ -18,7 +18,13 @@ def make_rounds(count=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         shuffled_ids = torch.randperm(N, generator=generator)
-        cohort_size = 1 + int(torch.randint(N, (), generator=generator))
+        cohort_size = 1 + int(
+            torch.randint(
+                N,
+                (),
+                generator=generator,
+            )
+        )
         ids = shuffled_ids[:cohort_size]
 
         values = torch.randn(len(ids), N, generator=generator)

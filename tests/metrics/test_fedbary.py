@@ -48,7 +48,11 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     module = Plain()
     recorder = KeepsRounds()
     data = toy_data()
-    loop = FederatedLoop(recorder, {"ot": WassersteinContribution(**CHEAP)}, seed=0)
+    loop = FederatedLoop(
+        recorder,
+        {"ot": WassersteinContribution(**CHEAP)},
+        seed=0,
+    )
 
     fit(loop, tmp_path, module, data, rounds=2)
 

@@ -127,7 +127,12 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
 
     def fit_and_read_updates(name: str, **options: Any) -> Tensor:
         watching = Watching()
-        loop = FederatedLoop(personalizer=watching, sampler=UniformSampler(3), seed=5, **options)
+        loop = FederatedLoop(
+            personalizer=watching,
+            sampler=UniformSampler(3),
+            seed=5,
+            **options,
+        )
         fit(loop, tmp_path / name, make_plain(), rounds=2)
         return torch.cat([round.client_updates for round in watching.rounds])
 
@@ -141,7 +146,12 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
         generator = generator_for(5, "privacy", 0, client)
         noise = torch.randn(len(update), generator=generator)
         expected = clipped + clip * noise_multiplier * noise
-        torch.testing.assert_close(sent[client], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            sent[client],
+            expected,
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
     # Another client's noise, or another round's, is another.
     correlations = torch.corrcoef(sent) - torch.eye(6)
@@ -154,7 +164,13 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path):
     def fit_and_read_round(name: str, **options: Any) -> Any:
         watching = Watching()
         loop = FederatedLoop(personalizer=watching, local_epochs=2, seed=5, **options)
-        fit(loop, tmp_path / name, make_plain(), rounds=1, accumulate_grad_batches=2)
+        fit(
+            loop,
+            tmp_path / name,
+            make_plain(),
+            rounds=1,
+            accumulate_grad_batches=2,
+        )
         (round,) = watching.rounds
         return round
 

@@ -26,6 +26,10 @@ OUTSIDERS = [part for part in MUTATED_PARTS if part.module == "helpers.outsiders
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", OUTSIDERS, ids=lambda part: part.class_name)
+@pytest.mark.parametrize(
+    "part",
+    OUTSIDERS,
+    ids=lambda part: part.class_name,
+)
 def test_the_part_without_a_fault_passes(part: MutatedPart) -> None:
     assert failing_checks(part.case()) == []

@@ -203,12 +203,12 @@ class Column:
         if not self.kind.startswith(DAYS):
             return cells.numbers(name)
 
-        start: Any = pd.Timestamp(0, tz="UTC")
+        start_dates: Any = pd.Timestamp(0, tz="UTC")
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
-            start = dates_of(cells.texts[start_name], cells.file_format)
-        durations = dates_of(cells.texts[name], cells.file_format) - start
+            start_dates = dates_of(cells.texts[start_name], cells.file_format)
+        durations = dates_of(cells.texts[name], cells.file_format) - start_dates
         days = durations / pd.Timedelta(days=1)
         return days.to_numpy(dtype=float)
 
@@ -343,8 +343,8 @@ class Dictionary:
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
                 cell = cells.texts[name].iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
-                place = cells.where([row])
-                misfits.append(f"{place}: {shown_cell} in {name!r}, expected {column.description}")
+                line = cells.where([row])
+                misfits.append(f"{line}: {shown_cell} in {name!r}, expected {column.description}")
 
         if misfits:
             title = f"Cells that do not fit the data dictionary {self.hash}: {num_misfits}"

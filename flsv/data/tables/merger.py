@@ -55,18 +55,18 @@ _UNTRAINED = ""
 
 
 def merge(
-    drafts: Mapping[str, Dictionary], about: str | None = None
+    drafts: Mapping[str, Dictionary], subject_site: str | None = None
 ) -> tuple[Dictionary, list[TableDoubt]]:
     """Make one dictionary of several sites' drafts.
 
     Args:
         drafts: each site's draft, by its name.
-        about: the only site whose disagreements are told. None: all.
+        subject_site: the only site whose disagreements are told. None: all.
 
     Returns:
         The dictionary, which does not depend on the order of the sites, and where they disagree.
     """
-    merged_columns = _merge_columns(drafts, about)
+    merged_columns = _merge_columns(drafts, subject_site)
     columns = dict(merged_columns.columns)
     excluded = dict(merged_columns.excluded)
     for name, column in merged_columns.columns.items():
@@ -75,7 +75,7 @@ def merge(
             excluded[name] = "? no row has a value"
     dictionary, target_doubts = _with_merged_target(drafts)
     doubts = list(merged_columns.doubts)
-    doubts += [doubt for doubt in target_doubts if about in (None, doubt.site)]
+    doubts += [doubt for doubt in target_doubts if subject_site in (None, doubt.site)]
     return replace(dictionary, columns=columns, excluded=excluded), doubts
 
 
@@ -86,7 +86,7 @@ class _MergedColumns:
     doubts: Sequence[TableDoubt]
 
 
-def _merge_columns(drafts: Mapping[str, Dictionary], about: str | None) -> _MergedColumns:
+def _merge_columns(drafts: Mapping[str, Dictionary], subject_site: str | None) -> _MergedColumns:
     excluded: dict[str, str] = {}
     names: dict[str, None] = {}
     for dictionary in drafts.values():
@@ -115,7 +115,7 @@ def _merge_columns(drafts: Mapping[str, Dictionary], about: str | None) -> _Merg
             excluded[name] = f"? {question}"
             continue
         columns[name] = pooled_column
-        doubts += _disagreements(name, column_by_site, about)
+        doubts += _disagreements(name, column_by_site, subject_site)
     return _MergedColumns(columns, excluded, doubts)
 
 
@@ -196,7 +196,7 @@ class _Difference:
 
 
 def _disagreements(
-    name: str, column_by_site: Mapping[str, Column], about: str | None
+    name: str, column_by_site: Mapping[str, Column], subject_site: str | None
 ) -> Iterator[TableDoubt]:
     """Compare each site's column with the pooled one of all others."""
     # If one site has another unit, all others differ from it: only the farthest is told.
@@ -204,10 +204,12 @@ def _disagreements(
     all_columns = list(column_by_site.values())
     usual_column = pooled(all_columns)
     for site, column in column_by_site.items():
-        if about not in (None, site) or len(all_columns) < 2:
+        if subject_site not in (None, site) or len(all_columns) < 2:
             continue
         if len(all_columns) <= MAX_SITES_APART:
-            usual_column = pooled([other for other in all_columns if other is not column])
+            usual_column = pooled(
+                [other_column for other_column in all_columns if other_column is not column]
+            )
         num_rows = column.count + column.missing
         num_usual_rows = usual_column.count + usual_column.missing
         if min(num_rows, num_usual_rows) < MIN_COMPARED:
@@ -429,10 +431,10 @@ def draft_all(
         doubts = [*disagreements, *doubts]
 
     doubts = _gathered(doubts, num_sites=len(drafts))
-    merged, _ = _widened(merged, untrained_drafts, about=_UNTRAINED)
+    merged, _ = _widened(merged, untrained_drafts, subject_site=_UNTRAINED)
     for cells in held_out:
         drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
-        merged, doubts_beside_clients = _widened(merged, drafts_of_table, about=cells.name)
+        merged, doubts_beside_clients = _widened(merged, drafts_of_table, subject_site=cells.name)
         doubts += [*doubts_beside_clients, *doubts_of_table]
     return merged, doubts
 
@@ -442,7 +444,8 @@ def _gathered(doubts: Sequence[TableDoubt], num_sites: int) -> list[TableDoubt]:
     gathered = []
     for doubt in doubts:
         num_sites_of_doubt = sum(
-            (other.column, other.text) == (doubt.column, doubt.text) for other in doubts
+            (other_doubt.column, other_doubt.text) == (doubt.column, doubt.text)
+            for other_doubt in doubts
         )
         if num_sites_of_doubt == num_sites > 1:
             doubt = TableDoubt("all sites", doubt.column, doubt.text)
@@ -451,10 +454,10 @@ def _gathered(doubts: Sequence[TableDoubt], num_sites: int) -> list[TableDoubt]:
 
 
 def _widened(
-    merged: Dictionary, drafts: Mapping[str, Dictionary], about: str
+    merged: Dictionary, drafts: Mapping[str, Dictionary], subject_site: str
 ) -> tuple[Dictionary, Sequence[TableDoubt]]:
     """Return a dictionary that held-out cells fit, too, and doubts about these."""
-    wider = _merge_columns({_CLIENTS: merged, **drafts}, about)
+    wider = _merge_columns({_CLIENTS: merged, **drafts}, subject_site)
     columns = {}
     for name, column in wider.columns.items():
         clients_column = merged.columns[name]
@@ -488,8 +491,8 @@ def compare(dictionary: Dictionary, cells: Cells, site: str) -> list[TableDoubt]
     )
     drafts, doubts = draft(cells, drafted, {site: np.arange(len(cells))})
     class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
-    usual = replace(dictionary, columns=usual_columns, class_counts=class_counts)
-    merged, disagreements = merge({_DICTIONARY: usual, **drafts}, about=site)
+    usual_dictionary = replace(dictionary, columns=usual_columns, class_counts=class_counts)
+    merged, disagreements = merge({_DICTIONARY: usual_dictionary, **drafts}, subject_site=site)
     if merged.questions:
         raise ConfigurationError(f"{site}: " + "\n".join(merged.questions))
     return [*disagreements, *doubts]

@@ -223,12 +223,12 @@ class _TablesSource:
         dictionary = self._dictionary
         if dictionary.is_complete and not dictionary.questions:
             doubts = []
-            usual = self._with_class_counts(dictionary)
+            usual_dictionary = self._with_class_counts(dictionary)
             for name, cells in self._tables.items():
                 site = name if self._are_clients else cells.name
-                doubts += compare(usual, cells, site)
+                doubts += compare(usual_dictionary, cells, site)
             for cells in self._held_out.values():
-                doubts += compare(usual, cells, cells.name)
+                doubts += compare(usual_dictionary, cells, cells.name)
         else:
             rows_by_table = self._rows_by_table(samples_by_client)
             tables = [(cells, rows_by_table[name]) for name, cells in self._tables.items()]
