@@ -22,13 +22,12 @@ from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
-from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, Scoring, copy_of_run
+from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, CopyOfRun, Scoring, copy_of_run
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import performance_of
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.seeding import isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
@@ -200,7 +199,7 @@ def _train(
     data = federation.datamodule()
     samples = federation.num_samples.tolist()
 
-    def copy_of(seed: int) -> RunCopy:
+    def copy_of(seed: int) -> CopyOfRun:
         # The loop's own seed: with the same seed it starts from the same weights.
         with isolated_rngs(seed, "benchmark"), quiet():
             loop = FederatedLoop(

@@ -41,11 +41,11 @@ from flsv.metrics.shadow import ShadowShapley
 from flsv.results.folder import leaves_files, run_folder
 from flsv.retraining.after_the_run import TrainingAfterTheRun
 from flsv.retraining.coalition_refusals import (
+    callbacks_left_out,
     check_scored,
     check_settings,
     check_shared,
     checked_mean_cohort,
-    is_of_tool,
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
@@ -161,7 +161,7 @@ class CoalitionPlan(RunExtension):
         if config is None:  # no metric needs coalitions
             return
         data: FederatedDataModule = data_of(trainer)
-        left_out = self._callbacks_left_out(trainer)
+        left_out = callbacks_left_out(trainer, self._metrics.values(), self._trains_at_sites)
         self._mean_cohort_size = checked_mean_cohort(
             config.sampler, self._planned_masks, data.num_clients
         )
@@ -183,31 +183,6 @@ class CoalitionPlan(RunExtension):
             self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
         except ConfigurationError as error:  # told after other checks, which say more
             self._failure = error
-
-    def _callbacks_left_out(self, trainer: L.Trainer) -> list[L.Callback]:
-        """Return the callbacks that take no part: those that the metrics name, or by default those of tools."""
-        names: set[str] = set()
-        are_named = False
-        for metric in self._metrics.values():
-            if metric.leaves_out is not None:
-                are_named = True
-                names.update(metric.leaves_out)
-        if names and self._trains_at_sites:
-            raise ConfigurationError(
-                "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. "
-                "Leave the argument out."
-            )
-        callbacks = callbacks_of(trainer)
-        callback_names = {type(callback).__name__ for callback in callbacks}
-        unknown = sorted(names - callback_names)
-        if unknown:
-            raise ConfigurationError(
-                f"ShadowShapley(leave_out={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
-                f"{listed(sorted(callback_names))}."
-            )
-        if are_named:
-            return [callback for callback in callbacks if type(callback).__name__ in names]
-        return [callback for callback in callbacks if is_of_tool(callback)]
 
     def close(self) -> None:
         """Release the run's module."""

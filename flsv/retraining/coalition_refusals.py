@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import packages_distributions, requires
+from itertools import chain
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 
+from flsv._lightning.patches import callbacks_of
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.parameter_space import sharing
+from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.reachable import LIBRARIES
 
 _NAMES_OF_TORCH = re.compile(r"(torch|lightning|pytorch[-_.]lightning)\b", re.IGNORECASE)
@@ -73,6 +76,30 @@ def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
     """Raise ConfigurationError if a sampler cannot draw clients from each coalition in ``masks [K, n]``."""
     for mask in masks[masks.any(1)].cpu():
         sampler.among(mask.nonzero().flatten().tolist())
+
+
+def callbacks_left_out(
+    trainer: L.Trainer, metrics: Iterable[ShadowShapley], at_sites: bool
+) -> list[L.Callback]:
+    """Return the callbacks that take no part in coalitions: those that metrics name, or by default those of tools."""
+    arguments = [metric.leaves_out for metric in metrics if metric.leaves_out is not None]
+    names = set(chain.from_iterable(arguments))
+    if names and at_sites:
+        raise ConfigurationError(
+            "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. Leave the "
+            "argument out."
+        )
+    callbacks = callbacks_of(trainer)
+    callback_names = {type(callback).__name__ for callback in callbacks}
+    unknown = sorted(names - callback_names)
+    if unknown:
+        raise ConfigurationError(
+            f"ShadowShapley(leave_out={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
+            f"{listed(sorted(callback_names))}."
+        )
+    if arguments:
+        return [callback for callback in callbacks if type(callback).__name__ in names]
+    return [callback for callback in callbacks if is_of_tool(callback)]
 
 
 def is_of_tool(callback: L.Callback) -> bool:

@@ -37,7 +37,8 @@ from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import are_equal
-from flsv.utilities.run_copy import RunCopy, restored_program
+from flsv.utilities.program_state import restored_program
+from flsv.utilities.run_copy import RunCopy
 
 #: Name of the performance measure in a fit's result, if there is only one.
 UTILITY_NAME = "utility"
@@ -66,14 +67,16 @@ def copy_of_run(
         )
         reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
     folder = ProgramFolder(_folders_of(trainer))
-    run_copy = CopyOfRun(trainer, module, data=data, reductions=reductions, places=folder.places)
+    run_copy = CopyOfRun(
+        trainer, module, data=data, reductions=reductions, locations=folder.locations
+    )
     run_copy.folder = folder
     return run_copy
 
 
 def _folders_of(trainer: L.Trainer) -> list[str]:
     """Return the folders that a Trainer writes into."""
-    folders = [trainer.default_root_dir]
+    folders: list[Any] = [trainer.default_root_dir]
     folders += [logger.save_dir for logger in trainer.loggers]
     folders += [getattr(callback, "dirpath", None) for callback in callbacks_of(trainer)]
     return [str(folder) for folder in folders if folder and os.path.isabs(folder)]

@@ -47,11 +47,11 @@ class ProgramFolder:
     def __init__(self, further: Sequence[str] = ()) -> None:
         self.path = os.getcwd()
         # {a folder: its path below a coalition's folder}
-        self.places = {self.path: ""}
+        self.locations = {self.path: ""}
         for folder in further:
-            is_inside = any(_is_inside(folder, place) for place in self.places)
+            is_inside = any(_is_inside(folder, location) for location in self.locations)
             if not is_inside and not _is_inside(self.path, folder):
-                self.places[folder] = f"folder_{len(self.places)}"
+                self.locations[folder] = f"folder_{len(self.locations)}"
 
         # How entries of a coalition's folder are made, by path: folders, links to a source, copies of a source.
         self._folders: list[str] = []
@@ -60,10 +60,10 @@ class ProgramFolder:
         self._code_folders: set[str] = set()
         self._num_entries = 0
         files: list[_File] = []
-        for folder, place in self.places.items():
-            if place:
-                self._folders.append(place)
-            files += self._files_in(folder, place, inside=(os.path.realpath(folder),))
+        for folder, location in self.locations.items():
+            if location:
+                self._folders.append(location)
+            files += self._files_in(folder, location, inside=(os.path.realpath(folder),))
 
         self._home: str | None = self._new_folder()
         self._copy_latest(files, Path(self._home, "copies"))
@@ -73,12 +73,12 @@ class ProgramFolder:
         # For a worker, which makes a folder of its own.
         return {**vars(self), "_home": None, "_own_folder": None}
 
-    def _files_in(self, folder: str, place: str, inside: tuple[str, ...]) -> list[_File]:
+    def _files_in(self, folder: str, location: str, inside: tuple[str, ...]) -> list[_File]:
         """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
         files = []
         for entry in _entries(folder):
             self._num_entries += 1
-            path = os.path.join(place, entry.name)
+            path = os.path.join(location, entry.name)
             try:
                 is_folder = entry.is_dir()
                 status = entry.stat()
@@ -195,9 +195,9 @@ class ProgramFolder:
     def _reset(self, own_folder: Path) -> None:
         """Undo what a coalition has changed in its folder."""
         for folder, folder_names, file_names in os.walk(own_folder):
-            place = os.path.relpath(folder, own_folder)
+            location = os.path.relpath(folder, own_folder)
             for name in [*folder_names, *file_names]:
-                path = os.path.normpath(os.path.join(place, name))
+                path = os.path.normpath(os.path.join(location, name))
                 target = os.path.join(folder, name)
                 if self._signatures.get(path) != _signature(target):
                     _remove(target)

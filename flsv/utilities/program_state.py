@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from operator import is_
 from types import ModuleType
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.reachable import LIBRARIES, attributes_of
+from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.
 _COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
@@ -155,7 +160,7 @@ def _restore_entries(collection: Any, entries: Any) -> None:
         is_unchanged = list(collection) == list(entries)
         is_unchanged = is_unchanged and all(collection[key] is entries[key] for key in entries)
     elif is_unchanged:
-        is_unchanged = all(entry is other for entry, other in zip(collection, entries))
+        is_unchanged = all(map(is_, collection, entries))
     if is_unchanged:
         return
     collection.clear()
@@ -163,3 +168,44 @@ def _restore_entries(collection: Any, entries: Any) -> None:
         collection.update(entries)
     else:
         collection.extend(entries)
+
+
+@contextmanager
+def restored_program() -> Iterator[list[str]]:
+    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
+    has the paths of tensors that have changed."""
+    global_generators = global_rngs()
+    settings = torch_settings()
+    program = ProgramState()
+    changed_tensors: list[str] = []
+    try:
+        yield changed_tensors
+    finally:
+        changed_tensors += program.restore()
+        restore_torch(settings)
+        restore_global_rngs(global_generators)
+
+
+def torch_settings() -> dict[str, Any]:
+    """Return torch's settings on which numbers depend."""
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+    }
+
+
+def restore_torch(settings: Mapping[str, Any]) -> None:
+    """Set torch as :func:`torch_settings` describes it."""
+    if settings == torch_settings():
+        return
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
+    torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
+    torch.backends.cudnn.allow_tf32 = settings["cudnn_tf32"]

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import CellType, FunctionType
@@ -29,7 +28,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
-from flsv.utilities.program_state import ProgramState
+from flsv.utilities.program_state import (
+    ProgramState,
+    restore_torch,
+    restored_program,
+    torch_settings,
+)
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
@@ -55,7 +59,7 @@ class RunCopy:
         module: its module, or what makes the module.
         data: its data module.
         reductions: ``{id of an object: how it is pickled}``, for objects that copies have in another form.
-        places: ``{a folder of the run: its path below the folder in which a copy is loaded}``.
+        locations: ``{a folder of the run: its path below the folder in which a copy is loaded}``.
 
     Raises:
         ConfigurationError: a part cannot be pickled and loaded. The message has its path.
@@ -76,7 +80,7 @@ class RunCopy:
         *,
         data: Any,
         reductions: Mapping[int, Reduction] | None = None,
-        places: Mapping[str, str] | None = None,
+        locations: Mapping[str, str] | None = None,
     ) -> None:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
@@ -91,7 +95,7 @@ class RunCopy:
             all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
         def dump(value: Any) -> Pickled:
-            return pickled(value, data, all_reductions, places=places or {})
+            return pickled(value, data, all_reductions, locations=locations or {})
 
         def dump_and_load(value: Any) -> None:
             with restored_program():
@@ -134,47 +138,6 @@ class RunCopy:
         return trainer, module, data
 
 
-@contextmanager
-def restored_program() -> Iterator[list[str]]:
-    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
-    has the paths of tensors that have changed."""
-    global_generators = global_rngs()
-    settings = torch_settings()
-    program = ProgramState()
-    changed_tensors: list[str] = []
-    try:
-        yield changed_tensors
-    finally:
-        changed_tensors += program.restore()
-        restore_torch(settings)
-        restore_global_rngs(global_generators)
-
-
-def torch_settings() -> dict[str, Any]:
-    """Return torch's settings on which numbers depend."""
-    return {
-        "dtype": torch.get_default_dtype(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "precision": torch.get_float32_matmul_precision(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
-    }
-
-
-def restore_torch(settings: Mapping[str, Any]) -> None:
-    """Set torch as :func:`torch_settings` describes it."""
-    if settings == torch_settings():
-        return
-    torch.set_default_dtype(settings["dtype"])
-    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn_only"])
-    torch.set_float32_matmul_precision(settings["precision"])
-    torch.backends.cudnn.benchmark = settings["cudnn_benchmark"]
-    torch.backends.cudnn.deterministic = settings["cudnn_deterministic"]
-    torch.backends.cudnn.allow_tf32 = settings["cudnn_tf32"]
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickler that refers to the data, and knows parts that refuse pickling."""
 
@@ -188,11 +151,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         copied_ids: Collection[int],
         blank_storages: Collection[int],
         stand_ins: Mapping[int, StandIn],
-        places: Mapping[str, str],
+        locations: Mapping[str, str],
     ) -> None:
         super().__init__(file)
         # {folder: its path below the folder in which a copy is loaded}
-        self._places = places
+        self._locations = locations
         self._run_data = data
         # The wrapped data module, which the Trainer shows.
         self._users_data = getattr(data, "users_module", None) or _NO_DATA
@@ -241,9 +204,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def _persistent_path(self, text: str) -> tuple[str, str] | None:
         """Return where a path in one of the run's folders leads, below the folder in which a copy is loaded."""
-        for folder, place in self._places.items():
+        for folder, location in self._locations.items():
             if text == folder or text.startswith(folder + os.sep):
-                return PATH, place + text.removeprefix(folder)
+                return PATH, location + text.removeprefix(folder)
         return None
 
     def _share(self, value: Any) -> int:
@@ -380,7 +343,7 @@ def pickled(
     copied_ids: Collection[int] = (),
     blank_storages: Collection[int] = (),
     stand_ins: Mapping[int, StandIn] = {},
-    places: Mapping[str, str] = {},
+    locations: Mapping[str, str] = {},
 ) -> Pickled:
     """Pickle an object.
 
@@ -393,7 +356,7 @@ def pickled(
         copied_ids: ids of objects of such types that are copied.
         blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
         stand_ins: ``{id of an object: what copies have in its place}``.
-        places: ``{a folder: its path below the folder in which a copy is loaded}``.
+        locations: ``{a folder: its path below the folder in which a copy is loaded}``.
     """
     file = io.BytesIO()
     pickler = _Pickler(
@@ -405,7 +368,7 @@ def pickled(
         copied_ids=copied_ids,
         blank_storages=blank_storages,
         stand_ins=stand_ins,
-        places=places,
+        locations=locations,
     )
     pickler.dump(value)
     return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
@@ -450,8 +413,8 @@ class _Unpickler(pickle.Unpickler):
             _, position = name
             return self._pickled.shared[position]
         if name[0] == PATH:
-            _, place = name
-            return os.path.join(os.getcwd(), place.removeprefix(os.sep)).rstrip(os.sep)
+            _, location = name
+            return os.path.join(os.getcwd(), location.removeprefix(os.sep)).rstrip(os.sep)
         position, device, dtype = name
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position]

@@ -16,11 +16,11 @@ class SilentLogger(Logger):
     """Logger that logs nothing, beside the class of a logger in whose place it is.
 
     Args:
-        facts: what the logger says of itself, such as its name and its folder, by the names of its properties.
+        settings: what the logger says of itself, such as its name and its folder, by the names of its properties.
     """
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self._facts = facts
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -28,11 +28,11 @@ class SilentLogger(Logger):
         return _do_nothing
 
     experiment = property(lambda self: _SilentExperiment(self.save_dir))
-    name = property(lambda self: self._facts["name"])
-    version = property(lambda self: self._facts["version"])
-    save_dir = property(lambda self: self._facts["save_dir"])
-    root_dir = property(lambda self: self._facts["root_dir"])
-    log_dir = property(lambda self: self._facts["log_dir"])
+    name = property(lambda self: self._settings["name"])
+    version = property(lambda self: self._settings["version"])
+    save_dir = property(lambda self: self._settings["save_dir"])
+    root_dir = property(lambda self: self._settings["root_dir"])
+    log_dir = property(lambda self: self._settings["log_dir"])
     group_separator = property(lambda self: "/")
 
     def log_metrics(self, *_: Any, **__: Any) -> None:
@@ -43,8 +43,8 @@ class SilentLogger(Logger):
     def redirect(self, folder: str) -> None:
         """Have folders in ``folder`` only."""
         for name in _FOLDERS_OF_LOGGERS:
-            if not str(self._facts[name]).startswith(folder):
-                self._facts[name] = folder
+            if not str(self._settings[name]).startswith(folder):
+                self._settings[name] = folder
 
 
 class _SilentExperiment(DummyExperiment):
@@ -63,17 +63,17 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
     """Return the arguments of :func:`silent_logger` for a logger."""
-    facts = {}
+    settings = {}
     for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
         try:
             value = getattr(logger, name, None)
         except Exception:  # of a service that is not there
             value = None
-        facts[name] = value if isinstance(value, str | int | PurePath) else None
-    return type(logger), facts
+        settings[name] = value if isinstance(value, str | int | PurePath) else None
+    return type(logger), settings
 
 
-def silent_logger(kind: type, facts: dict[str, Any]) -> Any:
+def silent_logger(kind: type, settings: dict[str, Any]) -> Any:
     """Return a logger of the class ``kind`` that logs nothing."""
     silent_kind: Any = type(kind.__name__, (SilentLogger, kind), {"__module__": kind.__module__})
-    return silent_kind(facts)
+    return silent_kind(settings)

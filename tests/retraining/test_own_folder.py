@@ -21,12 +21,12 @@ from helpers.hidden_state import SEED, Base, make_data
 
 
 def contents(*folders: Path) -> dict[Path, bytes]:
-    found = {}
+    bytes_by_path = {}
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file():
-                found[path] = path.read_bytes()
-    return found
+                bytes_by_path[path] = path.read_bytes()
+    return bytes_by_path
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ WRITES: dict[str, Callable[[], Any]] = {
 def test_what_is_written_in_a_coalitions_folder_changes_no_other(
     program: Path, tmp_path: Path, write: Callable[[], Any]
 ) -> None:
-    before = contents(tmp_path)
+    initial_contents = contents(tmp_path)
     folder = ProgramFolder()
 
     for _ in range(2):  # the second finds what the first has found
@@ -94,7 +94,7 @@ def test_what_is_written_in_a_coalitions_folder_changes_no_other(
             assert Path("empty").is_dir()
             write()
 
-    assert contents(tmp_path) == before
+    assert contents(tmp_path) == initial_contents
     assert Path.cwd() == program
 
 

@@ -165,17 +165,18 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.others: set[Node] = set()
+        self.neighbours: set[Node] = set()
 
     def __hash__(self) -> int:
         return hash(self.name)
 
 
 def make_ring() -> Node:
-    first, second = Node("first"), Node("second")
-    first.others.add(second)
-    second.others.add(first)
-    return first
+    node = Node("a")
+    neighbour = Node("b")
+    node.neighbours.add(neighbour)
+    neighbour.neighbours.add(node)
+    return node
 
 
 class Holds(L.Callback):
@@ -227,8 +228,8 @@ def test_callback_that_acts_outside_can_be_left_out(tmp_path: Path) -> None:
         "shadow": ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
     }
     loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
-    once = FailsTwice(Path(tempfile.mkdtemp(), "once"))
-    trainer_for(loop, tmp_path, rounds=2, callbacks=[once]).fit(Base(), make_data())
+    callback = FailsTwice(Path(tempfile.mkdtemp(), "once"))
+    trainer_for(loop, tmp_path, rounds=2, callbacks=[callback]).fit(Base(), make_data())
     assert loop.contributions["shadow"].isfinite().all()
 
 
