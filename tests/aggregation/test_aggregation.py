@@ -132,6 +132,11 @@ def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
     assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
 
 
+def test_shapley_weights_before_the_first_value_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
+        ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
+
+
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
@@ -281,6 +286,12 @@ def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
     assert not torch.equal(run_rounds(aggregator), result)
 
 
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
+def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        ServerOptimizer(partial(torch.optim.SGD, **wrong))
+
+
 # ---- Rules that a minority of bad clients cannot move far, against loops written from the papers
 
 
@@ -323,7 +334,9 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="clients none is left out."):
+    with pytest.warns(
+        UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"
+    ):
         ((round, result, _),) = fit_and_record_rounds(tmp_path, sampler=UniformSampler(3))
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
@@ -386,7 +399,9 @@ def test_fednova_skips_a_client_without_steps() -> None:
     [partial(make_sgd, nesterov=True), partial(make_sgd, dampening=0.5), torch.optim.Adam],
 )
 def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"FedNova\(\) must know what a"):
+    with pytest.raises(
+        ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"
+    ):
         fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
     with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
         fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)

@@ -18,6 +18,7 @@ from flsv.attacks import (
     FalseReports,
     FreeRider,
     GradientPoisoning,
+    InnerProductManipulation,
     Scaling,
     SignFlip,
 )
@@ -25,6 +26,7 @@ from flsv.benchmark.registry import TrainingLoss
 from flsv.core import Round
 from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
+from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK, UploadContext
 from flsv.utilities.errors import ConfigurationError
@@ -159,7 +161,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
         def attack(self, update, context, generator):
             return update[1:]
 
-    with pytest.raises(ConfigurationError, match=r"\[49\] out of an update"):
+    with pytest.raises(ConfigurationError, match=r"made \[49\] out of an update \[50\]"):
         send_through([Short()])
 
 
@@ -246,6 +248,12 @@ def test_alignment_of_no_update_without_a_step_of_the_server_sends_none():
     assert not sent.any()
 
 
+def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite():
+    opposite = torch.tensor([1.0, 0.0, 0.0])
+    sent = align(opposite, server_step=-opposite)
+    assert sent.isfinite().all()
+
+
 # ---- Attackers who look at each other's updates, against loops written from the papers
 
 
@@ -320,3 +328,25 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path):
 
     with pytest.raises(ConfigurationError, match="then collusion"):
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
+
+
+def test_collusion_with_wrong_arguments_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match="colluders need updates that all start from the global model"
+    ):
+        FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
+
+    class Short(Collusion):
+        def collude(
+            self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
+        ) -> Tensor:
+            return updates[:, :2]
+
+    attack = Short(clients=[1])
+    with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
+        attack.sent(
+            cohort=range(7),
+            updates=UPDATES,
+            num_clients=7,
+            round_index=0,
+        )

@@ -7,6 +7,19 @@ from flsv.data import LongTail, ShardPartitioner
 from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, count_by_client_and_class, requires_files
 
 
+def test_shapfed_imbalanced_gives_one_client_70_percent(deal):
+    counts = count_by_client_and_class(deal("shapfed_imbalanced"))
+    assert ((counts - torch.tensor([[0.7], [0.1], [0.1], [0.1]]) * counts.sum(0)).abs() < 1).all()
+
+
+def test_shapfed_heterogeneous_gives_class_0_to_one_client(deal):
+    counts = count_by_client_and_class(deal("shapfed_heterogeneous"))
+    total = counts.sum(0)
+    assert counts[:, 0].tolist() == [int(total[0]), 0, 0, 0]
+    assert ((counts[:, 1:] - 0.25 * total[1:]).abs() < 1).all()
+    assert total.min() > 100
+
+
 @pytest.mark.slow
 @requires_files("pneumoniamnist.npz")
 def test_shapfed_chest_xray_has_the_papers_class_shares(deal):
@@ -96,6 +109,15 @@ def test_shapleyfl_scenarios_corrupt_all_samples_of_two_of_five_clients(deal, sc
 
 
 @pytest.mark.slow
+def test_pfedsv_pathological_gives_each_client_two_classes(deal):
+    data = deal("pfedsv_pathological")
+    assert ((count_by_client_and_class(data) > 0).sum(1) == 2).all()
+    for split in ("val", "test"):
+        sizes = torch.tensor([len(data.client_indices(client, split)) for client in range(10)])
+        assert (sizes / count_by_client_and_class(data).sum(1) - 0.2).abs().max() < 0.02
+
+
+@pytest.mark.slow
 def test_fedbary_scenarios_have_the_papers_sizes(deal):
     assert are_equally_sized(deal("fedbary_same"))
     assert are_equally_sized(deal("fedbary_sizes"), (10, 15, 20, 25, 30))
@@ -176,6 +198,14 @@ def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
 
     sizes = counts.sum(1)
     assert sizes.max() - sizes.min() <= 2
+
+
+def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
+    counts = count_by_client_and_class(deal("guo_biased"))
+    present = [(row > 0).nonzero().flatten().tolist() for row in counts]
+    assert present == [[1, 2], [3, 4], [5, 6], [0, 7], list(range(10))]
+    assert counts.sum(1).max() - counts.sum(1).min() <= 2
+    assert counts[4].max() - counts[4].min() <= 1
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from flsv.attacks import GradientPoisoning
 from flsv.data import (
+    ClientChoice,
     ClosedSetLabelNoise,
     Corruption,
     DirichletPartitioner,
@@ -39,6 +40,12 @@ def test_a_corruption_and_an_attack_of_one_fraction_and_seed_concern_the_same_cl
 
     assert corruption.chosen(20) == clients
     assert attack.chosen(20) == clients
+
+
+class Labeled(TensorDataset):
+    """Labels in an attribute, something else in the samples."""
+
+    targets = Y
 
 
 class Shift(Corruption):
@@ -127,6 +134,12 @@ def test_corruption_of_data_that_are_not_tensors_needs_preload():
         make_corrupted_data(make_items(), LABELS_AND_INPUTS)
 
 
+def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
+    samples = Labeled(X, torch.zeros(300))
+    with pytest.raises(ConfigurationError, match="last element is not their label"):
+        make_corrupted_data(samples, [GaussianNoise()], preload=True)
+
+
 def test_corruption_that_is_none_is_refused():
     with pytest.raises(ConfigurationError, match="expected a Corruption"):
         FederatedDataModule("digits", corruptions=["noise"])
@@ -191,6 +204,13 @@ def test_a_larger_fraction_of_the_same_seed_concerns_more_clients():
     assert set(clients) < set(more_clients)
 
 
+def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused():
+    with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
+        ClientChoice(clients=[0, 7]).chosen(5)
+    with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
+        ClientChoice(fraction=0.05).chosen(5)
+
+
 def test_shapleyfls_noise_is_standard_normal():
     x = torch.randn(
         500,
@@ -224,6 +244,18 @@ def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_chan
     # 72,000 pixels: a standard error of 0.0015.
     assert torch.equal(is_changed[:, 0], is_changed[:, 1])
     assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.008)
+
+
+def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
+    is_changed = (
+        added_noise(
+            GaussianNoise(pixel_rate=0.2),
+            torch.zeros(500, 40),
+        )
+        != 0
+    )
+
+    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize("to", ["next", "random"])
@@ -308,6 +340,16 @@ def test_long_tail_class_sizes_fall_exponentially(ratio):
     # Cao et al.'s own formula: img_max * imb_factor ** (j / (C - 1)) with imb_factor = 1 / ratio.
     expected = 500 * (1 / ratio) ** (np.arange(10) / 9)
     assert np.abs(sizes - expected).max() <= 0.5
+
+
+def test_long_tail_of_unequal_classes_is_limited_by_the_scarcest():
+    labels = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
+
+    sizes = class_sizes(8, labels, 4)
+
+    # The first of four classes has 8 times as many as the last: each has half of the one before.
+    # By halves from 200, so that the second class has the 100 that there are.
+    assert sizes.tolist() == [200, 100, 50, 25]
 
 
 def test_long_tail_partitions_the_remaining_samples_by_its_inner_partitioner():

@@ -1,6 +1,7 @@
 """Images by name, of archives and of folders, with or without a folder per client."""
 
 import os
+import shutil
 from functools import partial
 
 import numpy as np
@@ -9,12 +10,14 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from flsv.data import DirichletPartitioner, GroupPartitioner
+from flsv.data import DirichletPartitioner, GroupPartitioner, load_image_data
 from flsv.data.sources.base import TORCHVISION_SETS
 from flsv.data.sources.named import (
+    CENTRES,
     TORCHVISION_FACTS,
     digits,
     folder,
+    gaussians,
     npz,
     vision,
 )
@@ -72,6 +75,21 @@ def test_digits_holds_each_scikit_learn_digit_exactly_once():
     test_shares = torch.bincount(data.test.tensors[1]) / torch.bincount(labels)
     assert sorted(rows.tolist()) == sorted(expected_rows.tolist())
     assert (test_shares - 0.2).abs().max() < 0.01
+
+
+def test_gaussians_lie_around_their_class_centers():
+    data = load_image_data("gaussians")
+
+    features, labels = data.train.tensors
+    points = features[:, :2]
+    x, y = points.T
+    products = torch.stack([x * x, y * y, x * y], dim=1)
+    torch.testing.assert_close(features[:, 2:], products)
+    assert torch.bincount(labels).tolist() == [1000] * 4
+    for label, center in enumerate(CENTRES):
+        mean = points[labels == label].mean(0)
+        torch.testing.assert_close(mean, torch.tensor(center), atol=0.1, rtol=0)
+    assert torch.equal(features, gaussians().train.tensors[0])
 
 
 @needs_data
@@ -160,6 +178,26 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, expected, dtype):
     assert data.train.hospital.tolist() == list("abcabcabcabc")
     assert not hasattr(data.train, "about")
     assert len(data.train.tensors) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train_labels": np.zeros((12, 14))}, r"train_labels are float64 \[12, 14\].*multi-label"),
+        ({"train_images": np.zeros((12, 8, 8, 5))}, r"images are float64 \[8, 8, 5\] and uint8"),
+        ({"train_labels": None, "test_images": None}, "no array train_labels, test_images; it has"),
+        ({"train_labels": np.array([{}] * 12, dtype=object)}, "Object arrays cannot be loaded"),
+    ],
+)
+def test_npz_archive_with_wrong_arrays_is_refused(tmp_path, changed, message):
+    named_arrays = {**make_arrays(), **changed}
+    for name, array in changed.items():
+        if array is None:
+            del named_arrays[name]
+
+    np.savez(tmp_path / "set.npz", **named_arrays)
+    with pytest.raises(ConfigurationError, match=message):
+        npz(tmp_path / "set.npz")
 
 
 def test_images_of_a_folder_are_resized_and_scaled(tmp_path):
@@ -317,3 +355,23 @@ def test_image_folder_without_splits_is_split(tmp_path):
     assert data_by_default.num_clients == 5
     with pytest.raises(ConfigurationError, match="has no test data"):
         data.test_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: write_images(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
+        (
+            lambda p: (p / "Paris").mkdir(),
+            "client 'Paris': .*Paris' was not found, or cannot be read",
+        ),
+        (
+            lambda p: [shutil.rmtree(p / name) for name in CLIENTS if name != "Lyon"],
+            "fall into 1 groups",
+        ),
+    ],
+)
+def test_image_folder_with_wrong_contents_is_refused(tmp_path, change, message):
+    change(write_image_folders(tmp_path))
+    with pytest.raises(ConfigurationError, match=message):
+        deal(str(tmp_path))

@@ -16,6 +16,7 @@ from flsv.data import (
     ShardPartitioner,
     SizePartitioner,
     partition_counts,
+    plot_partition,
 )
 from flsv.data.splits import Splits, split_federation
 from flsv.utilities.errors import ConfigurationError
@@ -114,6 +115,12 @@ def test_custom_partitioner_with_empty_or_overlapping_parts_is_refused():
         with_empty_part(labels, 1)
     with pytest.raises(ConfigurationError, match="no sample may be assigned twice"):
         with_overlap(labels, 1)
+
+
+@pytest.mark.parametrize("scale", [1, 1 / 20])
+def test_sizes_follow_the_proportions_on_any_scale(scale):
+    parts = SizePartitioner([scale * share for share in (2, 3, 4, 5, 6)])(EVEN, 10)
+    assert [len(part) for part in parts] == [600, 900, 1200, 1500, 1800]
 
 
 def count_by_client_and_class(partitioner, labels=EVEN, num_classes=10):
@@ -254,6 +261,27 @@ def test_groups_are_joined_into_fewer_clients_of_balanced_size():
     assert groups_of_parts == [[10, 40], [30], [20]]
     with pytest.raises(ConfigurationError, match="fall into 4 groups, and at least 5 are needed"):
         GroupPartitioner(num_clients=5)(labels, 1, groups)
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes", "labels"),
+    [
+        (2, 2, 2),
+        (60, 22, 30),
+    ],
+)
+def test_partition_plot_bars_have_the_lengths_of_the_counts(clients, classes, labels):
+    numbers = torch.arange(clients * classes) % 9 + 1
+    counts = numbers.view(clients, classes)
+    _, axes = plot_partition(counts)
+    right_edges = []
+    for bar in axes.patches:
+        right_edges.append(bar.get_x() + bar.get_width())
+
+    edges_of_last_class = right_edges[-clients:]
+    assert edges_of_last_class == counts.sum(1).tolist()
+    assert len(right_edges) == classes * clients
+    assert len(axes.get_yticklabels()) == labels
 
 
 FIVE = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))

@@ -45,6 +45,17 @@ def test_notebook_has_the_lessons_cells_and_is_below_200_kb(path):
     assert path.with_suffix(".ipynb").stat().st_size < 200_000
 
 
+@lessons
+def test_page_of_a_notebook_shows_all_its_pictures(path):
+    num_pictures = 0
+    for cell in notebook_of(path):
+        for output in cell.get("outputs", []):
+            num_pictures += "image/png" in output.get("data", {})
+
+    assert num_pictures > 0
+    assert docs_render.page(path).count("data:image/png") == num_pictures
+
+
 @pytest.mark.slow
 @lessons
 def test_notebook_has_the_outputs_that_the_lesson_gives_now(path):

@@ -348,6 +348,18 @@ class LogsOnce(LogsSteps):
         return super().training_step(batch)
 
 
+def test_curve_of_a_client_has_no_value_that_another_client_has_logged(tmp_path):
+    logged = logged_by(LogsOnce(), hold_out_ids(tmp_path), tmp_path)
+    assert logged["once/Boston"].dropna().tolist() == [VALUE_LOGGED_ONCE]
+    assert "once/Lyon" not in logged
+
+
+def test_steps_of_several_batches_are_plotted_once(tmp_path):
+    logged = logged_by(LogsSteps(), hold_out_ids(tmp_path), tmp_path, accumulate_grad_batches=3)
+    curve = logged[logged["epoch"] == 0].set_index("step")["loss_step/Boston"].dropna()
+    assert curve.index.tolist() == [1, 2]  # of 6 batches
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -52,3 +52,17 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
     )
 
     torch.testing.assert_close(scaled, scaled_by_one_model)
+
+
+def test_scale_updates_by_1_copies_nothing() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(4, 6, generator=generator)
+
+    scaled = scale_updates(
+        rows,
+        torch.zeros(6),
+        torch.ones(4),
+        num_parameters=5,
+    )
+
+    assert scaled is rows

@@ -23,6 +23,7 @@ from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.metrics import (
     ClassSpecificShapley,
+    ContributionEstimation,
     CosineGradientShapley,
     GradientAgreement,
     GradientShapley,
@@ -31,6 +32,7 @@ from flsv.metrics import (
 from flsv.personalization import Standalone
 from flsv.report import open_run
 from flsv.uploads import UploadContext
+from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import KeepsRounds
@@ -405,6 +407,15 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
     assert torch.equal(capped_update[cut:], update[cut:])
 
 
+def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path):
+    filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
+
+    plain = fit_one_round(tmp_path / "plain")
+    capped = fit_one_round(tmp_path / "capped", filters=filters)
+
+    assert torch.equal(plain.server_vector, capped.server_vector)  # type: ignore[arg-type]
+
+
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
     filters = [OutlierFilter(), SampleCap(1.0)]  # once the median
 
@@ -422,6 +433,30 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
 
     assert weights is not None
     torch.testing.assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"filters": [NormCap(1.0)], "personalizer": Standalone()},
+            "all clients start from the global model",
+        ),
+        (
+            {"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}},
+            "take their own updates",
+        ),
+        (
+            {"filters": [MultiKrum(1)], "personalizer": Standalone()},
+            "all clients start from the global model",
+        ),
+        ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
+        ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
+    ],
+)
+def test_filters_with_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedLoop(**arguments)
 
 
 def test_multi_krum_keeps_the_update_closest_to_the_others():

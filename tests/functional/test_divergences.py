@@ -19,6 +19,12 @@ def test_label_divergence_equals_that_of_scipy() -> None:
     np.testing.assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("counts", [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]])
+def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
+    with pytest.raises(ValueError, match="not negative, some of them above 0"):
+        label_divergence(torch.tensor(counts))
+
+
 def divergence_weights_by_hand(
     samples: Any, divergences: Any, a: float, b: float, normalize: bool
 ) -> np.ndarray:
@@ -52,7 +58,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
-    with pytest.warns(UserWarning, match="falling back to shares of"):
+    with pytest.warns(UserWarning, match="falling back to shares of samples"):
         weights = divergence_weights(
             torch.tensor([100, 300]),
             torch.ones(2),
@@ -76,3 +82,21 @@ def test_divergence_weights_of_which_one_is_left_do_not_warn() -> None:
         )
 
     assert weights.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"divergence": torch.zeros(3)}, r"divergence \[k\], got \[2\] and \[3\]"),
+        ({"divergence": torch.tensor([0.1, torch.inf])}, "divergence=.*finite"),
+        ({"num_samples": torch.tensor([1, -1])}, "num_samples=.*not negative"),
+        ({"num_samples": torch.zeros(2)}, "all 0"),
+    ],
+)
+def test_divergence_weights_with_wrong_arguments_raise(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        divergence_weights(
+            **{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments}
+        )

@@ -133,3 +133,12 @@ def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others():
 
     with_values = intervals.low[[0, 2]]
     assert with_values.tolist() == of_two.low.tolist()
+
+
+def test_values_without_a_claim_have_no_intervals():
+    values = torch.tensor([-1.0, -2.0])
+
+    intervals = joint_shares(values, make_independent_errors(0.01, 2))
+
+    assert intervals.low.isnan().all()
+    assert intervals.without_gain == 1.0

@@ -7,6 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from flsv.functional import (
     label_overlap,
+    leave_one_out_cosines,
     personalized_weights,
     relevance_auroc,
     top_k_download,
@@ -75,6 +76,21 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
         weights_with_own,
         torch.tensor([2, 1, 3, 0, 0]) / 6,
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "distances", "client"),
+    [
+        ([0.1, 0.2], [0.0], 0),
+        ([0.1, 0.2], [0.0, 1.0], 2),
+        ([0.1, float("nan")], [0.0, 1.0], 0),
+        ([0.1, 0.2], [0.0, float("nan")], 0),
+        ([0.1, 0.2], [0.0, float("inf")], 0),
+    ],
+)
+def test_personalized_weights_refuses_wrong_values_and_distances(values, distances, client):
+    with pytest.raises(ValueError, match="expected"):
+        personalized_weights(torch.tensor(values), torch.tensor(distances), client)
 
 
 nan = float("nan")
@@ -162,6 +178,14 @@ def test_top_k_download_with_a_wrong_own_index_raises():
         choose_top_k_peers([nan, nan], client=2)
 
 
+def test_pfedsv_functions_refuse_shapes_that_would_broadcast():
+    """Broadcasting would give numbers for them."""
+    with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
+        leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))
+    with pytest.raises(ValueError, match=r"got \[2, 3\] and \[2, 3\]"):
+        relevance_auroc(torch.rand(2, 3), torch.ones(2, 3))
+
+
 def test_label_overlap_equals_numpys():
     counts = torch.randint(0, 3, (12, 6), generator=torch.Generator().manual_seed(0)) * 7
     shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
@@ -186,3 +210,17 @@ def test_relevance_auroc_equals_scikit_learns(digits):
     is_measured = ~relevance.isnan() & ~is_own
     expected = roc_auc_score(truth[is_measured], relevance[is_measured])
     assert auroc.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        pytest.param(torch.ones(15, 15), id="all"),
+        pytest.param(torch.eye(15), id="nobody else"),
+    ],
+)
+def test_relevance_auroc_of_one_kind_of_clients_is_not_a_number(truth):
+    generator = torch.Generator().manual_seed(0)
+    relevance = torch.randn(15, 15, generator=generator)
+
+    assert relevance_auroc(relevance, truth).isnan()

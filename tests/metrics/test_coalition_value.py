@@ -14,7 +14,7 @@ from torch import Tensor
 from flsv import ConfigurationError
 from flsv.aggregation import ShapleyWeighted
 from flsv.federation import FederatedLoop
-from flsv.functional import ShapleyEstimate, exact_shapley
+from flsv.functional import ESTIMATORS, ShapleyEstimate, exact_shapley
 from flsv.metrics import (
     CoalitionValue,
     CumulativeShapley,
@@ -157,6 +157,19 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold, estimator):
 def test_coalition_value_with_conflicting_arguments_is_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=f"CoalitionValue.*{message}"):
         CoalitionValue(**arguments)
+
+
+@pytest.mark.parametrize("estimator", ["auto", *ESTIMATORS])
+def test_estimator_args_unknown_to_the_estimator_are_refused(estimator):
+    with pytest.raises(
+        ConfigurationError, match=r"CumulativeShapley\(estimator_args=.*argument 'bugdet'"
+    ):
+        CumulativeShapley(estimator=estimator, estimator_args={"bugdet": 100})
+
+    with pytest.raises(ConfigurationError, match=r"multiple values for .* 'generator'"):
+        CumulativeShapley(estimator=estimator, estimator_args={"generator": None})
+
+    CumulativeShapley(estimator=estimator, estimator_args={"budget": 100})
 
 
 def test_estimator_of_a_metric_may_be_a_users_function():

@@ -194,6 +194,22 @@ def test_absent_client_keeps_its_contribution_estimate():
     torch.testing.assert_close(weights.float(), expected / expected.sum())
 
 
+def test_only_client_of_a_round_scores_the_model_it_started_from():
+    metric = ContributionEstimation(2)
+    client_ids = torch.tensor([1])
+    model = torch.tensor([[1.0, 2.0]])
+
+    metric.update(
+        client_ids=client_ids,
+        client_updates=model,
+        aggregation_weights=torch.tensor([1.0]),
+        aggregate=model[0],
+        clients=make_judges(client_ids, model),
+    )
+
+    assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
+
+
 def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
     tmp_path,
 ):
@@ -220,10 +236,10 @@ def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
     with pytest.raises(
         ConfigurationError,
-        match=r"metrics \['fedce'\] need validation samples",
+        match=r"metrics \['fedce'\] need validation samples at every client.*0.2",
     ):
         fit(loop, tmp_path, data=toy_data())
 
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
-        with pytest.raises(ConfigurationError, match="error is 1 - score"):
+        with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
             ContributionEstimation(performance=wrong)

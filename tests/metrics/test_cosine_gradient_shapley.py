@@ -84,6 +84,19 @@ def test_cohort_redistributes_its_reputation_and_absent_clients_keep_theirs():
     assert values_of_round_2[0] > values_of_round_2[1]
 
 
+def test_zero_updates_have_cosine_0_and_share_the_reputation_equally():
+    metric = CosineGradientShapley(num_clients=3)
+
+    metric.update(
+        client_ids=torch.tensor([0, 1]),
+        client_updates=torch.zeros(2, 2),
+        num_samples=torch.tensor([10, 10]),
+    )
+
+    assert metric.diagnostics()["phi"][:2].tolist() == [0, 0]
+    assert metric.compute()[:2].tolist() == [0.5, 0.5]
+
+
 def test_newcomer_gets_the_mean_reputation():
     """A cohort keeps the sum of its reputations, so samples and updates of one that trains alone make no difference."""
     num_clients = 3

@@ -286,3 +286,11 @@ def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_pa
 
 def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule) -> None:
     trainer.should_stop = trainer.current_epoch == 1
+
+
+def test_one_round_shapley_refuses_a_run_without_round_0():
+    metric = OneRoundShapley(3, num_clients=2)
+    with pytest.raises(ValueError, match="has not seen round 0"):
+        metric.update(
+            torch.arange(2), 1, torch.zeros(4), torch.zeros(2, 4), torch.ones(2), lambda *_: None
+        )

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
+from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, sample_values, server_of
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -41,6 +43,77 @@ def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
 
     assert torch.equal(history[0], history[1])
     assert not torch.equal(history[1], history[2])
+
+
+def test_wasserstein_contribution_measured_once_measures_newcomers_later():
+    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
+    server = server_of(*draw_samples(20, 0))
+    metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
+
+    metric.update(
+        torch.tensor([0, 1]),
+        [clients[0], clients[1]],
+        server,
+        round_index=3,
+        generator=make_generator(3),
+    )
+    first_distances = metric.diagnostics()["distance"]
+    metric.update(
+        torch.tensor([1, 2]),
+        [clients[1], clients[2]],
+        server,
+        round_index=4,
+        generator=make_generator(4),
+    )
+    second_distances = metric.diagnostics()["distance"]
+
+    assert torch.equal(second_distances[:2], first_distances[:2])
+    assert second_distances[2].isfinite()
+    assert metric.rounds == 2
+
+
+def test_default_support_follows_the_smallest_client_even_if_absent():
+    sizes = [60, 60, 25]
+    samples = [
+        draw_samples(60, 1),
+        draw_samples(60, 2),
+        draw_samples(25, 3),
+    ]
+    clients = clients_of(samples)
+    server = server_of(*draw_samples(20, 0))
+    by_default = WassersteinContribution(3, features="pixels")
+    by_default.check(torch.tensor(sizes))  # sets the support
+
+    safe_support = (25 - 1) // 2  # below half of the smallest client's samples
+    with_support = WassersteinContribution(3, features="pixels", support=safe_support)
+
+    distances = []
+    for metric in (by_default, with_support):
+        metric.update(
+            torch.tensor([0, 1]),
+            clients[:2],
+            server,
+            generator=make_generator(),
+        )
+        distances.append(metric.diagnostics()["distance"][:2])
+
+    assert torch.equal(*distances)
+
+
+def test_support_that_would_reveal_samples_is_refused_before_training(tmp_path):
+    data = toy_data()
+    for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"support=30: client 1 has \d+ samples.*allow_reconstruction=True",
+        ):
+            fit(FederatedLoop(metrics={"ot": metric}), tmp_path, data=data)
+        assert not hasattr(metric, "rounds")  # not even bound to the federation
+
+    allowed = WassersteinContribution(support=30, iterations=2, allow_reconstruction=True)
+    fit(FederatedLoop(metrics={"ot": allowed}), tmp_path, data=data, rounds=1)
+
+    assert allowed.compute().isfinite().all()
 
 
 def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):

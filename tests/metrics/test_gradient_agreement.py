@@ -1,6 +1,7 @@
 """GradientAgreement against its formulas in NumPy: absent clients, logged losses, and refusals."""
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -128,3 +129,18 @@ def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path):
         expected,
         rtol=0.02,
     )
+
+
+@pytest.mark.parametrize(
+    ("num_products", "num_updates", "message"),
+    [(2, 3, r"client_updates \[k=2, p\]"), (3, 2, "gradient_products")],
+)
+def test_gradient_agreement_refuses_wrong_shapes(num_products, num_updates, message):
+    metric = GradientAgreement(num_clients=3)
+    client_ids = torch.arange(2)
+    products = torch.zeros(num_products)
+    updates = torch.zeros(num_updates, 4)
+    num_samples = torch.ones(2)
+
+    with pytest.raises(ValueError, match=message):
+        metric.update(client_ids, products, updates, num_samples)

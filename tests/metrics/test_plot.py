@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
@@ -50,6 +51,19 @@ def test_unknown_values_of_clients_have_no_bar():
     assert texts == ["no value"]
 
 
+@pytest.mark.parametrize(
+    ("values", "stderr"),
+    [
+        pytest.param(torch.full((3, 2), NAN), None, id="per class"),
+        pytest.param(torch.full((3,), NAN), torch.full((3,), NAN), id="of clients"),
+    ],
+)
+def test_unknown_values_alone_can_be_drawn(tmp_path, values, stderr):
+    figure, _ = plot_contributions(values, stderr=stderr)
+
+    save_figure(figure, tmp_path)
+
+
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
@@ -75,6 +89,13 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     save_figure(figure, tmp_path)
 
 
+def test_second_plot_on_an_axis_extends_its_limits():
+    for values in (lambda top: torch.tensor([top]), lambda top: [torch.tensor([top])] * 2):
+        _, axis = plot_contributions(values(0.1))
+        plot_contributions(values(2.0), axis)
+        assert axis.get_ylim()[1] > 2
+
+
 def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
     values = torch.arange(1.0, 31.0)
     values[10:20] = NAN
@@ -84,6 +105,23 @@ def test_clients_without_a_value_are_not_among_the_lowest_of_a_plot():
     highest_and_lowest = [29, 28, 27, 26, 25, 4, 3, 2, 1, 0]
     expected = [f"client {client}" for client in highest_and_lowest]
     assert label_texts(axis.get_legend().get_texts()) == expected
+
+
+def test_metric_plots_show_client_names_class_names_and_units():
+    cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
+    cssv.bind(
+        2,
+        2,
+        ["Shirt", "Dress"],
+        client_names=["Boston", "Lyon"],
+    )
+
+    figure, axis = cssv.plot(torch.rand(2, 2))
+
+    assert label_texts(axis.get_xticklabels()) == ["Shirt", "Dress"]
+    assert label_texts(axis.get_yticklabels()) == ["Boston", "Lyon"]
+    assert figure.axes[1].get_ylabel() == "cosine with the aggregate"
+    assert cssv.guide().unit == "cosine with the aggregate"
 
 
 def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values():

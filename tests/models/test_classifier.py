@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
-from flsv.scores.class_scores import EpochScores
+from flsv.scores.class_scores import ClassScores, EpochScores
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 
@@ -231,6 +231,13 @@ def test_auroc_is_scored_only_with_two_classes_present_and_at_most_a_hundred():
     assert "auroc" not in of_101_outputs
 
 
+def test_auroc_of_one_class_is_not_a_number():
+    scores = ClassScores(2)
+    scores.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+
+    assert scores.compute()["auroc"].isnan()
+
+
 def test_auroc_tells_samples_apart_whose_probabilities_round_to_1():
     logits = torch.tensor([[90.0, 0.0], [80.0, 0.0], [100.0, 0.0], [85.0, 0.0]])
     labels = torch.tensor([0, 1, 0, 1])  # class 0 has the higher logits
@@ -255,3 +262,11 @@ def test_balanced_class_weights_equal_those_of_scikit_learn(trainer):
 
     copied = ClassifierClient(**{**client.hparams, "network": "softmax"})
     assert torch.equal(copied.class_weights, client.class_weights)
+
+
+def test_balanced_class_weights_without_known_counts_are_refused(trainer):
+    client = ClassifierClient(
+        "softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced"
+    )
+    with pytest.raises(ConfigurationError, match=r"does not say how many samples.*Give 10 numbers"):
+        trainer().fit(client, Digits())

@@ -13,6 +13,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.models.lora import LoRAClient, freeze_a
 from flsv.sampling import UniformSampler
+from flsv.utilities.errors import ConfigurationError
 from helpers.fits import fit
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same_state, train_sharing_by_hand
 
@@ -119,6 +120,16 @@ def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path, exact):
 
     assert torch.equal(cost[:, 0].nan_to_num(), expected_cost)
     assert loop.contributions["cssv"].by_class.shape == (5, 3)
+
+
+def test_lora_without_matching_layers_is_refused():
+    with pytest.raises(ConfigurationError, match="SoftmaxRegression has no linear layer"):
+        LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
+
+    with pytest.raises(ValueError, match=r"Target modules .* not found"):
+        LoRAClient(network="mlp", num_classes=3, input_shape=(4,), targets=["attention"])
+    with pytest.raises(ConfigurationError, match="Linear has no LoRA layer"):
+        freeze_a(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -123,6 +123,17 @@ def test_fast_text_is_the_mean_of_the_words_vectors():
     torch.testing.assert_close(logits, network.classifier(means))
 
 
+def test_padding_of_fast_text_is_not_trained():
+    network = models.FastText(3, (5,), buckets=11, width=4)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+    hashes = torch.tensor([[7, 17, 0, 0, 0], [3, 0, 0, 0, 0]])
+
+    network(hashes).logsumexp(1).sum().backward()
+    optimizer.step()
+
+    assert (network.embedding.weight[0] == 0).all()
+
+
 def test_fast_text_of_images_is_refused():
     with pytest.raises(ConfigurationError, match="is no text's shape"):
         models.FastText(input_shape=(1, 28, 28))
@@ -140,3 +151,12 @@ def test_build_network_refuses_options_of_another_network(name):
         match=rf"{name}\(hidden=\[64\]\): the network has no such option.*--model.network_args=\{{\}}",
     ):
         models.build_network(name, 10, (3, 32, 32), hidden=[64])
+
+
+@pytest.mark.parametrize("name", ["lenet", "torchvision:resnet18"])
+def test_build_network_with_an_unknown_name_raises(name):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"Unknown network '{name}'\..* flsv's own networks are fast_text, lenet5",
+    ):
+        models.build_network(name, 10, (4,))

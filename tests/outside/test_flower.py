@@ -193,6 +193,19 @@ def test_failed_or_absent_client_is_nan_in_its_round_and_keeps_its_sum(tmp_path)
     assert "not seen (3)" in write_report(tmp_path / "run").read_text()
 
 
+def test_client_beyond_num_clients_leaves_only_its_round_without_values():
+    sizes = {1: 10, 2: 20}
+    with_a_third = {**sizes, 3: 30}
+    grid = Grid(sizes, with_a_third, sizes)
+
+    message = r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
+    with pytest.warns(UserWarning, match=message):
+        records = run_with_values(grid, rounds=3)
+
+    is_without_value = [math.isnan(record["value/1"]) for record in records]
+    assert is_without_value == [False, True, False]
+
+
 class FailsInRound1(CosineGradientShapley):
     def update(self, *, round_index: int, client_vectors: Tensor) -> None:  # type: ignore[override]
         if round_index == 1:
@@ -201,7 +214,9 @@ class FailsInRound1(CosineGradientShapley):
 
 def test_a_value_that_fails_does_not_end_the_training():
     sizes = {1: 10, 2: 20}
-    with pytest.warns(UserWarning, match="and training goes on without:"):
+    with pytest.warns(
+        UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
+    ):
         records = run_with_values(
             Grid(sizes, sizes, sizes), rounds=3, metrics={"value": FailsInRound1()}
         )
@@ -223,6 +238,12 @@ def test_contributions_that_cannot_be_measured_are_refused_before_training(metri
     with pytest.raises(ConfigurationError, match=why):
         run_with_values(grid, metrics={"value": metric}, module=module)
     assert grid.sizes == {1: 10, 2: 20}  # still that of the first round: nobody was sent anything
+
+
+def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path):
+    run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
+    with pytest.raises(ConfigurationError, match="holds a run"):
+        run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
 
 
 def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
@@ -281,7 +302,7 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(folder_of_two_roun
 
 
 def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
-    with pytest.raises(ConfigurationError, match="single rounds that FedAvg ran"):
+    with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
         write_report(folder_of_two_rounds, budget=Budget(100))
 
     page = write_report(folder_of_two_rounds, budget=Budget(100, by="value")).read_text()

@@ -8,12 +8,14 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 
 from flsv import ConfigurationError, FederatedLoop, ParameterSpace, Round, value_round
 from flsv.metrics import (
     ClassSpecificShapley,
+    ContributionEstimation,
     ContributionMetric,
     CosineGradientShapley,
     CumulativeShapley,
@@ -144,6 +146,20 @@ def test_value_round_equals_the_federated_loop_for_every_metric(
     assert values.diagnostics["cgsv"].keys() == {"phi"}
 
 
+def test_table_of_value_round_has_the_values_of_classes(values_of_every_metric):
+    values = values_of_every_metric
+    table = values.to_frame()
+    is_of_class_1 = (table["metric"] == "classes") & (table["class"] == "1")
+    column = table[is_of_class_1].set_index("client")["value"]
+    expected = values.per_class["classes"][:, 1]
+    seen_clients = expected.isfinite().nonzero().flatten().tolist()
+
+    assert column.to_dict() == pytest.approx(
+        {client: expected[client].item() for client in seen_clients}
+    )
+    assert set(table["round"]) == {ROUNDS - 1}
+
+
 PLAIN = {
     "sv": PartialFederatedShapley,
     "agreement": GradientAgreement,
@@ -223,7 +239,9 @@ def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
         num_classes=3,
     )
 
-    with pytest.raises(ConfigurationError, match=r"client 0.*1\.running_var has negative .*"):
+    with pytest.raises(
+        ConfigurationError, match=r"client 0.*1\.running_var has negative .* set deltas=True"
+    ):
         value(updates)
 
     values = value(updates, deltas=True)
@@ -284,6 +302,23 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run):
     assert by_name["GradientAgreement"].sum() == pytest.approx(1)
 
 
+def test_value_round_leaves_the_global_generator_unchanged(trained_run):
+    module, _, _, rounds = trained_run
+    samples = TensorDataset(torch.randn(20, 6), torch.randint(CLASSES, (20,)))
+    batches = DataLoader(samples, 10, shuffle=True)
+    generator_state = torch.get_rng_state()
+
+    value_round(
+        module,
+        rounds[0].global_vector,
+        list(rounds[0].client_vectors),
+        batches,
+        metrics=LeaveOneOut(),
+    )
+
+    assert torch.equal(torch.get_rng_state(), generator_state)
+
+
 def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     module, data, _, rounds = trained_run
     model = rounds[0].global_vector
@@ -334,6 +369,85 @@ VECTOR = ParameterSpace(NET).read(NET)
 STATE = NET.state_dict()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": VECTOR[1:]}, r"model of start does not fit.*a vector \[\d+\].*ParameterSpace"),
+        (
+            {"updates": [VECTOR, {"0.weight": STATE["0.weight"]}]},
+            r"client 1 does not fit.*'1.weight'",
+        ),
+        (
+            {"updates": [VECTOR, {**STATE, "5.bias": VECTOR}]},
+            r"client 1 does not fit.*\['5.bias'\] differ",
+        ),
+        ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
+        ({"updates": []}, "models of at least one client"),
+        (
+            {"updates": {"Lyon": VECTOR, 1: VECTOR}},
+            r"\['Lyon', 1\] are not all among .*client_names",
+        ),
+        ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
+        ({"weights": {0: 1.0, 1: 2.0}}, r"weights=...\) is given of \[0, 1\], expected of 2 as"),
+        (
+            {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
+            "measures it",
+        ),
+        (
+            {"updates": [VECTOR]},
+            r"there are the clients \['0'\].*at least 2.*against other clients'",
+        ),
+        ({"client_names": ["Lyon", "Lyon"]}, "each once"),
+        ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
+        (
+            {"metrics": LeaveOneOut()},
+            "metrics \\['LeaveOneOut'\\] evaluate models.*give val_loader",
+        ),
+        ({"metrics": ContributionEstimation()}, r"asks for \['clients'\].*only a FederatedLoop"),
+        (
+            {"metrics": ClassSpecificShapley(head="4"), "num_classes": 7},
+            "has 3 rows and the data have 7 classes",
+        ),
+        (
+            {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
+            "name what the LightningModule logs",
+        ),
+    ],
+)
+def test_value_round_with_mismatched_arguments_raises(arguments, message):
+    fitting_arguments = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
+    with pytest.raises(ConfigurationError, match=message):
+        value_round(**{**fitting_arguments, **arguments})
+
+
+def test_value_round_refuses_other_client_names_in_a_later_round():
+    metric = CosineGradientShapley()
+    updates = [VECTOR + 1, VECTOR - 1]
+    value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
+
+    with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
+        value_round(NET, VECTOR, updates, metrics=metric, client_names=["Kyoto", "Lyon"])
+
+    value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
+    assert metric.rounds == 2
+
+
+def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
+    convolution = nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    model = ParameterSpace(convolution).read(convolution)
+    batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
+
+    with pytest.raises(ConfigurationError, match="say num_classes"):
+        value_round(convolution, model, [model, model], batches)
+
+    values = value_round(convolution, model, [model, model], batches, num_classes=2)
+    assert values["PartialFederatedShapley"].tolist() == [0, 0]
+
+
 class Normalizes(Plain):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
@@ -382,6 +496,6 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
 
     with pytest.raises(
         ConfigurationError,
-        match="a value that validation_step logs",
+        match=r"a batch is dict\. Or measure by a value that validation_step logs",
     ):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -141,6 +141,40 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         assert is_evaluated
 
 
+def test_pfedsv_never_downloads_a_client_with_a_negative_score_again():
+    relevance = torch.full((4, 4), nan)
+    relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
+    method = begin_method(4, PFedSV())
+    clients = [Judged(i, lambda v: 0.5) for i in range(4)]
+    _, round = play_round(
+        method,
+        clients,
+        random_models(4),
+        relevance,
+        index=1,
+    )
+
+    assert round.peer_values[0].isnan().tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert round.downloaded.tolist() == [(1 + 1) * SPACE.size, *[(1 + 3) * SPACE.size] * 3]
+
+    relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
+    models, round = play_round(
+        method,
+        clients,
+        random_models(4),
+        relevance,
+        index=2,
+    )
+
+    assert round.downloaded[0] == 0
+    torch.testing.assert_close(models[0], random_models(4)[0])
+
+
 def test_pfedsv_with_a_shared_extractor_downloads_heads():
     vectors = random_models(3)
     accuracy = closeness(vectors[1])
@@ -188,6 +222,23 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 # 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
 GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
 STORED_MODEL = [-1, -1, -1, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("model", [0, 0, 0, 0, 0, 0, 0]),
+        ("extractor", [0, 1, 2, 0, 0, 0, 0]),
+    ],
+)
+def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(mode, expected):
+    method = begin_method(2, PFedSV(mode=mode))
+    state = FederationState(2, global_vector=torch.tensor(GLOBAL_MODEL, dtype=torch.float))
+
+    initial = method.start(1, state)
+
+    assert initial.tolist() == expected
+    assert method.send(1, initial, state) == {}
 
 
 @pytest.mark.parametrize(

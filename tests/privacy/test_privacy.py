@@ -1,6 +1,7 @@
 """Epsilon against the analytic Gaussian mechanism and simulation; clipping, noise and budget, alone and in a loop."""
 
 import math
+import sys
 import warnings
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(noise_m
         accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
         epsilon = accountant.get_epsilon(1e-5)
         assert 0.9999 * exact < epsilon < largest_ratio * exact
+
+
+def test_accountant_without_dp_accounting_says_what_to_install(
+    monkeypatch,
+):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'dp-accounting>=0.6'"):
+        gaussian_epsilon(1.234, 1)
+    assert gaussian_epsilon(0.0, 1) == math.inf
 
 
 # ---- Clipping, noise and budget: alone, and what crosses to the server in a loop
@@ -266,7 +276,9 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
     assert privacy.affordable_rounds() == 3
 
     loop = FederatedLoop(uploads=[privacy], seed=0)
-    with pytest.warns(UserWarning, match="stops after 3 rounds: client"):
+    with pytest.warns(
+        UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"
+    ):
         fit(loop, tmp_path, make_plain(), rounds=10)
 
     assert loop.round_index == 3
@@ -301,7 +313,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
         callbacks=[make_checkpoint_callback(tmp_path)],
     )
 
-    with pytest.raises(ConfigurationError, match="budget for another round: client"):
+    with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
         fit(loop(), tmp_path, make_plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from release import _REQUIREMENT
+from release import _REQUIREMENT, TOOLS, lowest
 
 import flsv
 
@@ -43,6 +43,20 @@ def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
         assert (ROOT / path.partition("#")[0]).exists(), path
         kind = "raw" if path.endswith(".png") else "blob"
         assert f"(https://example.org/flsv/{kind}/v{flsv.__version__}/{path})" in shown
+
+
+def test_readme_without_a_repository_url_has_no_relative_links(hook):
+    shown = hook.description(README, None, flsv.__version__)
+    relative_targets = [target for target in targets(shown) if not target.startswith("http")]
+    words = " ".join(shown.split())
+
+    assert relative_targets == []
+    assert "![" not in shown
+    assert "Published algorithms are" in words
+
+    # The code is not touched: an index shows what README.md shows.
+    code_blocks = re.compile(r"```.*?```", flags=re.DOTALL)
+    assert code_blocks.findall(shown) == code_blocks.findall(README)
 
 
 def test_one_address_gives_all_links_of_the_project(hook):
@@ -106,6 +120,14 @@ def test_constraints_have_all_that_ci_installs():
 def plain(name: str) -> str:
     """As the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_lowest_version_is_read_from_requirements_with_several_bounds():
+    text = (
+        'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
+    )
+    assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
+    assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))
 
 
 def test_no_two_files_of_the_wheel_are_the_same():

@@ -11,7 +11,8 @@ import flsv
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
+from flsv.personalization import PFedSV
 from flsv.results.round_result import RoundResult, Row
 from flsv.results.run_table import (
     COLUMNS,
@@ -26,6 +27,7 @@ from flsv.results.run_table import (
 )
 from flsv.sampling import UniformSampler
 from flsv.utilities.csv_files import csv_text
+from helpers.data import toy_data
 from helpers.fits import fit
 
 NAN = float("nan")
@@ -178,6 +180,13 @@ def test_file_of_an_earlier_run_stands_if_the_new_one_cannot_be_written(
     assert path.read_bytes() == content
 
 
+def test_copies_of_earlier_rounds_are_numbered(tmp_path: Path) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(4))
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match=rf"they are kept in .*c_{number}\.csv"):
+            write_rounds(path, range(4))
+
+
 def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) -> None:
     metrics = {
         "cssv": ClassSpecificShapley(),
@@ -260,6 +269,17 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
         assert len(table) == num_earlier_rows + num_late_rows
 
 
+def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
+    path = write_rounds(tmp_path / "c.csv", range(2))
+    file = CSV(path, NAMES)
+    file.write_late_rounds(make_late_rounds(5.0))
+    table = read_contributions(path)
+
+    file.write_late_rounds([])
+
+    assert read_contributions(path).equals(table)
+
+
 def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
@@ -290,3 +310,46 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path: Path) -> None:
 
     # Those of make_late_rounds(5.0), by round and client.
     assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
+
+
+def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path: Path) -> None:
+    metrics = {
+        "relevance": DomainRelevance(),
+        "cost": CommunicationCost(),
+    }
+    loop = FederatedLoop(
+        metrics=metrics,
+        personalizer=PFedSV(),
+        seed=1,
+        reporting=Reporting(table=False),
+    )
+    fit(
+        loop,
+        tmp_path,
+        data=toy_data(client_val=0.2, drop_last=True),
+        rounds=2,
+    )
+    last_values = (
+        flsv.read_run(tmp_path)
+        .dropna(subset="class")
+        .groupby(["metric", "client", "class"])["value"]
+        .last()
+    )
+    by_pair = loop.contributions["relevance"].by_class
+    expected = {}
+    for i in range(3):
+        for j in range(3):
+            if not by_pair[i, j].isnan():
+                expected[i, str(j)] = by_pair[i, j].item()
+
+    assert len(expected) > 3
+    assert last_values["relevance"].to_dict() == pytest.approx(expected)
+
+    size = loop.space.size
+    # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
+    for client in range(3):
+        up = last_values["cost", client, "up"]
+        down = last_values["cost", client, "down"]
+        num_downloads = int(down) // size - 1
+        assert up == 2 * size + 2 + num_downloads
+        assert down == (1 + num_downloads) * size

@@ -21,6 +21,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
+from flsv.configuration.identity import hyperparameters
 from flsv.core.artifacts import client_folders
 from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
@@ -38,6 +39,7 @@ from flsv.results.run_table import frame
 from flsv.results.tensorboard import TensorBoard
 from helpers.data import toy_data
 from helpers.fits import InRound, fit
+from helpers.hospitals import ROWS, make_tables
 from helpers.models import Plain, network
 
 NAMES = ("Boston", "St. Mary's/East", "2")
@@ -313,6 +315,37 @@ def write_end(
     writes.experiment.close()
 
 
+def test_hparams_tab_compares_runs_with_other_clients(tmp_path: Path) -> None:
+    write_end(tmp_path, ["result"], accuracy=1.0)
+    write_end(tmp_path, ["North", "South"], accuracy=2.0)
+
+    rows = read_hparams_tab(tmp_path)
+
+    # A session is RUN/result. Of the run whose client has that name it is another.
+    assert rows.keys() == {"result/result_1", "North-South/result"}
+
+    settings, numbers = rows["result/result_1"]
+    assert settings["clients"].number_value == 1
+    assert numbers == {"performance/accuracy": 1.0, "gain/client_0_result": 0.0}
+
+    settings, numbers = rows["North-South/result"]
+    assert settings["clients"].number_value == 2
+    assert numbers == {
+        "performance/accuracy": 2.0,
+        "gain/client_0_North": 0.0,
+        "gain/client_1_South": 1.0,
+    }
+
+
+def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> None:
+    write_end(tmp_path, ["North", "South"], accuracy=2.0)
+    write_end(tmp_path, ["North", "South"], accuracy=3.0, first_round=5)
+
+    ((_, numbers),) = read_hparams_tab(tmp_path).values()
+
+    assert numbers["performance/accuracy"] == 3.0
+
+
 def test_picture_of_final_values_has_each_clients_interval() -> None:
     metric = ShadowShapley(num_clients=3)
     masks = few_coalitions(3, "all")
@@ -330,6 +363,16 @@ def test_picture_of_final_values_has_each_clients_interval() -> None:
     for segment, expected_interval in zip(whiskers.get_segments(), torch.stack(intervals, 1)):
         assert segment[:, 1].tolist() == pytest.approx(expected_interval.tolist())
     assert len(whiskers.get_segments()) == len(values)
+
+
+def test_settings_count_validation_samples_that_are_not_of_the_clients_data() -> None:
+    data = make_tables()
+    data.prepare_data()
+    data.setup("fit")
+
+    settings = hyperparameters(FederatedLoop().config, {}, data=data, seed=0)
+
+    assert settings["data/server_val_samples"] == ROWS["val"]
 
 
 class Noting(Plain):

@@ -17,9 +17,11 @@ from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
+    FixedCohort,
     PowerOfChoice,
     ShapleyImportanceSampler,
 )
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -169,7 +171,9 @@ class Own(ClientSampler):
     ids=repr,
 )
 def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path, cohort):
-    with pytest.raises(RuntimeError, match="expected at least one client,"):
+    with pytest.raises(
+        RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
+    ):
         fit(FederatedLoop(sampler=Own(cohort)), tmp_path, rounds=1)
 
 
@@ -273,6 +277,24 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
     return server, candidates, cohorts
 
 
+@pytest.mark.parametrize(
+    "clients",
+    [[], [1, 1]],
+    ids=["nobody", "one twice"],
+)
+def test_fixed_cohort_of_no_different_clients_is_refused(clients):
+    with pytest.raises(ConfigurationError, match="expected different client ids"):
+        FixedCohort(clients)
+
+
+def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
+    loop = FederatedLoop(sampler=FixedCohort([0, 3]), seed=0)
+
+    message = r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(loop, tmp_path, data=toy_data((3, 2, 2)))
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
     net = network(batch_norm=False)
@@ -293,3 +315,16 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
         assert row["up"] == [size] * M
     different_cohorts = {tuple(cohort) for cohort in cohorts}
     assert len(different_cohorts) > 1
+
+
+def test_sampler_with_wrong_arguments_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
+        PowerOfChoice(2, 1)
+
+    metrics = {"ssv": SurrogateFederatedShapley()}
+    with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
+        fit(
+            make_loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics),
+            tmp_path,
+            data=make_unequal_data(),
+        )

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
+from flsv.attacks import Scaling
 from flsv.core import Traffic
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedAMP, Standalone
@@ -69,6 +70,30 @@ def test_each_upload_in_a_chain_refers_to_its_own_reference():
         assert torch.equal(recorded_update, update)
     assert torch.equal(sent, third_vector)
     assert [recorder.positions for recorder in chain] == [[0], [1], [2]]
+
+
+def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole():
+    vector = torch.rand(1000)
+    tripled = Scaling(3.0, clients=[0])
+
+    sent, traffic = upload(
+        [tripled],
+        vector,
+        torch.rand(1000),
+        vector,
+        CONTEXT,
+    )
+    _, traffic_of_doubles = upload(
+        [],
+        vector.double(),
+        vector,
+        vector,
+        CONTEXT,
+    )
+
+    assert sent is vector
+    assert traffic == Traffic(1000, 4000.0)
+    assert traffic_of_doubles == Traffic(1000, 8000.0)
 
 
 def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path):

@@ -2,12 +2,14 @@
 be told and not used. And what may be part of a path."""
 
 import inspect
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.aggregation import GeometricMedian
+from flsv.attacks import SignFlip
 from flsv.filters import NormCap, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.arguments import attribute_of, client_number, plain_name
@@ -51,13 +53,27 @@ def test_replace_changes_given_arguments_and_keeps_the_rest():
     assert repr(changed.filters) == "(OutlierFilter(threshold=None),)"
 
 
+def test_lists_given_to_a_loop_cannot_change_it_later():
+    attacks: Any = [SignFlip(clients=[1])]
+    loop = FederatedLoop(uploads=attacks)
+    attacks.append(SignFlip(clients=[2]))
+
+    assert len(loop.uploads) == 1
+    for mapping in (loop.metrics, loop.strategies):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            mapping["mine"] = None  # type: ignore[index]
+
+    with pytest.raises(FrozenInstanceError):
+        loop.config.seed = 3  # type: ignore[misc]
+
+
 def test_plain_name_refuses_paths_and_other_types():
     for name in ("ours, renormalized", "cssv-2.1", "Größe", "x" * 100):
         assert plain_name(name) == name
 
     paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
     for refused in (*paths, "x" * 101, 3):
-        with pytest.raises(ConfigurationError, match="picture .*: expected a plain"):
+        with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
             plain_name(refused, "picture")  # type: ignore[arg-type]
 
 
@@ -68,7 +84,9 @@ def test_a_client_is_told_by_name_or_number():
     assert numbers == [1, 0, 1]
     assert client_number("0", ["1", "0"], "client") == 1
 
-    with pytest.raises(ConfigurationError, match="such client. It has Boston,"):
+    with pytest.raises(
+        ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."
+    ):
         client_number(2, ["Boston", "Lyon"], "client")
 
 

@@ -145,6 +145,20 @@ def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
     assert components[7].isnan().all()
 
 
+def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
+    with pytest.raises(ConfigurationError, match="nothing to be fitted on"):
+        PCA().fit(None, clients_of(make_sets(draw_samples(0), 0)))
+
+    pca = PCA(2)
+    samples = draw_samples(30)
+    pca.fit(samples, [])
+
+    numbers_per_sample = samples[0].numel()
+    message = f"of {numbers_per_sample} numbers, and got 1"
+    with pytest.raises(ConfigurationError, match=message):
+        pca(torch.zeros(3, 1))
+
+
 # The model's own
 
 
@@ -174,7 +188,7 @@ def test_penultimate_of_a_head_called_twice_is_refused() -> None:
             return self.head(x) + self.head(x)
 
     module = Twice()
-    with pytest.raises(ConfigurationError, match="8 rows for 4 samples"):
+    with pytest.raises(ConfigurationError, match="given 8 rows for 4 samples"):
         Penultimate()(torch.randn(4, 3, 2, 2), module)
 
     assert not module.head._forward_pre_hooks  # taken off whatever happens

@@ -13,6 +13,7 @@ from flsv.core.local_data import _open_data
 from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
+from flsv.valuation.questions import deviations
 
 CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
 
@@ -278,12 +279,39 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     assert torch.equal(distances, by_name.distances[:2])
 
 
+def test_default_support_is_at_most_100() -> None:
+    sets = [draw_samples(300, 1), draw_samples(203, 2)]
+    assert safe_support(203) > 100
+
+    valuation, _ = value_clients(sets, draw_samples(60, 0), judge=False)
+
+    assert valuation.support == 100
+
+
+def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
+    """They take no part, so that they hide nobody."""
+    broken = draw_samples(60, 2)
+    broken[0][:20] = torch.nan
+
+    server = draw_samples(60, 0)
+    valuation, _ = value_clients([draw_samples(300, 1), broken], server, judge=False)
+
+    assert valuation.support == safe_support(60 - 20)
+
+
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw_samples(90, 1), draw_samples(60, 2)]
     message = f"support=30: client 1 has 60 samples.*support={safe_support(60)} or less"
     with pytest.raises(ConfigurationError, match=message):
         value_clients(sets, validation, support=30)
+
+
+@pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
+def test_client_with_two_samples_is_refused(validation: Any) -> None:
+    assert safe_support(2) == 0
+    with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
+        value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 
 def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
@@ -368,6 +396,35 @@ def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_
     assert clients[0].ask(sample_values).flagged.all()
 
 
+def test_server_needs_a_finite_sample_but_not_all_of_them() -> None:
+    client = draw_samples(30, seed=2)
+    x_of_server, y_of_server = draw_samples(30, seed=0)
+    x_of_server[3, 2] = torch.nan
+
+    valuation, _ = value_clients([client], (x_of_server, y_of_server))
+    assert valuation.distances.isfinite().all()
+
+    with pytest.raises(ConfigurationError, match="validation set is finite"):
+        value_clients([client], make_nan_samples())
+
+
+@pytest.mark.parametrize("at_server", [True, False])
+def test_participants_with_different_feature_counts_are_refused_by_name(at_server: bool) -> None:
+    six_features = (torch.zeros(20, 6), torch.zeros(20).long())
+    sets = [draw_samples(20, 1), draw_samples(20, 2)]
+    server = None
+    if at_server:
+        server = six_features
+        participant = "the server"
+    else:
+        sets[1] = six_features
+        participant = "client 1"
+
+    message = rf"Pixels\(\): client 0 has 5, .*{participant} has 6 features"
+    with pytest.raises(ConfigurationError, match=message):
+        value_clients(sets, server, support=9)
+
+
 def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
     class Half(Features):
         def __call__(
@@ -417,3 +474,23 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
     assert flagged_by_class[is_outlier & (centered_values > 0)].all()
     assert flagged_by_class[~is_outlier].float().mean() < 0.02
     assert not flagged_together[is_outlier & (y == 0)].any()  # hidden by the other classes
+
+
+@pytest.mark.parametrize("values", [[], [-1.0, 1.0], [0.0] * 7])
+def test_flag_samples_of_few_or_equal_values_flags_nothing(values: list[float]) -> None:
+    assert not flag_samples(torch.tensor(values)).any()
+
+
+def test_flag_samples_flags_a_single_high_value() -> None:
+    flagged = flag_samples(torch.tensor([0.0, 0.0, 0.0, 5.0]))
+    flagged_positive = flag_samples(torch.tensor([-1.0, 1.0]), "positive")
+
+    assert flagged.tolist() == [False, False, False, True]
+    assert flagged_positive.tolist() == [False, True]
+
+
+def test_deviations_take_the_larger_of_two_middle_distances() -> None:
+    gradients = torch.tensor([-4.0, -1.0, 0.0, 0.0, 5.0])
+    # The center is 0. Four gradients are not above it, at distances 4, 1, 0, 0, whose larger middle one is 1.
+    expected = torch.tensor(5 / 1.4826)
+    torch.testing.assert_close(deviations(gradients)[-1], expected)

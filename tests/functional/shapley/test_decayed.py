@@ -5,6 +5,7 @@ import torch
 
 from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.decayed import round_shares
+from flsv.utilities.errors import ConfigurationError
 
 NAN = float("nan")
 
@@ -100,3 +101,17 @@ def test_float32_values_that_cancel_have_bounded_shares():
     shares, skipped, flagged = round_shares(torch.tensor([0.1, 0.2, -0.3]))
     assert (skipped, flagged) == (False, True)
     assert shares.tolist() == pytest.approx([1 / 6, 2 / 6, -3 / 6])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"decay": 0.0}, ConfigurationError, r"decay=0.0\): expected a finite number in \(0, 1\]"),
+        ({"threshold": -0.1}, ConfigurationError, "threshold=-0.1"),
+        ({"decay": 0.5, "threshold": 0.6}, ConfigurationError, "no round would count"),
+        ({"values": torch.zeros(3)}, ValueError, r"values \[T, n\]"),
+    ],
+)
+def test_decayed_shapley_refuses_wrong_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        decayed_shapley(**{"values": torch.ones(2, 2), **arguments})

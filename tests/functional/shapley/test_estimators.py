@@ -212,3 +212,22 @@ def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, 
     columns[0b1111, 1] = bad
     with pytest.raises(ValueError, match=re.escape("coalition [0, 1, 2, 3] is [")):
         ESTIMATORS[name](make_table_game(columns), 4, generator=make_generator())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_estimators_with_wrong_arguments_raise(name: str) -> None:
+    def count_members(masks: torch.Tensor) -> torch.Tensor:
+        return masks.sum(dim=1)
+
+    def one_number(masks: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(1.0)
+
+    estimator = ESTIMATORS[name]
+    with pytest.raises(ConfigurationError, match="at least 1 player"):
+        estimator(count_members, 0)
+    with pytest.raises(ConfigurationError, match="minimum of"):
+        estimator(count_members, 5, budget=1)
+    with pytest.raises(ConfigurationError, match=r"budget=nan\): expected a whole number or None"):
+        estimator(count_members, 5, budget=float("nan"))
+    with pytest.raises(ValueError, match=re.escape("returned shape ()")):
+        estimator(one_number, 5)

@@ -56,6 +56,16 @@ def test_few_coalitions_shapley_of_all_coalitions_is_exact(n):
     assert estimate.evaluations == 2**n
 
 
+def test_equal_utilities_give_zero_values_and_errors():
+    masks = few_coalitions(4, "both")
+
+    estimate = few_coalitions_shapley(masks, torch.full((10,), 0.5))
+
+    assert estimate.values.tolist() == [0.0] * 4
+    assert estimate.stderr.tolist() == [0.0] * 4
+    assert estimate.evaluations == 10
+
+
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize(
     "kernel",
@@ -224,6 +234,20 @@ def test_interval_over_one_seed_has_a_share_of_the_gain():
 def test_interval_over_seeds_of_a_vector_is_refused():
     with pytest.raises(ValueError, match=r"\[seeds, n\] and a confidence_level"):
         interval_over_seeds(torch.ones(3))
+
+
+def test_few_coalitions_with_wrong_input_raise():
+    masks = few_coalitions(3, "both")
+    utilities = torch.rand(8)
+    for bad_masks, bad, words in (
+        (masks.int(), utilities, "expected masks bool"),
+        (masks, utilities[1:], "expected masks bool"),
+        (masks[[0, 1, 2, 2]], utilities[:4], "A coalition occurs twice"),
+        (masks[1:], utilities[1:], "the empty and the grand coalition"),
+        (masks, utilities / 0, "is not finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            few_coalitions_shapley(bad_masks, bad)
 
 
 def test_designs_have_the_documented_numbers_of_coalitions():

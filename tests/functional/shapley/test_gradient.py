@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
 from flsv.functional.shapley.exact import all_coalitions
+from flsv.utilities.errors import ConfigurationError
 
 
 def slopes_of_players(n: int) -> Tensor:
@@ -37,6 +38,18 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(
 
     expected = shapley_by_all_orders(-lr * shares @ slopes)
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
+
+
+def test_gradient_shapley_with_wrong_arguments_raises() -> None:
+    slopes = slopes_of_players(3)
+    with pytest.raises(ConfigurationError, match="weighting='samples'.*closed form"):
+        gradient_shapley(slopes, weighting="samples")
+    with pytest.raises(ValueError, match=r"gradient_products \[k\]"):
+        gradient_shapley(torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"fixed weights \[3\]"):
+        gradient_shapley(slopes, weighting=torch.ones(2))
+    with pytest.raises(ValueError, match=r"\[1, 2\]: expected \[3, M\]"):
+        client_in_run_values(torch.ones(1, 2), slopes, torch.ones(3))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from flsv.functional import few_coalitions
 from flsv.functional.shapley import halvings
-from flsv.functional.shapley.halvings import choose_halvings
+from flsv.functional.shapley.halvings import choose_halvings, has_halvings
 
 
 def make_outputs(num_players, seed=0):
@@ -181,3 +182,16 @@ def test_regressions_are_compared_by_their_outputs():
         frozenset({(0, 3), (1, 2)}),
     ]
     assert partitions_of(masks)[0] in unlike_halves
+
+
+def test_sets_of_halvings_are_known():
+    singles = few_coalitions(5, "singles")
+    halves = choose_halvings(
+        make_outputs(5),
+        names_of(5),
+        2,
+        logits=True,
+    )
+    assert has_halvings(torch.cat([singles, halves]))
+    assert not has_halvings(torch.cat([singles, halves[:-1]]))
+    assert not has_halvings(halves)

@@ -6,6 +6,7 @@ import torch
 from functional.shapley.games import make_generator
 
 from flsv.functional import importance_probabilities
+from flsv.utilities.errors import ConfigurationError
 
 
 def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
@@ -51,3 +52,12 @@ def test_importance_probabilities_treat_ties_equally(
     weights: list[float], m: float, expected: list[float]
 ) -> None:
     assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
+
+
+def test_importance_probabilities_refuses_wrong_cohorts_and_weights() -> None:
+    with pytest.raises(ConfigurationError, match="expected_cohort"):
+        importance_probabilities(torch.ones(4), 4.5)
+    with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):
+        importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)
+    with pytest.raises(ValueError, match="expected \\[n\\]"):
+        importance_probabilities(torch.ones(2, 2), 1)

@@ -251,3 +251,32 @@ def test_whole_layers_accepts_only_complete_coalition_sizes():
     assert has_complete_sizes(masks)
     assert not has_complete_sizes(masks[:-1])
     assert not has_complete_sizes(few_coalitions(4, "leave-one-out"))
+
+
+def test_predicted_shapley_with_wrong_arguments_is_refused():
+    trained, outputs, sizes, accuracy = make_federation(3)
+    utilities = accuracy(outputs)
+
+    with pytest.raises(ValueError, match="each player alone"):
+        predicted_shapley(
+            trained[:-1],
+            utilities[:-1],
+            outputs[:-1],
+            sizes,
+            accuracy,
+            logits=True,
+        )
+
+    infinite_outputs = outputs * torch.inf
+    with pytest.raises(ValueError, match="finite"):
+        predicted_shapley(trained, utilities, infinite_outputs, sizes, accuracy, logits=True)
+
+    with pytest.raises(ValueError, match="T utilities"):
+        predicted_shapley(
+            trained,
+            utilities[1:],
+            outputs,
+            sizes,
+            accuracy,
+            logits=True,
+        )

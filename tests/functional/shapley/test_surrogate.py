@@ -171,6 +171,20 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
             assert_layer_has_no_pair_twice(layer)
 
 
+def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
+    n = 41
+    sample = PairedSample(n, make_generator())
+
+    sample.draw(4000)
+
+    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    middle = 20
+    for size in (5, 10, 15):
+        ratio = middle * (n - middle) / (size * (n - size))
+        relative_count = counts[size] / counts[middle]
+        assert relative_count == pytest.approx(ratio**0.5, abs=0.03)
+
+
 def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
     game = make_table_game(make_random_table(7, seed=3))
 
@@ -231,3 +245,18 @@ def test_kernels_are_inner_products_of_features() -> None:
     for kernel, features in features_by_kernel.items():
         products = features @ features.T
         torch.testing.assert_close(gram(kernel, members, members), products)
+
+
+def test_gaussian_kernel_falls_with_the_distance_of_averages() -> None:
+    squared_width = 0.7
+    members = all_coalitions(5).double()
+    averages = members / members.sum(
+        dim=1,
+        keepdim=True,
+    ).clamp_min(1)
+
+    matrix = gram(gaussian(squared_width), members, members)
+
+    squared_distances = torch.cdist(averages, averages).square()
+    expected = torch.exp(-squared_distances / (2 * squared_width))
+    torch.testing.assert_close(matrix, expected)

@@ -31,6 +31,13 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
         np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
+def test_classes_without_statistics_are_refused() -> None:
+    x, y = make_labeled(4)
+    statistics = class_statistics(x, y)
+    with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
+        statistics.index(torch.tensor([0, 1]))
+
+
 def stack_vectors_by_hand(
     x: Tensor,
     y: Tensor,

@@ -90,6 +90,18 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
     assert loop.client_accuracy.mean() > 0.4
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 0.2}, {"outer_lr": 0.1}, {"lamda": 0.0}, {"inner_steps": 0}],
+    ids=lambda options: next(iter(options)),
+)
+def test_moreau_sgd_with_wrong_arguments_raises(options):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+
+    with pytest.raises(ConfigurationError, match=r"MoreauSGD\(\w+=.*expected a"):
+        MoreauSGD([parameter], **options)
+
+
 def test_moreau_sgd_without_a_closure_is_refused():
     parameter = torch.nn.Parameter(torch.zeros(1))
 
@@ -102,5 +114,5 @@ def test_moreau_sgd_without_a_closure_is_refused():
     [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})],
 )
 def test_moreau_sgd_with_unsupported_settings_is_refused(tmp_path, loop, trainer):
-    with pytest.raises(ConfigurationError, match="MoreauSGD starts anew with every"):
+    with pytest.raises(ConfigurationError, match="MoreauSGD starts anew with every client"):
         fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)
