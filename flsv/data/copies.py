@@ -1,21 +1,13 @@
-"""Copies of samples: equal samples of two clients, or of one, found by hashes of what a data set holds."""
+"""Copies of samples: equal samples of two clients, or of one, found by their hashes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset
-
-from flsv.data.loaders import tensors_of
-from flsv.utilities.plain_values import digest, is_plain
 
 if TYPE_CHECKING:
     from flsv.data.federation_view import FederationView
@@ -32,7 +24,6 @@ MIN_COPIES = 5
 MAX_SHARE_OF_COPIES = 0.05
 #: How far beyond chance, in standard deviations, a share of copies is.
 _NUM_DEVIATIONS = 3
-_ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -147,110 +138,3 @@ def _chance_of_equality(samples: np.ndarray) -> float:
     num_equal_pairs = (counts * (counts - 1) // 2).sum()
     num_pairs = len(samples) * (len(samples) - 1) // 2
     return float(num_equal_pairs) / max(num_pairs, 1)
-
-
-# ---- hashes of samples
-
-
-def hash_samples(dataset: Dataset[Any], indices: Tensor, key: bytes = b"") -> np.ndarray | None:
-    """Hash each sample of a data set at ``indices``, uint64 ``[n]``. With a ``key`` only who has it can compare them.
-
-    None is returned for a data set that does not hold its samples, but reads or makes them one by one.
-    """
-    if type(dataset) is Subset:
-        outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
-        return hash_samples(dataset.dataset, outer_indices[indices], key)
-    if type(dataset) is ConcatDataset:
-        return _hash_parts(dataset, indices, key)
-
-    columns = _columns_of(dataset)
-    if not columns:
-        return None
-    if len(indices) == 0:
-        return np.empty(0, dtype=np.uint64)
-    hashes = []
-    for rows in indices.split(_ROWS_AT_ONCE):
-        bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]
-        for parts in zip(*bytes_by_column):
-            sample_hash = blake2b(key=key, digest_size=8)
-            for part in parts:
-                sample_hash.update(part)
-            hashes.append(sample_hash.digest())
-    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
-
-
-def _hash_parts(
-    dataset: ConcatDataset[Any],
-    indices: Tensor,
-    key: bytes,
-) -> np.ndarray | None:
-    hashes = np.empty(len(indices), dtype=np.uint64)
-    first_index = 0
-    for part in dataset.datasets:
-        length = len(part)  # type: ignore[arg-type]  # torch's ConcatDataset asks it, too
-        is_in_part = (indices >= first_index) & (indices < first_index + length)
-        hashes_of_part = hash_samples(part, indices[is_in_part] - first_index, key)
-        if hashes_of_part is None:
-            return None
-        hashes[is_in_part.numpy()] = hashes_of_part
-        first_index += length
-    return hashes
-
-
-def _columns_of(dataset: Any) -> list[Any]:
-    """Return what a data set holds of its samples, each of its length. Empty if that may be labels only."""
-    tensors, rows = tensors_of(dataset)
-    if tensors is not None and rows is None:
-        return list(tensors)
-    files = _files_of(dataset)
-    if files:
-        return [files]
-    if isinstance(dataset, list | tuple):
-        return [dataset] if is_plain(dataset) else []
-
-    columns = []
-    for _, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        values = [value]
-        if isinstance(value, list | tuple) and len(value) != len(dataset):
-            values = list(value)  # such as a TensorDataset's tensors
-        columns += [column for column in values if _is_column(column, len(dataset))]
-    has_inputs = any(isinstance(column, list | tuple) or column.ndim > 1 for column in columns)
-    return columns if has_inputs else []
-
-
-def _files_of(dataset: Any) -> list[Path]:
-    from torchvision.datasets import DatasetFolder
-
-    if not isinstance(dataset, DatasetFolder):
-        return []
-    return [Path(path) for path, _ in dataset.samples]
-
-
-def _is_column(value: Any, length: int) -> bool:
-    if isinstance(value, np.memmap):
-        return False  # it may be larger than the memory
-    if isinstance(value, Tensor):
-        return value.shape[:1] == (length,) and value.layout == torch.strided
-    if isinstance(value, np.ndarray):
-        return value.shape[:1] == (length,) and value.dtype.kind in "biufc"
-    return isinstance(value, list | tuple) and len(value) == length and is_plain(value)
-
-
-def _bytes_of_rows(column: Any, rows: Tensor) -> list[bytes]:
-    """Return the bytes of a column's entries at ``rows``."""
-    if isinstance(column, list | tuple):
-        return [_bytes_of_entry(column[index]) for index in rows.tolist()]
-    if isinstance(column, np.ndarray):
-        entries = column[rows.numpy()]
-        return [entry.tobytes() for entry in entries]
-    tensor = column[rows.to(column.device)].detach().cpu()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    flat_entries = tensor.reshape(len(rows), -1).contiguous()
-    return [entry.tobytes() for entry in flat_entries.view(torch.uint8).numpy()]
-
-
-def _bytes_of_entry(entry: Any) -> bytes:
-    if isinstance(entry, Path):
-        return entry.read_bytes()
-    return digest([entry])

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
-from flsv.data.copies import hash_samples
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner
+from flsv.data.sample_hashes import hash_samples
 from flsv.data.shown import loader_as, restrict_to_rows
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.sources.source import source_name

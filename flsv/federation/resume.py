@@ -142,16 +142,13 @@ class ModelHash:
 
     @classmethod
     def of(cls, module: L.LightningModule, space: ParameterSpace) -> ModelHash:
-        """Compute the hash of the entries of ``module`` that are in ``space``."""
-        return cls(space, digest(space.read(module)))
+        """Compute the hash of the entries of ``module`` that are in ``space``, whatever their sizes."""
+        tensors = {name: tensor for name, tensor in named_state(module) if not is_lazy(tensor)}
+        return cls(space, digest([tensors.get(name) for name in space.names]))
 
     def is_of(self, module: L.LightningModule) -> bool:
         """Return whether a module holds this model."""
-        sizes = {name: tensor.shape for name, tensor in named_state(module) if not is_lazy(tensor)}
-        for name, shape in zip(self.space.names, self.space.shapes):
-            if sizes.get(name) != shape:
-                return False
-        return digest(self.space.read(module)) == self.hash
+        return ModelHash.of(module, self.space).hash == self.hash
 
 
 def requested_seed(seed: int | None) -> int | None:

@@ -146,6 +146,9 @@ def interval_over_seeds(
     num_seeds, num_players = values.shape
     values = values.double()
     fit_stderr = torch.as_tensor(fit, dtype=torch.float64).expand(num_players)
+    if num_seeds == 1:
+        return t_quantile(confidence_level) * one_seed_stderr(values[0], fit_stderr)
+
     variance_over_seeds = values.var(0)  # [n]
     sum_of_gains = values.mean(0).clamp_min(0).sum()
     usual_deviation = SEED_DEVIATION * sum_of_gains

@@ -127,7 +127,6 @@ class CoalitionPlan(RunExtension):
         self._sites: CoalitionsAtSites | None = None
         # The state of `_sites` in a checkpoint.
         self._saved_sites: dict[str, Any] | None = None
-        self._seed = 0
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
         self._shares_no_class = False
@@ -202,7 +201,6 @@ class CoalitionPlan(RunExtension):
                 "a coalition does not. Make a new Trainer with all rounds, and resume from a checkpoint."
             )
         module = trainer.lightning_module
-        self._seed = config.seed or 0
         self._share = config.share
         if self._trains_at_sites:
             check_shared(config, module)
@@ -247,7 +245,8 @@ class CoalitionPlan(RunExtension):
             return []
         space = run.space
         for metric in self._metrics.values():
-            build_untrained = untrained_models(module, self._initial_state, space, self._seed)
+            seed = run.state.seed
+            build_untrained = untrained_models(module, self._initial_state, space, seed)
             metric.compare_starts(build_untrained)
 
         untrained_module = ModuleCopies(module, space).load()

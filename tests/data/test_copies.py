@@ -14,7 +14,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
-from flsv.data.copies import copies_in, find_copies, hash_samples
+from flsv.data.copies import copies_in, find_copies
+from flsv.data.sample_hashes import hash_samples
 from flsv.metrics import ShadowShapley
 from helpers.fits import fit
 from helpers.models import Plainest

@@ -135,7 +135,7 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
         seeds=1,
         judges="clients",
     )
-    retrained = torch.tensor(table["value"]).float()
+    retrained = torch.tensor(table["value"], dtype=torch.float64)
     shadow = values["shadow"].as_subclass(Tensor)
 
     torch.testing.assert_close(retrained, shadow, rtol=0, atol=1e-6)
