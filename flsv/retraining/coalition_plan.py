@@ -49,7 +49,7 @@ from flsv.retraining.coalition_refusals import (
 )
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites, models_of
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
-from flsv.retraining.trial import Findings, try_coalition
+from flsv.retraining.trial import Findings, client_on_trial, try_coalition
 from flsv.retraining.utility_store import COALITIONS_FILE
 from flsv.sampling import FullParticipation
 from flsv.scores.performance import is_logged
@@ -177,7 +177,7 @@ class CoalitionPlan(RunExtension):
                 "leave ShadowShapley out, and run flsv retrain after the run."
             )
         self._left_out = [type(callback).__name__ for callback in left_out]
-        client = int(data.num_samples.argmin())
+        client = client_on_trial(data)
         try:
             self._run_copy = copy_of_run(trainer, module, data, left_out)
             self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from flsv._lightning.patches import callbacks_of
+from flsv.data import FederatedDataModule
 from flsv.retraining.coalition_fit import (
     depends_on_validations,
     only_watches_the_run,
@@ -39,6 +40,16 @@ class Findings(NamedTuple):
     def applied(self, order: FitOrder) -> FitOrder:
         """Return an order for a fit with what it needs."""
         return replace(order, is_whole=self.validations, keeps_checkpoints=self.checkpoints)
+
+
+def client_on_trial(data: FederatedDataModule) -> int:
+    """Return the client with the fewest samples of those with several batches, or with the most samples."""
+    num_samples = data.num_samples.tolist()
+    clients = sorted(range(data.num_clients), key=num_samples.__getitem__)
+    for client in clients:
+        if num_samples[client] > (data.batch_size or 1):
+            return client
+    return clients[-1]
 
 
 def try_coalition(run_copy: CopyOfRun, trainer: L.Trainer, client: int, seed: int) -> Findings:

@@ -211,6 +211,40 @@ def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path: Pa
         fit(tmp_path, NeverTrains(), [Holds(make_ring())])
 
 
+LAYERS: list[Any] = []
+
+
+class Carries(torch.nn.Module):
+    """Adds a part of its last inputs, until all layers of the program are reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: Any = 0.0
+        LAYERS.append(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory = x + 0.5 * self.memory
+        return self.memory
+
+
+class CarriesInARound(Base):
+    """A copy of it resets the layers of the run, and never its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(1, Carries())
+
+    def loss(self, batch: Any) -> Tensor:
+        for layer in LAYERS:
+            layer.memory = 0.0
+        return super().loss(batch)
+
+
+def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="RuntimeError: .*second time|size of tensor"):
+        fit(tmp_path, CarriesInARound())
+
+
 def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"test_trial.py:\d+ .on_train_end.: LookupError"):
         fit(tmp_path, FailsAtTheEnd())
