@@ -29,7 +29,11 @@ class RoundSource(_DataLoaderSource):
         return self._make_loader()
 
 
-def show_data_module(trainer: L.Trainer, data: L.LightningDataModule, shown: Any) -> None:
+def show_data_module(
+    trainer: L.Trainer,
+    data: L.LightningDataModule,
+    shown: Any,
+) -> None:
     """Show the data module ``shown`` to modules, callbacks and hooks of a Trainer. ``data`` makes its loaders."""
     untyped_trainer: Any = trainer
     loops: list[Any] = [

@@ -17,7 +17,8 @@ from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.core.needs import needs_of
-from flsv.core.parameter_space import ParameterSpace, Share, check_share
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import Share, check_share
 from flsv.core.state import LocalWork
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.core.vocabulary import TOLD_BY_CLIENTS

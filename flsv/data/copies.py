@@ -74,6 +74,7 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
     """
     shares_twice = [_share_twice(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
+
     copies: list[Copies] = []
     for client, samples in enumerate(hashes):
         if len(samples) < MIN_SAMPLES:
@@ -87,7 +88,7 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
                 copies += _shared(
                     (client, other_client), samples, other_samples, usual_share, chance
                 )
-    return sorted(copies, key=lambda found: -found.excess)
+    return sorted(copies, key=lambda copies_of_client: -copies_of_client.excess)
 
 
 def _twice(
@@ -99,10 +100,13 @@ def _twice(
     """Find a client's samples that it has twice, beyond the share that other clients have twice."""
     usual_share = 0.0
     if len(shares_twice) > 1:
-        usual_share = float(np.median([*shares_twice[:client], *shares_twice[client + 1 :]]))
+        shares_of_others = [*shares_twice[:client], *shares_twice[client + 1 :]]
+        usual_share = float(np.median(shares_of_others))
         # The more samples of few values a client has, the more of them are equal by chance.
-        usual_chance = float(np.median([*chances[:client], *chances[client + 1 :]]))
+        chances_of_others = [*chances[:client], *chances[client + 1 :]]
+        usual_chance = float(np.median(chances_of_others))
         usual_share = max(usual_share, usual_chance * len(samples))
+
     count = len(samples) - len(np.unique(samples))
     excess = shares_twice[client] - usual_share
     if excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES:
@@ -129,7 +133,9 @@ def _shared(
 
 
 def _share_twice(samples: np.ndarray) -> float:
-    return 1 - len(np.unique(samples)) / max(len(samples), 1)
+    num_different = len(np.unique(samples))
+    num_samples = max(len(samples), 1)
+    return 1 - num_different / num_samples
 
 
 def _chance_of_equality(samples: np.ndarray) -> float:

@@ -17,7 +17,11 @@ from flsv.utilities.plain_values import digest, is_plain
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 
 
-def hash_samples(dataset: Dataset[Any], indices: Tensor, key: bytes = b"") -> np.ndarray | None:
+def hash_samples(
+    dataset: Dataset[Any],
+    indices: Tensor,
+    key: bytes = b"",
+) -> np.ndarray | None:
     """Hash each sample of a data set at ``indices``, uint64 ``[n]``. With a ``key`` only who has it can compare them.
 
     None is returned for a data set that does not hold its samples, but reads or makes them one by one.
@@ -33,6 +37,7 @@ def hash_samples(dataset: Dataset[Any], indices: Tensor, key: bytes = b"") -> np
         return None
     if len(indices) == 0:
         return np.empty(0, dtype=np.uint64)
+
     hashes = []
     for rows in indices.split(_ROWS_AT_ONCE):
         bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]
@@ -41,7 +46,8 @@ def hash_samples(dataset: Dataset[Any], indices: Tensor, key: bytes = b"") -> np
             for part in parts:
                 sample_hash.update(part)
             hashes.append(sample_hash.digest())
-    return np.frombuffer(b"".join(hashes), dtype=np.uint64)
+    joined_hashes = b"".join(hashes)
+    return np.frombuffer(joined_hashes, dtype=np.uint64)
 
 
 def _hash_parts(
@@ -53,12 +59,14 @@ def _hash_parts(
     first_index = 0
     for part in dataset.datasets:
         length = len(part)  # type: ignore[arg-type]  # torch's ConcatDataset asks it, too
-        is_in_part = (indices >= first_index) & (indices < first_index + length)
-        hashes_of_part = hash_samples(part, indices[is_in_part] - first_index, key)
+        end_index = first_index + length
+        is_in_part = (indices >= first_index) & (indices < end_index)
+        indices_in_part = indices[is_in_part] - first_index
+        hashes_of_part = hash_samples(part, indices_in_part, key)
         if hashes_of_part is None:
             return None
         hashes[is_in_part.numpy()] = hashes_of_part
-        first_index += length
+        first_index = end_index
     return hashes
 
 
@@ -74,13 +82,29 @@ def _columns_of(dataset: Any) -> list[Any]:
         return [dataset] if is_plain(dataset) else []
 
     columns = []
-    for _, value in sorted(getattr(dataset, "__dict__", {}).items()):
-        values = [value]
-        if isinstance(value, list | tuple) and len(value) != len(dataset):
-            values = list(value)  # such as a TensorDataset's tensors
-        columns += [column for column in values if _is_column(column, len(dataset))]
-    has_inputs = any(isinstance(column, list | tuple) or column.ndim > 1 for column in columns)
+    num_samples = len(dataset)
+    attributes = getattr(dataset, "__dict__", {})
+    for _, value in sorted(attributes.items()):
+        candidates = [value]
+        if _is_sequence(value) and len(value) != num_samples:
+            candidates = list(value)  # such as a TensorDataset's tensors
+        for candidate in candidates:
+            if _is_column(candidate, num_samples):
+                columns.append(candidate)
+
+    has_inputs = any(_may_be_inputs(column) for column in columns)
     return columns if has_inputs else []
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _may_be_inputs(column: Any) -> bool:
+    """Return whether a column is more than one number for each sample, as labels are."""
+    if _is_sequence(column):
+        return True
+    return bool(column.ndim > 1)
 
 
 def _files_of(dataset: Any) -> list[Path]:
@@ -94,25 +118,33 @@ def _files_of(dataset: Any) -> list[Path]:
 def _is_column(value: Any, length: int) -> bool:
     if isinstance(value, np.memmap):
         return False  # it may be larger than the memory
+    if _is_sequence(value):
+        return len(value) == length and is_plain(value)
+    if not isinstance(value, Tensor | np.ndarray):
+        return False
+
+    if value.shape[:1] != (length,):
+        return False
     if isinstance(value, Tensor):
-        return value.shape[:1] == (length,) and value.layout == torch.strided
-    if isinstance(value, np.ndarray):
-        return value.shape[:1] == (length,) and value.dtype.kind in "biufc"
-    return isinstance(value, list | tuple) and len(value) == length and is_plain(value)
+        return value.layout == torch.strided
+    return value.dtype.kind in "biufc"
 
 
 def _bytes_of_rows(column: Any, rows: Tensor) -> list[bytes]:
     """Return the bytes of a column's entries at ``rows``."""
     if isinstance(column, list | tuple):
-        return [_bytes_of_entry(column[index]) for index in rows.tolist()]
+        entries = [column[index] for index in rows.tolist()]
+        return [_bytes_of_entry(entry) for entry in entries]
     if isinstance(column, np.ndarray):
-        entries = column[rows.numpy()]
-        return [entry.tobytes() for entry in entries]
-    tensor = column[rows.to(column.device)].detach().cpu()
+        return [entry.tobytes() for entry in column[rows.numpy()]]
+
+    rows_on_device = rows.to(column.device)
+    tensor = column[rows_on_device].detach().cpu()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     flat_entries = tensor.reshape(len(rows), -1).contiguous()
-    return [entry.tobytes() for entry in flat_entries.view(torch.uint8).numpy()]
+    bytes_of_entries = flat_entries.view(torch.uint8).numpy()
+    return [entry.tobytes() for entry in bytes_of_entries]
 
 
 def _bytes_of_entry(entry: Any) -> bytes:

@@ -100,9 +100,11 @@ def _view(dataset: Any, rows: Tensor) -> Any:
     if hasattr(kind, "__getitems__"):  # batches at once
 
         def get_items(view: Any, positions: Sequence[int]) -> Any:
-            return dataset.__getitems__([indices[position] for position in positions])
+            batch_indices = [indices[position] for position in positions]
+            return dataset.__getitems__(batch_indices)
 
         methods["__getitems__"] = get_items
+
     view_class = type(kind)(kind.__name__, (kind,), methods)
     view = object.__new__(view_class)
     object.__setattr__(view, "__dict__", vars(dataset))
@@ -118,23 +120,41 @@ def entries_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
     """
     if isinstance(value, Tensor | np.ndarray):
         if value.ndim > 0 and len(value) == num_samples:
-            return value[rows.to(value.device) if isinstance(value, Tensor) else rows.numpy()]
+            return _rows_of_array(value, rows)
         return value
     if hasattr(value, "iloc"):  # of pandas
-        return value.iloc[rows.numpy()] if len(value) == num_samples else value
+        if len(value) == num_samples:
+            return value.iloc[rows.numpy()]
+        return value
+
     if type(value) in (list, tuple):
         if len(value) == num_samples:
-            return type(value)(value[row] for row in rows.tolist())
-        return type(value)(entries_of_rows(entry, rows, num_samples) for entry in value)
+            entries = [value[row] for row in rows.tolist()]
+        else:
+            entries = [entries_of_rows(entry, rows, num_samples) for entry in value]
+        return type(value)(entries)
     if type(value) is dict:
-        return {key: entries_of_rows(entry, rows, num_samples) for key, entry in value.items()}
+        entries_by_key = {}
+        for key, entry in value.items():
+            entries_by_key[key] = entries_of_rows(entry, rows, num_samples)
+        return entries_by_key
     return value
+
+
+def _rows_of_array(array: Tensor | np.ndarray, rows: Tensor) -> Tensor | np.ndarray:
+    if isinstance(array, Tensor):
+        return array[rows.to(array.device)]
+    return array[rows.numpy()]
 
 
 # ---- loaders
 
 
-def loader_as(source: SourceData, rows: Tensor, num_batches: Callable[[], int]) -> DataLoader[Any]:
+def loader_as(
+    source: SourceData,
+    rows: Tensor,
+    num_batches: Callable[[], int],
+) -> DataLoader[Any]:
     """Return a loader of some training rows like the user's own, or by the options of the clients' loaders.
 
     ``num_batches`` returns its length, which is the number of batches that are trained on.
@@ -155,12 +175,17 @@ def loader_as(source: SourceData, rows: Tensor, num_batches: Callable[[], int]) 
         if sampler is not None:
             attributes["sampler"] = sampler
             attributes["batch_sampler"] = BatchSampler(
-                sampler, options["batch_size"], options["drop_last"]
+                sampler,
+                batch_size=options["batch_size"],
+                drop_last=options["drop_last"],
             )
         vars(loader).update(attributes)
 
     kind: Any = type(loader)
-    methods = {"__len__": lambda loader: num_batches(), "__module__": kind.__module__}
+    methods = {
+        "__len__": lambda loader: num_batches(),
+        "__module__": kind.__module__,
+    }
     loader.__class__ = type(kind.__name__, (kind,), methods)
     return loader
 
@@ -177,10 +202,16 @@ def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
                 streams.append(part.stream)
     if not streams:
         return None
-    return streams[0] if len(streams) == 1 else ChainDataset(streams)
+    if len(streams) == 1:
+        return streams[0]
+    return ChainDataset(streams)
 
 
-def _sampler(dataset: Any, source: SourceData, rows: Tensor) -> Sampler[int]:
+def _sampler(
+    dataset: Any,
+    source: SourceData,
+    rows: Tensor,
+) -> Sampler[int]:
     """Return the sampler of rows, of the class of the user's own where flsv draws as that does."""
     draws = source.draws
     if draws is not None:
@@ -190,6 +221,7 @@ def _sampler(dataset: Any, source: SourceData, rows: Tensor) -> Sampler[int]:
             draws.count,
             draws.replacement,
         )
+
     users_sampler = getattr(source.train_loader, "sampler", None)
     if isinstance(users_sampler, SubsetRandomSampler):
         return SubsetRandomSampler(range(len(dataset)))
@@ -219,7 +251,11 @@ def _held_by(dataset: Any) -> list[Any]:
     return parts
 
 
-def restrict_to_rows(module: L.LightningDataModule, dataset: Any, rows: Tensor) -> None:
+def restrict_to_rows(
+    module: L.LightningDataModule,
+    dataset: Any,
+    rows: Tensor,
+) -> None:
     """Let a data module's attributes that are :func:`parts_of_samples` have some rows of the data set only."""
     restricted = _restricted_parts(dataset, rows)
     while type(dataset) is Subset:
@@ -235,8 +271,9 @@ def restrict_to_rows(module: L.LightningDataModule, dataset: Any, rows: Tensor) 
 def _restricted_parts(dataset: Any, rows: Tensor) -> dict[int, Any]:
     """Return some rows of a data set and of what it holds for each sample, by the id of the whole."""
     restricted = {}
+    num_samples = len(dataset)
     for part in _held_by(dataset):
-        restricted[id(part)] = entries_of_rows(part, rows, len(dataset))
+        restricted[id(part)] = entries_of_rows(part, rows, num_samples)
     restricted[id(dataset)] = rows_as(dataset, rows)
     return restricted
 
@@ -246,6 +283,7 @@ def _rows_left(subset: Subset[Any], rows: Tensor) -> Tensor:
     indices = torch.as_tensor(subset.indices)
     is_left_out = torch.ones(len(indices), dtype=torch.bool)
     is_left_out[rows] = False
+
     is_left = torch.ones(len(subset.dataset), dtype=torch.bool)  # type: ignore[arg-type]
     is_left[indices[is_left_out]] = False
     return is_left.nonzero()[:, 0]

@@ -27,7 +27,8 @@ from flsv.core import (
 )
 from flsv.core.artifacts import client_folders, write_artifacts
 from flsv.core.matrix import copied_rows, empty_rows
-from flsv.core.parameter_space import ParameterSpace, sharing
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import sharing
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager

@@ -44,16 +44,24 @@ class Contribution(Tensor):
         return copied
 
 
-def contribution(metric: Metric, value: Tensor, missing: str | None = None) -> Contribution:
+def contribution(
+    metric: Metric,
+    value: Tensor,
+    missing: str | None = None,
+) -> Contribution:
     """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``. ``missing`` tells why there is none."""
     # `value` is [n], or [n, M] by class.
     if missing is not None:
-        contributions = (value if value.ndim < 2 else value.mean(-1)).as_subclass(Contribution)
+        client_values = value if value.ndim < 2 else value.mean(-1)
+        contributions = client_values.as_subclass(Contribution)
         contributions.pending = missing
         return contributions
+
     client_values = overall(metric, value)  # [n]
     contributions = client_values.as_subclass(Contribution)
-    contributions.by_class = value if value.ndim == 2 else None
+    contributions.by_class = None
+    if value.ndim == 2:
+        contributions.by_class = value
     contributions.interval = None
     has_clients = client_values.ndim > 0
     if isinstance(metric, ContributionMetric) and has_clients:

@@ -104,7 +104,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             from its last round.
         share: the entries of the module that are shared. These are ``"all"``, ``"trainable"`` (the parameters that
             require a gradient when the fit begins, and all buffers, as for adapters and LoRA), a list of names, such as
-            ``["!norm"]`` (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.parameter_space.sharing`, or a
+            ``["!norm"]`` (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`, or a
             function of an entry's name and tensor. Everything else stays local: each client keeps its own copy for
             training and evaluation, and the global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.

@@ -16,7 +16,7 @@ from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
 from flsv.core import VOCABULARY, FederationState, Instruction, Round
 from flsv.core.needs import reads_of
-from flsv.core.parameter_space import warn_of_sharing
+from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
 from flsv.core.strategy import FederationInfo
 from flsv.engines.engine import Engine

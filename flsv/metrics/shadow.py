@@ -308,8 +308,7 @@ class ShadowShapley(MeasuredMetric):
 
         Args:
             client_ids: ``[k]``, the round's clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. Only these two if
-                coalitions are trained after the run.
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one, or these two only.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
         """
@@ -393,7 +392,6 @@ class ShadowShapley(MeasuredMetric):
             self._append_rows("outputs", outputs[None])
 
     def _append_rows(self, state: str, rows: Tensor) -> None:
-        """Append rows to a state."""
         stored_rows = getattr(self, state)
         if len(stored_rows):
             rows = torch.cat([stored_rows, rows.to(stored_rows)])
@@ -407,9 +405,7 @@ class ShadowShapley(MeasuredMetric):
         weights: Tensor | None = None,
         output_score: OutputScore | None = None,
     ) -> None:
-        """Compute and store the Shapley values of utilities ``[K]`` or ``[K, M]`` of ``masks [K, n]``. Warn and store
-        NaN if one is not finite.
-        """
+        """Store the Shapley values of utilities ``[K]`` or ``[K, M]`` of ``masks [K, n]``: NaN if one is not finite."""
         broken = coalitions_not_finite(masks, utilities, outputs)
         if broken:
             reason = f"The coalitions {broken} come to no finite performance."
@@ -541,8 +537,7 @@ class ShadowShapley(MeasuredMetric):
         return values_by_round
 
     def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
-        """Store the final model's utility and outputs as those of the full coalition. They replace those after the last
-        stored round.
+        """Store the final model's utility and outputs as those of the full coalition after the last stored round.
 
         Args:
             utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
@@ -565,8 +560,7 @@ class ShadowShapley(MeasuredMetric):
     ) -> tuple[Tensor, Tensor] | None:
         """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
 
-        They are explained in :mod:`flsv.functional.intervals`. None for values per class, or if ``value`` is not the
-        current value.
+        None for values per class, or if ``value`` is not the current value. See :mod:`flsv.functional.intervals`.
 
         Args:
             confidence_level: the confidence level, in (0, 1).

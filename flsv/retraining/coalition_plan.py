@@ -22,7 +22,8 @@ from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import Round, TrainedCoalitions
 from flsv.core.extension import EndedRun, RunExtension
-from flsv.core.parameter_space import ParameterSpace, sharing
+from flsv.core.parameter_space import ParameterSpace
+from flsv.core.sharing import sharing
 from flsv.core.strategy import Strategy
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes

@@ -14,7 +14,7 @@ from torch import Tensor
 from flsv._lightning.patches import callbacks_of
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core.parameter_space import sharing
+from flsv.core.sharing import sharing
 from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError, listed

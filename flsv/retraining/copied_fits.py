@@ -51,12 +51,18 @@ class CopyOfRun(RunCopy):
 
 
 def copy_of_run(
-    trainer: L.Trainer, module: Any, data: Any, left_out: Collection[L.Callback] = ()
+    trainer: L.Trainer,
+    module: Any,
+    data: Any,
+    left_out: Collection[L.Callback] = (),
 ) -> CopyOfRun:
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. Callbacks that are
     ``left_out`` do nothing in a copy.
     """
-    reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in left_out}
+    reductions: dict[int, Any] = {}
+    for callback in left_out:
+        reductions[id(callback)] = (L.Callback, ())
+
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
         arguments = (
@@ -66,9 +72,14 @@ def copy_of_run(
             strategy.precision_plugin,
         )
         reductions[id(strategy)] = (SingleDeviceStrategy, arguments)
+
     folder = ProgramFolder(_folders_of(trainer))
     run_copy = CopyOfRun(
-        trainer, module, data=data, reductions=reductions, locations=folder.locations
+        trainer,
+        module,
+        data=data,
+        reductions=reductions,
+        locations=folder.locations,
     )
     run_copy.folder = folder
     return run_copy
@@ -77,9 +88,16 @@ def copy_of_run(
 def _folders_of(trainer: L.Trainer) -> list[str]:
     """Return the folders that a Trainer writes into."""
     folders: list[Any] = [trainer.default_root_dir]
-    folders += [logger.save_dir for logger in trainer.loggers]
-    folders += [getattr(callback, "dirpath", None) for callback in callbacks_of(trainer)]
-    return [str(folder) for folder in folders if folder and os.path.isabs(folder)]
+    for logger in trainer.loggers:
+        folders.append(logger.save_dir)
+    for callback in callbacks_of(trainer):
+        folders.append(getattr(callback, "dirpath", None))
+
+    absolute_folders = []
+    for folder in folders:
+        if folder and os.path.isabs(folder):
+            absolute_folders.append(str(folder))
+    return absolute_folders
 
 
 class KeptRun:
@@ -87,8 +105,15 @@ class KeptRun:
 
     def __init__(self, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
-        states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
-        tensors = [*module.parameters(), *module.buffers(), *tree_leaves(states)]
+        optimizer_states = []
+        for optimizer in trainer.optimizers:
+            optimizer_states.append(optimizer.state_dict()["state"])
+        tensors = [
+            *module.parameters(),
+            *module.buffers(),
+            *tree_leaves(optimizer_states),
+        ]
+
         self._snapshot = ModuleSnapshot(module)
         self._tensors: list[tuple[Tensor, Tensor]] = []
         for tensor in tensors:
@@ -133,7 +158,8 @@ def train_coalition(
             try:
                 result = _trained(run_copy, scoring, order)
             except NeedsValidation:
-                result = _trained(run_copy, scoring, replace(order, is_whole=True))
+                whole_order = replace(order, is_whole=True)
+                result = _trained(run_copy, scoring, whole_order)
         return replace(result, changed_tensors=changed_tensors)
     except ConfigurationError:
         raise
@@ -142,7 +168,10 @@ def train_coalition(
 
 
 def _trained(run_copy: CopyOfRun, scoring: Scoring, order: FitOrder) -> FitResult:
-    with run_copy.folder.entered() as folder, given_up_after(order.max_wait) as wait_for_round:
+    with (
+        run_copy.folder.entered() as folder,
+        given_up_after(order.max_wait) as wait_for_round,
+    ):
         trainer, module, data = run_copy.load()
         if not isinstance(module, L.LightningModule):  # what makes it
             module = module()
@@ -167,7 +196,8 @@ def given_up_after(seconds: float | None) -> Iterator[Callable[[float | None], N
     Only the main thread of a POSIX system can be interrupted.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
-    if seconds is None or not is_main_thread or not hasattr(signal, "setitimer"):
+    has_timer = hasattr(signal, "setitimer")
+    if seconds is None or not is_main_thread or not has_timer:
         yield do_nothing
         return
 
@@ -259,15 +289,31 @@ class CopiedFits:
         return self._copy
 
     def _train_at_workers(
-        self, orders: Sequence[FitOrder], num_jobs: int | None
+        self,
+        orders: Sequence[FitOrder],
+        num_jobs: int | None,
     ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         train_at_worker = joblib.delayed(_train_at_worker)
-        program_state = _ProgramState(sys.path, os.getcwd(), torch.get_num_threads())
+        program_state = _ProgramState(
+            import_path=sys.path,
+            folder=os.getcwd(),
+            num_threads=torch.get_num_threads(),
+        )
         calls = (
-            train_at_worker(program_state, index, self.copy_of(order.seed), self._scoring, order)
+            train_at_worker(
+                program_state,
+                index,
+                run_copy=self.copy_of(order.seed),
+                scoring=self._scoring,
+                order=order,
+            )
             for index, order in enumerate(orders)
         )
-        parallel = joblib.Parallel(num_jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
+        parallel = joblib.Parallel(
+            num_jobs,
+            return_as="generator_unordered",
+            pre_dispatch="n_jobs",
+        )
         for index, result in parallel(calls):
             if isinstance(result, ConfigurationError):
                 raise result

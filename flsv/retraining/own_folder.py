@@ -63,7 +63,8 @@ class ProgramFolder:
         for folder, location in self.locations.items():
             if location:
                 self._folders.append(location)
-            files += self._files_in(folder, location, inside=(os.path.realpath(folder),))
+            real_path = os.path.realpath(folder)
+            files += self._files_in(folder, location, inside=(real_path,))
 
         self._home: str | None = self._new_folder()
         self._copy_latest(files, Path(self._home, "copies"))
@@ -73,7 +74,12 @@ class ProgramFolder:
         # For a worker, which makes a folder of its own.
         return {**vars(self), "_home": None, "_own_folder": None}
 
-    def _files_in(self, folder: str, location: str, inside: tuple[str, ...]) -> list[_File]:
+    def _files_in(
+        self,
+        folder: str,
+        location: str,
+        inside: tuple[str, ...],
+    ) -> list[_File]:
         """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
         files = []
         for entry in _entries(folder):
@@ -84,21 +90,37 @@ class ProgramFolder:
                 status = entry.stat()
             except OSError:  # a link that leads nowhere
                 continue
+
             if is_folder:
                 real_path = os.path.realpath(entry.path)
+                is_hidden = entry.name.startswith(".")
                 is_beyond = self._num_entries > MAX_ENTRIES
-                if entry.name.startswith(".") or real_path in inside or is_beyond:
+                if is_hidden or real_path in inside or is_beyond:
                     self._links[path] = entry.path
                 else:
-                    files += self._files_of_folder(entry.path, path, (*inside, real_path))
+                    files += self._files_of_folder(
+                        entry.path,
+                        path,
+                        inside=(*inside, real_path),
+                    )
             elif entry.is_file():
-                time = max(status.st_mtime_ns, status.st_ctime_ns)
-                files.append(_File(entry.path, path, status.st_size, time))
+                file = _File(
+                    source=entry.path,
+                    path=path,
+                    num_bytes=status.st_size,
+                    time=max(status.st_mtime_ns, status.st_ctime_ns),
+                )
+                files.append(file)
             else:
                 self._links[path] = entry.path
         return files
 
-    def _files_of_folder(self, folder: str, path: str, inside: tuple[str, ...]) -> list[_File]:
+    def _files_of_folder(
+        self,
+        folder: str,
+        path: str,
+        inside: tuple[str, ...],
+    ) -> list[_File]:
         """Return the files of a folder that is made. One with nothing but Python code is a link."""
         num_folders = len(self._folders)
         self._folders.append(path)
@@ -106,10 +128,14 @@ class ProgramFolder:
         files = self._files_in(folder, path, inside)
 
         new_links = self._links.keys() - noted_links
+        links_are_code = new_links <= self._code_folders
         has_other_folders = len(self._folders) > num_folders + 1
         is_code = all(file.path.endswith(_CODE_SUFFIXES) for file in files)
-        if not files or not is_code or has_other_folders or not new_links <= self._code_folders:
+        if not files or not is_code:
             return files
+        if has_other_folders or not links_are_code:
+            return files
+
         self._folders.pop()
         for link in new_links:
             del self._links[link]
@@ -121,11 +147,14 @@ class ProgramFolder:
         """Copy the files that were written last. Coalitions have links to the others."""
         copies_folder.mkdir()
         num_bytes = 0
-        for file in sorted(files, key=lambda file: file.time, reverse=True):
+        latest_files = sorted(files, key=lambda file: file.time, reverse=True)
+        for file in latest_files:
             num_bytes_with_file = num_bytes + file.num_bytes
-            if len(self._copies) == MAX_COPIED_FILES or num_bytes_with_file > MAX_COPIED_BYTES:
+            has_all_files = len(self._copies) == MAX_COPIED_FILES
+            if has_all_files or num_bytes_with_file > MAX_COPIED_BYTES:
                 self._links[file.path] = file.source
                 continue
+
             target = copies_folder / str(len(self._copies))
             try:
                 shutil.copy2(file.source, target)
@@ -141,6 +170,7 @@ class ProgramFolder:
         if self._own_folder is None:
             self._make()
         assert self._own_folder is not None
+
         linked_files = self._signatures_of_sources()
         os.chdir(self._own_folder)
         try:
@@ -148,7 +178,9 @@ class ProgramFolder:
         finally:
             os.chdir(program_folder)
             self._reset(self._own_folder)
-        for path, signature in self._signatures_of_sources().items():
+
+        signatures_afterwards = self._signatures_of_sources()
+        for path, signature in signatures_afterwards.items():
             if linked_files.get(path) != signature:
                 raise ConfigurationError(
                     f"a coalition has written into {path!r}, of which it has no copy of its own, since the folder has "
@@ -165,11 +197,12 @@ class ProgramFolder:
         """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
         if self._home is None:  # at a worker
             self._home = self._new_folder()
+
         parent = Path(self._home, "root")
         parent.mkdir()
         present_folder = os.sep
-        *names_of_parents, name_of_folder = Path(self.path).parts[1:] or [""]
-        for name in [*names_of_parents, name_of_folder]:
+        names = Path(self.path).parts[1:] or [""]
+        for name in names:
             for entry in _entries(present_folder):
                 if entry.name != name:
                     (parent / entry.name).symlink_to(entry.path)
@@ -199,21 +232,28 @@ class ProgramFolder:
             for name in [*folder_names, *file_names]:
                 path = os.path.normpath(os.path.join(location, name))
                 target = os.path.join(folder, name)
-                if self._signatures.get(path) != _signature(target):
-                    _remove(target)
-                    if name in folder_names:
-                        folder_names.remove(name)
+                if self._signatures.get(path) == _signature(target):
+                    continue
+                _remove(target)
+                if name in folder_names:
+                    folder_names.remove(name)
+
         for path, signature in list(self._signatures.items()):
-            if signature != _signature(os.path.join(own_folder, path)):
+            target = os.path.join(own_folder, path)
+            if signature != _signature(target):
                 self._make_entry(path)
 
     def _signatures_of_sources(self) -> dict[str, Signature | None]:
         """Return the signatures of files to which there are links."""
-        return {source: _signature(source, os.stat) for source in self._links.values()}
+        signatures = {}
+        for source in self._links.values():
+            signatures[source] = _signature(source, os.stat)
+        return signatures
 
 
 def _signature(
-    path: str, status_of: Callable[[str], os.stat_result] = os.lstat
+    path: str,
+    status_of: Callable[[str], os.stat_result] = os.lstat,
 ) -> Signature | None:
     """Return by what a change of an entry is noticed, None if it is not there."""
     try:
@@ -222,7 +262,11 @@ def _signature(
         return None
     if stat.S_ISDIR(status.st_mode):
         return (0,)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+    return (
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+    )
 
 
 def _remove(path: str) -> None:
@@ -241,4 +285,6 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+    if path == folder:
+        return True
+    return path.startswith(folder.rstrip(os.sep) + os.sep)

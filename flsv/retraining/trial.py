@@ -27,7 +27,14 @@ from flsv.utilities.plain_values import are_equal, copied, digest
 from flsv.utilities.run_copy import pickled
 
 #: Types of objects that a callback refers to, and that are not its own state.
-_SHARED_TYPES = (nn.Module, L.Trainer, L.LightningDataModule, Dataset, DataLoader, Optimizer)
+_SHARED_TYPES = (
+    nn.Module,
+    L.Trainer,
+    L.LightningDataModule,
+    Dataset,
+    DataLoader,
+    Optimizer,
+)
 
 
 class Findings(NamedTuple):
@@ -39,20 +46,30 @@ class Findings(NamedTuple):
 
     def applied(self, order: FitOrder) -> FitOrder:
         """Return an order for a fit with what it needs."""
-        return replace(order, is_whole=self.validations, keeps_checkpoints=self.checkpoints)
+        return replace(
+            order,
+            is_whole=self.validations,
+            keeps_checkpoints=self.checkpoints,
+        )
 
 
 def client_on_trial(data: FederatedDataModule) -> int:
     """Return the client with the fewest samples of those with several batches, or with the most samples."""
     num_samples = data.num_samples.tolist()
+    batch_size = data.batch_size or 1
     clients = sorted(range(data.num_clients), key=num_samples.__getitem__)
     for client in clients:
-        if num_samples[client] > (data.batch_size or 1):
+        if num_samples[client] > batch_size:
             return client
     return clients[-1]
 
 
-def try_coalition(run_copy: CopyOfRun, trainer: L.Trainer, client: int, seed: int) -> Findings:
+def try_coalition(
+    run_copy: CopyOfRun,
+    trainer: L.Trainer,
+    client: int,
+    seed: int,
+) -> Findings:
     """Train one client for a round, then end the fit, as a coalition does. All of the run stays as it is.
 
     Raises:
@@ -85,8 +102,16 @@ def try_coalition(run_copy: CopyOfRun, trainer: L.Trainer, client: int, seed: in
 
 def _fit_on_trial(run_copy: CopyOfRun, order: FitOrder, folder: str) -> Findings:
     trainer, module, data = run_copy.load()
-    scoring = prepare_coalition_fit(trainer, module, data, measures={}, order=order, folder=folder)
+    scoring = prepare_coalition_fit(
+        trainer,
+        module,
+        data,
+        measures={},
+        order=order,
+        folder=folder,
+    )
     scoring.reads.watch_checkpoints(trainer)
+
     if trainer.check_val_every_n_epoch:
         trainer.check_val_every_n_epoch = 1
     comparison = _Comparison()
@@ -94,8 +119,11 @@ def _fit_on_trial(run_copy: CopyOfRun, order: FitOrder, folder: str) -> Findings
     fit_quietly(trainer, module, data)
     scoring.result()
 
-    needs_validations = comparison.depends or scoring.reads.values or scoring.reads.checkpoints
-    return Findings(validations=needs_validations, checkpoints=scoring.reads.checkpoints)
+    reads_results = scoring.reads.values or scoring.reads.checkpoints
+    return Findings(
+        validations=comparison.depends or reads_results,
+        checkpoints=scoring.reads.checkpoints,
+    )
 
 
 class _Comparison(L.Callback):
@@ -108,9 +136,15 @@ class _Comparison(L.Callback):
         validation: Any = trainer.fit_loop.epoch_loop.val_loop
         validation.run = partial(self._run, trainer, pl_module, validation.run)
 
-    def _run(self, trainer: L.Trainer, module: L.LightningModule, validate: Any) -> Any:
+    def _run(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        validate: Any,
+    ) -> Any:
         if self.depends:
             return validate()
+
         values, contents = _state_of(trainer, module)
         result = validate()
         values_after, contents_after = _state_of(trainer, module)
@@ -126,9 +160,11 @@ def _state_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Any, Any]:
         for group in optimizer.param_groups:
             names = group.keys() - {"params"}
             options.append({name: copied(group[name]) for name in names})
+
     contents = [digest(module.state_dict()), snapshot.structure]
     for callback in callbacks_of(trainer):
-        is_of_program = not type(callback).__module__.startswith(("lightning.", "flsv."))
+        module_name = type(callback).__module__
+        is_of_program = not module_name.startswith(("lightning.", "flsv."))
         if is_of_program and not only_watches_the_run(callback):
             contents.append(_content_of(callback))
     return [snapshot.values, options], contents

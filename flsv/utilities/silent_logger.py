@@ -9,7 +9,11 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyExperiment
 
 #: Names of a logger's properties that are folders.
-_FOLDERS_OF_LOGGERS = ("save_dir", "root_dir", "log_dir")
+_FOLDERS_OF_LOGGERS = (
+    "save_dir",
+    "root_dir",
+    "log_dir",
+)
 
 
 class SilentLogger(Logger):
@@ -43,7 +47,8 @@ class SilentLogger(Logger):
     def redirect(self, folder: str) -> None:
         """Have folders in ``folder`` only."""
         for name in _FOLDERS_OF_LOGGERS:
-            if not str(self._settings[name]).startswith(folder):
+            logger_folder = str(self._settings[name])
+            if not logger_folder.startswith(folder):
                 self._settings[name] = folder
 
 
@@ -51,7 +56,9 @@ class _SilentExperiment(DummyExperiment):
     """Experiment that does nothing, and has a folder."""
 
     def __init__(self, folder: str | None) -> None:
-        self.dir = self.log_dir = self.logdir = folder
+        self.dir = folder
+        self.log_dir = folder
+        self.logdir = folder
 
     def get_logdir(self) -> str | None:
         return self.dir
@@ -63,17 +70,28 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
     """Return the arguments of :func:`silent_logger` for a logger."""
-    settings = {}
-    for name in ("name", "version", *_FOLDERS_OF_LOGGERS):
+    settings: dict[str, Any] = {}
+    names = (
+        "name",
+        "version",
+        *_FOLDERS_OF_LOGGERS,
+    )
+    for name in names:
+        settings[name] = None
         try:
             value = getattr(logger, name, None)
         except Exception:  # of a service that is not there
-            value = None
-        settings[name] = value if isinstance(value, str | int | PurePath) else None
+            continue
+        if isinstance(value, str | int | PurePath):
+            settings[name] = value
     return type(logger), settings
 
 
 def silent_logger(kind: type, settings: dict[str, Any]) -> Any:
     """Return a logger of the class ``kind`` that logs nothing."""
-    silent_kind: Any = type(kind.__name__, (SilentLogger, kind), {"__module__": kind.__module__})
+    silent_kind: Any = type(
+        kind.__name__,
+        (SilentLogger, kind),
+        {"__module__": kind.__module__},
+    )
     return silent_kind(settings)

@@ -9,15 +9,26 @@ from flsv.cli import bench, data
 
 
 def test_federations_given_twice_are_all_run() -> None:
-    words = ["--federations", "digits_sizes", "digits_dirichlet", "--federations", "iris"]
+    parser = bench._parser()
 
-    options = bench._parser().parse_args(words)
+    options = parser.parse_args(
+        [
+            "--federations",
+            "digits_sizes",
+            "digits_dirichlet",
+            "--federations",
+            "iris",
+        ]
+    )
 
     assert options.federations == ["digits_sizes", "digits_dirichlet", "iris"]
-    assert bench._parser().parse_args([]).federations is None
+    default_options = bench._parser().parse_args([])
+    assert default_options.federations is None
 
 
 def test_dictionaries_given_twice_are_all_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"]
+    expected_files = [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
     merged_files: list[Path] = []
 
     def collect(files: list[Path], out: Any) -> None:
@@ -26,5 +37,6 @@ def test_dictionaries_given_twice_are_all_merged(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(data, "merge_files", collect)
     for _ in range(2):  # nothing is left of an earlier command line
         merged_files.clear()
-        data.main(["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"], quiet=True)
-        assert merged_files == [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
+        data.main(words, quiet=True)
+
+        assert merged_files == expected_files

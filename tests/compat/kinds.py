@@ -47,7 +47,12 @@ class GAN(L.LightningModule):
             verdict, torch.full_like(verdict, float(real))
         )
 
-    def _step(self, optimizer: Any, name: str, loss: Any) -> None:
+    def _step(
+        self,
+        optimizer: Any,
+        name: str,
+        loss: Any,
+    ) -> None:
         self.toggle_optimizer(optimizer)
         value = loss()
         self.log(name, value)
@@ -66,8 +71,9 @@ class GAN(L.LightningModule):
 
         def discriminator_loss() -> Tensor:
             loss_of_real = self._judgment_loss(real, real=True)
-            loss_of_made = self._judgment_loss(self.generator(z).detach(), real=False)
-            return (loss_of_real + loss_of_made) / 2
+            images = self.generator(z).detach()
+            loss_of_images = self._judgment_loss(images, real=False)
+            return (loss_of_real + loss_of_images) / 2
 
         # Optimizers that take unequal numbers of steps.
         if (batch_idx + 1) % 3 == 0:
@@ -75,13 +81,20 @@ class GAN(L.LightningModule):
         self._step(discriminator_optimizer, "d_loss", discriminator_loss)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self._judgment_loss(batch[0].flatten(1), real=True))
+        images = batch[0].flatten(1)
+        loss = self._judgment_loss(images, real=True)
+        self.log("val_loss", loss)
 
     def configure_optimizers(self) -> Any:
-        parts = (self.generator, self.discriminator)
-        return [
-            torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts
-        ], []
+        optimizers = []
+        for part in (self.generator, self.discriminator):
+            optimizer = torch.optim.Adam(
+                part.parameters(),
+                lr=2e-3,
+                betas=(0.5, 0.999),
+            )
+            optimizers.append(optimizer)
+        return optimizers, []
 
 
 # ---- self-supervised learning from two views of a picture
@@ -210,8 +223,11 @@ def _series() -> Sets:
     starts = torch.rand(60, 1, generator=make_generator())
     times = torch.arange(13) / 13
     wave = torch.sin(6 * (starts + times))[..., None]
-    pairs = TensorDataset(wave[:, :-1], wave[:, 1:])
-    return Sets(TensorDataset(*pairs[:48]), TensorDataset(*pairs[48:]))
+    inputs = wave[:, :-1]
+    targets = wave[:, 1:]
+    train = TensorDataset(inputs[:48], targets[:48])
+    val = TensorDataset(inputs[48:], targets[48:])
+    return Sets(train, val)
 
 
 # ---- modules that use much of what a LightningModule may
@@ -239,8 +255,14 @@ class Hooked(Small):
     def configure_model(self) -> None:
         if self.net is None:
             torch.manual_seed(0)
-            layers = [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(self.hparams.dropout)]
-            self.net = nn.Sequential(*layers, nn.Linear(12, self.trainer.datamodule.outputs))
+            num_outputs = self.trainer.datamodule.outputs
+            self.net = nn.Sequential(
+                nn.Flatten(),
+                nn.Linear(64, 12),
+                nn.ReLU(),
+                nn.Dropout(self.hparams.dropout),
+                nn.Linear(12, num_outputs),
+            )
 
     def configure_callbacks(self) -> Any:
         return [

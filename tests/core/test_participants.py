@@ -14,8 +14,8 @@ from torch import nn
 from flsv import Reporting
 from flsv.core import Client, LocalData, Ranks, Round
 from flsv.core.artifacts import keep_artifact, write_artifacts
-from flsv.core.parameter_space import sharing
 from flsv.core.ranks import ClientPlacement, balance_load
+from flsv.core.sharing import sharing
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric

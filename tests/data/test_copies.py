@@ -14,17 +14,21 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
-from flsv.data.copies import copies_in, find_copies
+from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
 from flsv.metrics import ShadowShapley
 from helpers.fits import fit
 from helpers.models import Plainest
 
 NUM_SAMPLES = 40
+#: A function that makes a data set by a seed.
+MakeDataset = Callable[[int], Dataset[Any]]
 
 
 def make_inputs(seed: int, num_samples: int = NUM_SAMPLES) -> Tensor:
-    return torch.randn(num_samples, 12, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return torch.randn(num_samples, 12, generator=generator)
 
 
 class Texts(Dataset[Any]):
@@ -33,8 +37,11 @@ class Texts(Dataset[Any]):
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
         words = generator.integers(1000, size=(NUM_SAMPLES, 4))
-        self.texts = [" ".join(map(str, sample)) for sample in words]
-        self.labels = [int(sample[0]) % 2 for sample in words]
+        self.texts = []
+        self.labels = []
+        for sample in words:
+            self.texts.append(" ".join(map(str, sample)))
+            self.labels.append(int(sample[0]) % 2)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -49,7 +56,11 @@ class Images(Texts):
     def __init__(self, seed: int) -> None:
         generator = np.random.default_rng(seed)
         self.texts = []
-        self.data = generator.integers(256, size=(NUM_SAMPLES, 8, 8), dtype=np.uint8)
+        self.data = generator.integers(
+            256,
+            size=(NUM_SAMPLES, 8, 8),
+            dtype=np.uint8,
+        )
         self.targets = generator.integers(10, size=NUM_SAMPLES)
 
     def __len__(self) -> int:
@@ -68,79 +79,119 @@ class LabelsOnly(Images):
 
 
 def make_tensors(seed: int) -> TensorDataset:
-    return TensorDataset(make_inputs(seed), torch.arange(NUM_SAMPLES) % 3)
+    inputs = make_inputs(seed)
+    labels = torch.arange(NUM_SAMPLES) % 3
+    return TensorDataset(inputs, labels)
 
 
 def make_subset(seed: int) -> Subset:
     """The samples backwards."""
     inputs, labels = make_tensors(seed).tensors
-    backwards = list(range(NUM_SAMPLES))[::-1]
-    return Subset(TensorDataset(inputs[backwards], labels[backwards]), backwards)
+    backwards = list(range(NUM_SAMPLES))
+    backwards.reverse()
+    dataset = TensorDataset(inputs[backwards], labels[backwards])
+    return Subset(dataset, backwards)
 
 
 def make_parts(seed: int) -> ConcatDataset:
     inputs, labels = make_tensors(seed).tensors
     first_part = TensorDataset(inputs[:15], labels[:15])
-    return ConcatDataset([first_part, TensorDataset(inputs[15:], labels[15:])])
+    second_part = TensorDataset(inputs[15:], labels[15:])
+    return ConcatDataset([first_part, second_part])
 
 
-@pytest.mark.parametrize("make", [make_tensors, make_subset, make_parts, Texts, Images])
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_tensors,
+        make_subset,
+        make_parts,
+        Texts,
+        Images,
+    ],
+)
 def test_equal_samples_have_equal_hashes_and_others_do_not(
-    make: Callable[[int], Dataset[Any]],
+    make: MakeDataset,
 ) -> None:
     indices = torch.arange(NUM_SAMPLES)
 
     hashes = hash_samples(make(0), indices)
     assert hashes is not None
     same_hashes = hash_samples(make(0), indices)
-    other_hashes = hash_samples(make(1), indices)
+    hashes_by_seed = hash_samples(make(1), indices)
     hashes_by_key = hash_samples(make(0), indices, key=b"a key")
 
     assert len(np.unique(hashes)) == NUM_SAMPLES
     assert np.array_equal(hashes, same_hashes)
-    for others in (other_hashes, hashes_by_key):
-        assert not np.isin(hashes, others).any()
+    for unequal_hashes in (hashes_by_seed, hashes_by_key):
+        assert not np.isin(hashes, unequal_hashes).any()
 
 
 @pytest.mark.parametrize("make", [make_subset, make_parts])
-def test_a_sample_has_one_hash_whatever_holds_it(make: Callable[[int], Dataset[Any]]) -> None:
+def test_a_sample_has_one_hash_whatever_holds_it(make: MakeDataset) -> None:
     indices = torch.tensor([3, 20, 39])
 
     expected = hash_samples(make_tensors(0), indices)
+    hashes = hash_samples(make(0), indices)
 
-    assert np.array_equal(hash_samples(make(0), indices), expected)
+    assert np.array_equal(hashes, expected)
 
 
-@pytest.mark.parametrize("make", [make_tensors, make_parts, Texts, Images])
-def test_a_client_without_samples_has_no_hashes(make: Callable[[int], Dataset[Any]]) -> None:
-    hashes = hash_samples(make(0), torch.arange(0))
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_tensors,
+        make_parts,
+        Texts,
+        Images,
+    ],
+)
+def test_a_client_without_samples_has_no_hashes(make: MakeDataset) -> None:
+    no_indices = torch.arange(0)
+    hashes = hash_samples(make(0), no_indices)
 
     assert hashes is not None
     assert len(hashes) == 0
-    assert find_copies([hashes, np.arange(40)]) == []
+    copies = find_copies([hashes, np.arange(40)])
+    assert copies == []
 
 
 def test_labels_alone_are_not_compared() -> None:
-    assert hash_samples(LabelsOnly(0), torch.arange(NUM_SAMPLES)) is None
+    dataset = LabelsOnly(0)
+    indices = torch.arange(NUM_SAMPLES)
+
+    assert hash_samples(dataset, indices) is None
+
+
+def make_hashes(num_clients: int) -> list[np.ndarray]:
+    """Return 40 hashes of each client, all of them different."""
+    hashes = []
+    for client in range(num_clients):
+        first_hash = 100 * client
+        hashes.append(np.arange(first_hash, first_hash + 40))
+    return hashes
 
 
 def test_copies_are_counted_by_pair_of_clients() -> None:
-    hashes = [np.arange(100 * client, 100 * client + 40) for client in range(4)]
+    names = ["a", "b", "c", "d"]
+    hashes = make_hashes(num_clients=4)
     hashes[3][:30] = hashes[1][:30]  # 30 of 40 are another's
     hashes[2][20:] = hashes[2][:20]  # 20 of 40 are there twice
 
-    copies = find_copies(hashes)
+    shared, twice = find_copies(hashes)
 
-    assert [(found.client, found.other_client, found.count) for found in copies] == [
-        (1, 3, 30),
-        (2, None, 20),
-    ]
-    assert copies[0].text(["a", "b", "c", "d"]) == "30 of 40 are samples of d, too"
-    assert copies[1].text(["a", "b", "c", "d"]) == "20 of 40 are there twice"
+    assert facts_of(shared) == (1, 3, 30)
+    assert facts_of(twice) == (2, None, 20)
+    assert shared.text(names) == "30 of 40 are samples of d, too"
+    assert twice.text(names) == "20 of 40 are there twice"
+
+
+def facts_of(copies: Copies) -> tuple[int, int | None, int]:
+    return copies.client, copies.other_client, copies.count
 
 
 def test_too_few_copies_are_no_doubt() -> None:
-    hashes = [np.arange(100 * client, 100 * client + 40) for client in range(3)]
+    hashes = make_hashes(num_clients=3)
     hashes[2][:4] = hashes[0][:4]
 
     assert find_copies(hashes) == []
@@ -151,28 +202,46 @@ def draw_ages_and_wards(num_rows: int, seed: int) -> Tensor:
     generator = np.random.default_rng(seed)
     ages = generator.normal(60, 10, num_rows).round(1)
     wards = generator.choice(2, num_rows)
-    return torch.tensor(np.stack([ages, wards], axis=1), dtype=torch.float32)
+    rows = np.stack([ages, wards], axis=1)
+    return torch.tensor(rows, dtype=torch.float32)
 
 
 def make_federation(rows_by_client: list[Tensor]) -> FederatedDataModule:
+    names = ["Lyon", "Bonn", "Graz", "Turin"]
     clients = {}
-    for name, rows in zip(["Lyon", "Bonn", "Graz", "Turin"], rows_by_client):
-        clients[name] = (rows, torch.arange(len(rows)) % 3)
-    validation = (rows_by_client[0][:9], torch.arange(9) % 3)
-    data = FederatedDataModule(clients=clients, val=validation, splits=Splits(), batch_size=8)
+    for name, rows in zip(names, rows_by_client):
+        clients[name] = with_labels(rows)
+
+    validation_rows = rows_by_client[0][:9]
+    data = FederatedDataModule(
+        clients=clients,
+        val=with_labels(validation_rows),
+        splits=Splits(),
+        batch_size=8,
+    )
     data.setup("fit")
     return data
 
 
+def with_labels(rows: Tensor) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(len(rows)) % 3
+    return rows, labels
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
-    rows = [draw_ages_and_wards(72, 3 * seed + index) for index in range(3)]
-    with_copies = [rows[0], rows[1], rows[0].clone()]
+    rows = []
+    for index in range(3):
+        rows.append(draw_ages_and_wards(72, 3 * seed + index))
+    federation = make_federation(rows)
 
-    assert copies_in(make_federation(rows)) == []
-    (copies,) = copies_in(make_federation(with_copies))
+    copied_rows = rows[0].clone()
+    federation_with_copies = make_federation([rows[0], rows[1], copied_rows])
 
-    assert (copies.client, copies.other_client, copies.count) == (0, 2, 72)
+    assert copies_in(federation) == []
+    (copies,) = copies_in(federation_with_copies)
+
+    assert facts_of(copies) == (0, 2, 72)
 
 
 @pytest.mark.parametrize("num_values", [2, 4, 16])
@@ -180,32 +249,43 @@ def test_clients_with_few_different_rows_are_no_doubt(num_values: int) -> None:
     """All rows are of a few values, so that every client has the others' rows."""
     rows = []
     for seed in range(4):
-        codes = np.random.default_rng(seed).integers(num_values, size=60)
-        rows.append(torch.tensor(codes, dtype=torch.float32)[:, None])
+        generator = np.random.default_rng(seed)
+        codes = generator.integers(num_values, size=(60, 1))
+        rows.append(torch.tensor(codes, dtype=torch.float32))
+    federation = make_federation(rows)
 
-    assert copies_in(make_federation(rows)) == []
+    assert copies_in(federation) == []
 
 
 def test_images_in_two_folders_are_found_by_their_files(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    pictures = generator.integers(256, size=(24, 8, 8), dtype=np.uint8)
-    for index, picture in enumerate(pictures):
-        name = f"{index}.png"
-        owners = ["Lyon", "Bonn"] if index < 12 else ["Graz"]  # Bonn's are Lyon's, renamed
-        for owner in owners:
-            folder = tmp_path / "train" / owner / ("cat" if index % 2 else "dog")
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(folder / f"{owner}_{name}")
-
     from torchvision.datasets import ImageFolder
 
-    folders = [tmp_path / "train" / owner for owner in ("Lyon", "Bonn", "Graz")]
-    hashes = [hash_samples(ImageFolder(str(folder)), torch.arange(12)) for folder in folders]
-    (copies,) = find_copies(
-        [client_hashes for client_hashes in hashes if client_hashes is not None]
+    generator = np.random.default_rng(0)
+    pictures = generator.integers(
+        256,
+        size=(24, 8, 8),
+        dtype=np.uint8,
     )
+    for index, picture in enumerate(pictures):
+        owners = ["Graz"]
+        if index < 12:
+            owners = ["Lyon", "Bonn"]  # Bonn's are Lyon's, renamed
+        label = "cat" if index % 2 else "dog"
+        for owner in owners:
+            folder = tmp_path / "train" / owner / label
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{owner}_{index}.png"
+            Image.fromarray(picture).save(path)
 
-    assert (copies.client, copies.other_client, copies.count) == (0, 1, 12)
+    hashes = []
+    for owner in ("Lyon", "Bonn", "Graz"):
+        folder = tmp_path / "train" / owner
+        client_hashes = hash_samples(ImageFolder(str(folder)), torch.arange(12))
+        if client_hashes is not None:
+            hashes.append(client_hashes)
+    (copies,) = find_copies(hashes)
+
+    assert facts_of(copies) == (0, 1, 12)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +294,33 @@ def test_images_in_two_folders_are_found_by_their_files(tmp_path: Path) -> None:
     ids=["all samples", "a quarter"],
 )
 def test_a_fit_on_copied_arrays_says_not_to_pay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_copied: int, expected: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    num_copied: int,
+    expected: str,
 ) -> None:
     rows = [make_inputs(seed) for seed in range(4)]
-    rows[3][:num_copied] = rows[0][:num_copied]
+    copied_rows = rows[0][:num_copied]
+    rows[3][:num_copied] = copied_rows
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+    federation = make_federation(rows)
 
     with pytest.warns(UserWarning, match=f"samples of Lyon: {expected} are samples of Turin, too"):
-        fit(loop, tmp_path, make_module(), make_federation(rows), rounds=1)
+        fit(
+            loop,
+            tmp_path,
+            make_module(),
+            federation,
+            rounds=1,
+        )
 
-    (event,) = json.loads((tmp_path / "run.json").read_text())["events"]
-    assert (event["client"], event["others"], event["kind"]) == (0, [3], "shared")
-    printed = " ".join(capsys.readouterr().out.split())
+    record = (tmp_path / "run.json").read_text()
+    (event,) = json.loads(record)["events"]
+    assert event["client"] == 0
+    assert event["others"] == [3]
+    assert event["kind"] == "shared"
+    output = capsys.readouterr().out
+    printed = " ".join(output.split())
     assert "Do not pay by these values" in printed
     assert f"Lyon and Turin ({expected} are samples of Turin, too)" in printed
 
@@ -238,9 +333,11 @@ def test_a_fit_that_tells_nobody_does_not_compare_samples(
 
     monkeypatch.setattr(FederatedDataModule, "hashes_of_samples", refuse)
     silent = Reporting(table=False, files=False)
+    loop = FederatedLoop(seed=1, reporting=silent)
     rows = [make_inputs(seed) for seed in range(4)]
+    federation = make_federation(rows)
 
-    fit(FederatedLoop(seed=1, reporting=silent), tmp_path, make_module(), make_federation(rows))
+    fit(loop, tmp_path, make_module(), federation)
 
 
 def make_module() -> Plainest:

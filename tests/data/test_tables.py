@@ -1,6 +1,7 @@
 """Tables as data: what columns are taken for, how they are encoded, and what is asked or refused."""
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('\na,b\n1,"x\ny"\n\n2,z\n')
 
-    assert read_cells(path).lines().tolist() == [4, 6]
+    lines = read_cells(path).lines()
+    assert lines.tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("is_large", [True, False])
@@ -58,18 +60,28 @@ def test_large_table_is_named_when_its_reading_begins(
 ) -> None:
     path = tmp_path / "visits.csv"
     path.write_text("age,ill\n30,yes\n")
-    size = path.stat().st_size
-    monkeypatch.setattr(cells_module, "LARGE_FILE_BYTES", size if is_large else size + 1)
+    limit = path.stat().st_size
+    if not is_large:
+        limit += 1
+    monkeypatch.setattr(cells_module, "LARGE_FILE_BYTES", limit)
 
     with caplog.at_level("INFO", "lightning.pytorch"):
         read_cells(path)
     assert (f"reading {path}" in caplog.text) == is_large
 
 
-def numbers_in(path: Path, texts: list[str], column: Column, **notation: Any) -> list[float]:
+def numbers_in(
+    path: Path,
+    texts: list[str],
+    column: Column,
+    **notation: Any,
+) -> list[float]:
     """The values of a column of a file, NaN for gaps."""
-    pd.DataFrame({"x": texts, "y": 0}).to_csv(path, index=False, sep=";")
-    cells = read_cells(path, file_format=FileFormat(**notation))
+    table = pd.DataFrame({"x": texts, "y": 0})
+    table.to_csv(path, index=False, sep=";")
+
+    file_format = FileFormat(**notation)
+    cells = read_cells(path, file_format=file_format)
     values, is_misfit = column.values(cells, "x")
     assert not is_misfit.any(), values[is_misfit]
     return values.tolist()
@@ -89,39 +101,74 @@ COMMAS = ["25,548", "873", "1,412"]
         (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
         (["2.500", "1,5"], GERMAN, [2500, 1.5]),
         (["1.234,56", "12.345.678"], GERMAN, [1234.56, 12345678.0]),
-        (["1 234,5", "1\u202f250"], {"decimal": ",", "thousands": " "}, [1234.5, 1250.0]),
-        ([" 7.0 ", "1e3", "-.5", "+8", "5."], {}, [7, 1000, -0.5, 8, 5]),
+        (
+            ["1 234,5", "1\u202f250"],
+            {"decimal": ",", "thousands": " "},
+            [1234.5, 1250.0],
+        ),
+        (
+            [" 7.0 ", "1e3", "-.5", "+8", "5."],
+            {},
+            [7, 1000, -0.5, 8, 5],
+        ),
     ],
 )
 def test_stated_notation_is_obeyed_also_where_nothing_shows_it(
-    tmp_path: Path, texts: list[str], notation: dict[str, Any], expected: list[float]
+    tmp_path: Path,
+    texts: list[str],
+    notation: dict[str, Any],
+    expected: list[float],
 ) -> None:
-    assert numbers_in(tmp_path / "all.csv", texts, Column(NUMBERS), **notation) == expected
+    path = tmp_path / "all.csv"
+    numbers = numbers_in(path, texts, Column(NUMBERS), **notation)
+    assert numbers == expected
 
 
-@pytest.mark.parametrize("texts", [["2.500", "1.5"], ["12.5", "12,5"]])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["2.500", "1.5"],
+        ["12.5", "12,5"],
+    ],
+)
 def test_points_that_separate_no_thousands_do_not_fit_beside_decimal_commas(
     tmp_path: Path, texts: list[str]
 ) -> None:
+    path = tmp_path / "all.csv"
+    column = Column(NUMBERS)
     with pytest.raises(AssertionError):
-        numbers_in(tmp_path / "all.csv", texts, Column(NUMBERS), **GERMAN)
+        numbers_in(path, texts, column, **GERMAN)
 
 
 def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
     """pandas writes -99 as -99.0 where there are decimals: CSV and DataFrame alike."""
-    frame = pd.DataFrame({"lab": [1.5, -99.0, 2.5], "code": ["07", "7", " NA "]})
-    frame.to_csv(tmp_path / "lab.csv", index=False)
+    columns = {
+        "lab": [1.5, -99.0, 2.5],
+        "code": ["07", "7", " NA "],
+    }
+    frame = pd.DataFrame(columns)
+    path = tmp_path / "lab.csv"
+    frame.to_csv(path, index=False)
+    categories = {
+        "kind": "categories",
+        "categories": ["07", "7", "NA"],
+    }
+    is_second = [False, True, False]
 
-    for source, num_usual_gaps in ((frame, 0), (tmp_path / "lab.csv", 1)):
+    for source, num_usual_gaps in ((frame, 0), (path, 1)):
         cells = read_cells(source)
         for marks in (["-99"], ["-99.0"]):
-            lab, _ = Column(NUMBERS, gaps=marks).values(cells, "lab")
-            assert lab.isna().tolist() == [False, True, False]
-        categories = {"kind": "categories", "categories": ["07", "7", "NA"]}
-        codes, _ = Column(gaps=["7"], **categories).values(cells, "code")
-        assert codes.isna().tolist() == [False, True, False]  # 07 is another
+            column = Column(NUMBERS, gaps=marks)
+            lab, _ = column.values(cells, "lab")
+            assert lab.isna().tolist() == is_second
+
+        column = Column(gaps=["7"], **categories)
+        codes, _ = column.values(cells, "code")
+        assert codes.isna().tolist() == is_second  # 07 is another
+
         # The usual marks are of text files: in a frame, NA is a word.
-        codes, _ = Column(**categories).values(cells, "code")
+        column = Column(**categories)
+        codes, _ = column.values(cells, "code")
         assert codes.isna().sum() == num_usual_gaps
 
 
@@ -147,14 +194,31 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
         (["", "NA"], "no row has a value"),
     ],
 )
-def test_what_cells_do_not_say_is_asked(tmp_path: Path, texts: list[str], question: str) -> None:
+def test_what_cells_do_not_say_is_asked(
+    tmp_path: Path,
+    texts: list[str],
+    question: str,
+) -> None:
+    columns = {
+        "x": np.resize(texts, 60),
+        "y": range(60),
+        "ill": [0, 1] * 30,
+    }
+    table = pd.DataFrame(columns)
     for client in ("Boston", "Lyon"):
-        table = pd.DataFrame({"x": np.resize(texts, 60), "y": range(60), "ill": [0, 1] * 30})
-        table.to_csv(tmp_path / f"{client}.csv", index=False, sep=";")
+        path = tmp_path / f"{client}.csv"
+        table.to_csv(path, index=False, sep=";")
 
-    with pytest.raises(ConfigurationError, match=f"(?s)leave questions.*x: .*{question}"):
+    message = f"(?s)leave questions.*x: .*{question}"
+    with pytest.raises(ConfigurationError, match=message):
         set_up_data(str(tmp_path), labels="ill")
-    data = set_up_data(str(tmp_path), labels="ill", dictionary={"excluded": ["x"]})
+
+    dictionary = {"excluded": ["x"]}
+    data = set_up_data(
+        str(tmp_path),
+        labels="ill",
+        dictionary=dictionary,
+    )
     assert data.input_shape == (1,)
 
 
@@ -174,13 +238,22 @@ def test_what_cells_do_not_say_is_asked(tmp_path: Path, texts: list[str], questi
         ([str(row) + " x" for row in range(50)], "categories"),
     ],
 )
-def test_kinds_of_columns(tmp_path: Path, texts: list[str], kind: str) -> None:
-    table = pd.DataFrame({"x": np.resize(texts, 300), "ill": [0, 1] * 150})
-    table.to_csv(tmp_path / "all.csv", index=False)
+def test_kinds_of_columns(
+    tmp_path: Path,
+    texts: list[str],
+    kind: str,
+) -> None:
+    columns = {
+        "x": np.resize(texts, 300),
+        "ill": [0, 1] * 150,
+    }
+    path = tmp_path / "all.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
 
-    data = set_up_data(str(tmp_path / "all.csv"), labels="ill")
+    data = set_up_data(str(path), labels="ill")
 
-    assert data.dictionary.columns["x"].kind == kind
+    column = data.dictionary.columns["x"]
+    assert column.kind == kind
 
 
 def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
@@ -193,7 +266,8 @@ def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
         "left": "2.1.2024",
         "ill": [0, 1] * 30,
     }
-    pd.DataFrame(columns).to_csv(tmp_path / "all.csv", index=False)
+    path = tmp_path / "all.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
     dictionary = {
         "excluded": ["came"],
         "columns": {
@@ -202,16 +276,22 @@ def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
             "lab": {"gaps": ["<1"]},
             "left": {"kind": "days since came"},
         },
-        "read": {"all.csv": {"date_format": "%d.%m.%Y"}},
+        "read": {
+            "all.csv": {"date_format": "%d.%m.%Y"},
+        },
     }
 
     data = set_up_data(
-        str(tmp_path / "all.csv"), labels="ill", dictionary=dictionary, server_val=0.0
+        str(path),
+        labels="ill",
+        dictionary=dictionary,
+        server_val=0.0,
     )
 
     columns = data.dictionary.columns
     assert len(columns["word"].categories) == 60
-    assert columns["point"].mean == pytest.approx((25.548 + 873 + 1.412) / 3)
+    expected_mean = (25.548 + 873 + 1.412) / 3
+    assert columns["point"].mean == pytest.approx(expected_mean)
     assert columns["lab"].mean == pytest.approx(2)
     assert columns["left"].mean == 2
     assert columns["left"].scale == 0
@@ -219,16 +299,28 @@ def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
 
 def test_dates_with_a_time_zone_are_equal_from_csv_and_dataframe(tmp_path: Path) -> None:
     # Clocks change in between.
-    hours = pd.date_range("2024-03-30", periods=60, freq="h", tz="Europe/Paris")
-    frame = pd.DataFrame({"came": hours, "ill": [0, 1] * 30})
+    hours = pd.date_range(
+        "2024-03-30",
+        periods=60,
+        freq="h",
+        tz="Europe/Paris",
+    )
+    columns = {
+        "came": hours,
+        "ill": [0, 1] * 30,
+    }
+    frame = pd.DataFrame(columns)
     path = tmp_path / "stays.csv"
     frame.to_csv(path, index=False)
 
-    dictionary = {"columns": {"came": {"kind": "days since 1970"}}}
-    of_frame = set_up_data(frame, labels="ill", dictionary=dictionary)
-    of_file = set_up_data(str(path), labels="ill", dictionary=dictionary)
+    options: dict[str, Any] = {
+        "labels": "ill",
+        "dictionary": {"columns": {"came": {"kind": "days since 1970"}}},
+    }
+    data_of_frame = set_up_data(frame, **options)
+    data_of_file = set_up_data(str(path), **options)
 
-    assert of_frame.content_hashes() == of_file.content_hashes()
+    assert data_of_frame.content_hashes() == data_of_file.content_hashes()
 
 
 def test_dates_become_days(tmp_path: Path) -> None:
@@ -239,31 +331,43 @@ def test_dates_become_days(tmp_path: Path) -> None:
         "ill": ["a", "b"] * 20,
     }
     texts = pd.DataFrame(columns)
-    texts.to_csv(tmp_path / "stays.csv", index=False)
+    path = tmp_path / "stays.csv"
+    texts.to_csv(path, index=False)
     typed = texts.replace("", None)
     for name in ("came", "left"):
         typed[name] = pd.to_datetime(typed[name])
+
     dictionary = {
         "excluded": ["came"],
         "columns": {"left": {"kind": "days since came"}},
     }
     days = np.array([2.0, 2.0, np.nan, 0.0])
-    expected = np.nan_to_num((days - np.nanmean(days)) / np.nanstd(days))
+    mean = np.nanmean(days)
+    deviation = np.nanstd(days)
+    expected = np.nan_to_num((days - mean) / deviation)
 
-    for source in (typed, str(tmp_path / "stays.csv")):
-        data = set_up_data(source, labels="ill", dictionary=dictionary, server_val=0.0)
-        lengths, marks = data._source.train.tensors[0].T
+    for source in (typed, str(path)):
+        data = set_up_data(
+            source,
+            labels="ill",
+            dictionary=dictionary,
+            server_val=0.0,
+        )
+        features = data._source.train.tensors[0]
+        lengths, marks = features.T
         assert data.dictionary.feature_names == ("left", "left missing")
         np.testing.assert_allclose(lengths[:4], expected, atol=1e-6)
-        assert marks[:4].tolist() == [0, 0, 1, 0]
+        marks_of_gaps = marks[:4].tolist()
+        assert marks_of_gaps == [0, 0, 1, 0]
 
 
 def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
     """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
     rows = np.arange(60)
+    plans = np.array([101, 205, 330])
     frame = pd.DataFrame(
         {
-            "plan": pd.Categorical(np.array([101, 205, 330])[rows % 3]),
+            "plan": pd.Categorical(plans[rows % 3]),
             "country": ["NA" if row % 4 == 0 else "DE" for row in rows],
             "smoker": rows % 5 == 0,
             "age": rows.astype(float),
@@ -272,26 +376,48 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
     )
     original = frame.copy(deep=True)
 
-    data = set_up_data(frame, labels="ill", server_val=0, client_test=0)
+    data = set_up_data(
+        frame,
+        labels="ill",
+        server_val=0,
+        client_test=0,
+    )
 
     x = data._source.train.tensors[0].numpy()
     pd.testing.assert_frame_equal(frame, original)
-    numbers = np.column_stack([rows % 5 == 0, rows])
+    is_smoker = rows % 5 == 0
+    numbers = np.column_stack([is_smoker, rows])
     standardized = (numbers - numbers.mean(0)) / numbers.std(0)
-    categories = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 4 != 0, rows % 4 == 0]
-    np.testing.assert_allclose(x, np.column_stack([standardized, *categories]), atol=1e-6)
+    categories = [
+        rows % 3 == 0,
+        rows % 3 == 1,
+        rows % 3 == 2,
+        rows % 4 != 0,
+        rows % 4 == 0,
+    ]
+    expected = np.column_stack([standardized, *categories])
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+
+
+def make_dates() -> list[date]:
+    dates = []
+    for row in range(60):
+        timestamp = pd.Timestamp(2020, 1, 1 + row % 3)
+        dates.append(timestamp.date())
+    return dates
+
+
+def make_objects(values: list[Any]) -> pd.Series:
+    return pd.Series(values * 30, dtype=object)
 
 
 @pytest.mark.parametrize(
     ("values", "question"),
     [
         (lambda: pd.date_range("2020-01-01", periods=60), "dates, such as '2020-01-01"),
-        (
-            lambda: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)],
-            "dates, such as '2020-01-01'",
-        ),
-        (lambda: pd.Series([1, "1"] * 30, dtype=object), "values of several types in"),
-        (lambda: pd.Series([1, True] * 30, dtype=object), "values of several types in"),
+        (make_dates, "dates, such as '2020-01-01'"),
+        (lambda: make_objects([1, "1"]), "values of several types in"),
+        (lambda: make_objects([1, True]), "values of several types in"),
         (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' is a number in another notation"),
         (lambda: [np.inf, *range(59)], "row 0: 'inf' is none of numbers"),
         (lambda: [1e300, *range(59)], "row 0: '1e.300' is none of"),
@@ -300,28 +426,45 @@ def test_dtypes_of_a_dataframe_decide_the_kinds_of_its_columns() -> None:
 def test_column_of_unusable_values_is_asked_about_unless_excluded(
     values: Any, question: str
 ) -> None:
-    frame = pd.DataFrame({"odd": values(), "x": np.arange(60), "ill": np.arange(60) % 2})
+    columns = {
+        "odd": values(),
+        "x": np.arange(60),
+        "ill": np.arange(60) % 2,
+    }
+    frame = pd.DataFrame(columns)
     with pytest.raises(ConfigurationError, match=f"(?s)odd: .*{question}"):
         set_up_data(frame, labels="ill")
+
     dictionary = {"excluded": ["odd"]}
-    assert set_up_data(frame, labels="ill", dictionary=dictionary).input_shape == (1,)
+    data = set_up_data(frame, labels="ill", dictionary=dictionary)
+    assert data.input_shape == (1,)
 
 
 @pytest.mark.parametrize(
     "coding",
-    [(True, False), ("ja", "nein"), ("no", "yes."), (1, 0), ("dead",)],
+    [
+        (True, False),
+        ("ja", "nein"),
+        ("no", "yes."),
+        (1, 0),
+        ("dead",),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["frames", "mixed"])
 def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(
-    tmp_path: Path, coding: tuple[Any, ...], kind: str
+    tmp_path: Path,
+    coding: tuple[Any, ...],
+    kind: str,
 ) -> None:
     rng = np.random.default_rng(0)
     clients: dict[str, Any] = {}
     for client in ("Boston", "Lyon", "Osaka", "Quito"):
         labels = coding if client == "Lyon" else ("no", "yes")
-        frame = pd.DataFrame({"age": rng.normal(size=40)})
-        frame["ill"] = np.resize(np.array(labels, dtype=object), 40)
+        ages = rng.normal(size=40)
+        frame = pd.DataFrame({"age": ages})
+        labels_as_objects = np.array(labels, dtype=object)
+        frame["ill"] = np.resize(labels_as_objects, 40)
         clients[client] = frame
     if kind == "mixed":
         path = tmp_path / "Lyon.csv"
@@ -335,32 +478,68 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
         set_up_data(clients=clients, labels="ill")
 
     classes = ["no", "yes"]
-    classes += [str(label) for label in coding if label != "no"]
-    data = set_up_data(clients=clients, labels="ill", dictionary={"classes": classes})
+    for label in coding:
+        if label != "no":
+            classes.append(str(label))
+    data = set_up_data(
+        clients=clients,
+        labels="ill",
+        dictionary={"classes": classes},
+    )
     assert sorted(data.class_names) == sorted(classes)
+
     message = "in target 'ill', expected one of 2 classes: no, yes"
+    dictionary = {"classes": ["no", "yes"]}
     with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients=clients, labels="ill", dictionary={"classes": ["no", "yes"]})
+        set_up_data(
+            clients=clients,
+            labels="ill",
+            dictionary=dictionary,
+        )
 
 
 def test_clients_with_disjoint_labels_are_refused_and_overlapping_ones_accepted() -> None:
     frames = {}
-    for name, labels in zip("abcd", (["I"], ["III", "IV"], ["II", "III"], ["I", "II"])):
-        frames[name] = pd.DataFrame({"age": range(40), "ill": np.resize(labels, 40)})
-    assert set_up_data(clients=frames, labels="ill").class_names == ("I", "II", "III", "IV")
+    labels_by_client = {
+        "a": ["I"],
+        "b": ["III", "IV"],
+        "c": ["II", "III"],
+        "d": ["I", "II"],
+    }
+    for name, labels in labels_by_client.items():
+        columns = {
+            "age": range(40),
+            "ill": np.resize(labels, 40),
+        }
+        frames[name] = pd.DataFrame(columns)
+
+    data = set_up_data(clients=frames, labels="ill")
+    assert data.class_names == ("I", "II", "III", "IV")
 
 
-@pytest.mark.parametrize("labels", [["0", "00", "1", "1.0"], ["True", "true", "TRUE", "no"]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["0", "00", "1", "1.0"],
+        ["True", "true", "TRUE", "no"],
+    ],
+)
 def test_labels_and_clients_that_differ_in_spelling_only_are_refused(labels: list[str]) -> None:
     message = "which look like spellings of one name"
     x = [1.0, 2.0, 3.0, 4.0] * 10
+    column = labels * 10
 
     if "00" not in labels:  # 1.0 is 1 where a gap gave it a fraction
+        frame = Frame(x=x, ill=column)
         with pytest.raises(ConfigurationError, match=f"target 'ill' has .* {message}"):
-            set_up_data(Frame(x=x, ill=labels * 10), labels="ill")
+            set_up_data(frame, labels="ill")
+
+        frame = Frame(x=x, ill=[0, 1] * 20, ward=column)
         with pytest.raises(ConfigurationError, match=rf"'ward' \(groups\) has .* {message}"):
-            set_up_data(Frame(x=x, ill=[0, 1] * 20, ward=labels * 10), labels="ill", groups="ward")
-    clients = {name: (np.zeros((40, 1)), labels * 10) for name in "ab"}
+            set_up_data(frame, labels="ill", groups="ward")
+
+    features = np.zeros((40, 1))
+    clients = dict.fromkeys("ab", (features, column))
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients=clients)
 
@@ -380,22 +559,37 @@ def test_table_features_equal_those_from_sums_squares_and_categories_of_each_cli
         client_test=0.1,
         test=test,
     )
-    ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
-    wards = np.concatenate([np.array(frame["ward"]) for frame in clients.values()])
-    rows = np.concatenate([data.client_indices(client).numpy() for client in range(3)])
+    ages_by_client = [np.array(frame["age"]) for frame in clients.values()]
+    wards_by_client = [np.array(frame["ward"]) for frame in clients.values()]
+    rows_by_client = [data.client_indices(client).numpy() for client in range(3)]
+    ages = np.concatenate(ages_by_client)
+    wards = np.concatenate(wards_by_client)
+    rows = np.concatenate(rows_by_client)
     mean = ages[rows].mean()
     deviation = ages[rows].std()
+
     # The test set has a ward that no client has.
-    categories = sorted({*wards, *np.array(test["ward"])})
-    assert data.dictionary.columns["ward"].categories == tuple(categories)
+    test_ages = np.array(test["age"])
+    test_wards = np.array(test["ward"])
+    categories = sorted({*wards, *test_wards})
+    ward_column = data.dictionary.columns["ward"]
+    assert ward_column.categories == tuple(categories)
 
-    def features(ages: np.ndarray, wards: np.ndarray) -> np.ndarray:
+    def features(
+        ages: np.ndarray,
+        wards: np.ndarray,
+    ) -> np.ndarray:
         is_in_category = [wards == category for category in categories]
-        return np.column_stack([(ages - mean) / deviation, *is_in_category])
+        standardized_ages = (ages - mean) / deviation
+        return np.column_stack([standardized_ages, *is_in_category])
 
-    np.testing.assert_allclose(data._source.train.tensors[0], features(ages, wards), atol=1e-6)
-    expected = features(np.array(test["age"]), np.array(test["ward"]))
-    np.testing.assert_allclose(data._source.test.tensors[0], expected, atol=1e-5)
+    x = data._source.train.tensors[0]
+    expected = features(ages, wards)
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+
+    x = data._source.test.tensors[0]
+    expected = features(test_ages, test_wards)
+    np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
 def write_patients_csv(folder: Path) -> Path:
@@ -411,11 +605,26 @@ def write_patients_parquet(folder: Path) -> Path:
     return path
 
 
+def make_polars_patients(folder: Path) -> Any:
+    polars = pytest.importorskip("polars")
+    return polars.DataFrame(PATIENTS)
+
+
+def make_pyarrow_patients(folder: Path) -> Any:
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.table(PATIENTS)
+
+
+def make_dataset_of_patients(folder: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict(PATIENTS)
+
+
 MAKERS_OF_PATIENTS = {
     "pandas": lambda folder: pd.DataFrame(PATIENTS),
-    "polars": lambda folder: pytest.importorskip("polars").DataFrame(PATIENTS),
-    "pyarrow": lambda folder: pytest.importorskip("pyarrow").table(PATIENTS),
-    "datasets": lambda folder: pytest.importorskip("datasets").Dataset.from_dict(PATIENTS),
+    "polars": make_polars_patients,
+    "pyarrow": make_pyarrow_patients,
+    "datasets": make_dataset_of_patients,
     "hugging face": lambda folder: HuggingFace(PATIENTS),
     "csv": write_patients_csv,
     "parquet": write_patients_parquet,
@@ -428,7 +637,8 @@ def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: 
 
     data = set_up_data(table, labels="ill", groups="ward")
 
-    expected = set_up_data(Frame(**PATIENTS), labels="ill", groups="ward")
+    frame = Frame(**PATIENTS)
+    expected = set_up_data(frame, labels="ill", groups="ward")
     assert data.client_names == ("Boston", "Köln / Ost", "Lyon")
     assert data.client_names == expected.client_names
     assert data.class_names == ("0", "1")
@@ -445,38 +655,70 @@ def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: 
 def test_targets_that_would_be_nan_or_infinite_are_refused(
     target: list[float], message: str
 ) -> None:
-    dictionary = {"task": "regression", "standardize_target": True}
+    x = list(range(ROWS))
+    frame = Frame(x=x, y=target)
+    dictionary = {
+        "task": "regression",
+        "standardize_target": True,
+    }
     with pytest.raises(ConfigurationError, match=message):
-        set_up_data(Frame(x=list(range(ROWS)), y=target), labels="y", dictionary=dictionary)
+        set_up_data(frame, labels="y", dictionary=dictionary)
 
 
 def test_delimiters_are_found_file_by_file(tmp_path: Path) -> None:
-    for name, mark in {"Boston": ",", "Lyon": ";", "Osaka": "\t"}.items():
-        pd.DataFrame(PATIENTS).to_csv(tmp_path / f"{name}.csv", index=False, sep=mark)
+    table = pd.DataFrame(PATIENTS)
+    delimiters = {
+        "Boston": ",",
+        "Lyon": ";",
+        "Osaka": "\t",
+    }
+    for name, delimiter in delimiters.items():
+        path = tmp_path / f"{name}.csv"
+        table.to_csv(path, index=False, sep=delimiter)
+
     data = set_up_data(str(tmp_path), labels="ill")
-    np.testing.assert_array_equal(data.column_cards[0].is_missing, np.isnan(AGE * 3))
+
+    age_card = data.column_cards[0]
+    is_gap = np.isnan(AGE * 3)
+    np.testing.assert_array_equal(age_card.is_missing, is_gap)
 
 
 @pytest.mark.parametrize("gap_at", [None, "Boston", "Lyon"])
 def test_categories_are_the_same_whatever_gaps_a_file_has(
     tmp_path: Path, gap_at: str | None
 ) -> None:
-    codes: dict[str, list[Any]] = {"Boston": [1, 2, 3, 1] * 10, "Lyon": [2, 1, 3, 3] * 10}
+    codes: dict[str, list[Any]] = {
+        "Boston": [1, 2, 3, 1] * 10,
+        "Lyon": [2, 1, 3, 3] * 10,
+    }
     if gap_at is not None:
         codes[gap_at][5] = None  # pandas then writes 1.0 for 1
     for name, cells in codes.items():
-        table = pd.DataFrame({"code": cells, "ill": [0, 1] * 20})
+        columns = {
+            "code": cells,
+            "ill": [0, 1] * 20,
+        }
+        table = pd.DataFrame(columns)
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
     dictionary = {"columns": {"code": {"kind": "categories"}}}
     data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
-    assert data.dictionary.columns["code"].categories == ("1", "2", "3")
+    code_column = data.dictionary.columns["code"]
+    assert code_column.categories == ("1", "2", "3")
 
 
 def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: Path) -> None:
-    for name, cells in {"Boston": [0, 1, 1, None] * 10, "Lyon": [1, 0, 0, 1] * 10}.items():
-        table = pd.DataFrame({"code": cells, "age": range(40)})
+    codes = {
+        "Boston": [0, 1, 1, None] * 10,
+        "Lyon": [1, 0, 0, 1] * 10,
+    }
+    for name, cells in codes.items():
+        columns = {
+            "code": cells,
+            "age": range(40),
+        }
+        table = pd.DataFrame(columns)
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
     with pytest.warns(UserWarning, match="10 of 40 rows have no 'code'"):
@@ -486,10 +728,12 @@ def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: Path) -> None:
 
 
 def test_version_numbers_keep_their_zero() -> None:
+    versions = ["1.0", "1.1", "2.0"]
     cells = Cells(
-        pd.DataFrame({"x": ["1.0", "1.1", "2.0"]}), pd.DataFrame({"x": ["1.0", "1.1", "2.0"]})
+        pd.DataFrame({"x": versions}),
+        pd.DataFrame({"x": versions}),
     )
-    assert cells.words("x").tolist() == ["1.0", "1.1", "2.0"]
+    assert cells.words("x").tolist() == versions
 
 
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path: Path) -> None:
@@ -501,18 +745,27 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     message = 'Lyon.csv is not in utf-8-sig: .*read: ."Lyon.csv": ."encoding": "cp1252"'
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(str(tmp_path), labels="ill")
-    read = {"Lyon.csv": {"encoding": "cp1252"}}
-    with pytest.raises(ConfigurationError, match='Osaka.csv has zero bytes, .*"utf-16"'):
-        set_up_data(str(tmp_path), labels="ill", dictionary={"read": read})
 
-    read["Osaka"] = {"encoding": "utf-16"}
-    data = set_up_data(str(tmp_path), labels="ill", dictionary={"read": read})
-    assert data.dictionary.columns["ward"].categories == ("Nord", "Süd")
+    formats = {"Lyon.csv": {"encoding": "cp1252"}}
+    dictionary = {"read": formats}
+    with pytest.raises(ConfigurationError, match='Osaka.csv has zero bytes, .*"utf-16"'):
+        set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
+
+    formats["Osaka"] = {"encoding": "utf-16"}
+    dictionary = {"read": formats}
+    data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
+    ward_column = data.dictionary.columns["ward"]
+    assert ward_column.categories == ("Nord", "Süd")
 
 
 def test_all_questions_are_in_one_message(tmp_path: Path) -> None:
     for name in ("Boston", "Lyon"):
-        table = pd.DataFrame({"came": "2024-01-01", "age": range(60), "ill": [0, 1] * 30})
+        columns = {
+            "came": "2024-01-01",
+            "age": range(60),
+            "ill": [0, 1] * 30,
+        }
+        table = pd.DataFrame(columns)
         table["name"] = [f"name {row}" for row in range(60)]
         if name == "Lyon":
             table["insurer"] = "A"
@@ -521,7 +774,8 @@ def test_all_questions_are_in_one_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         set_up_data(str(tmp_path), labels="ill")
 
-    questions = re.findall(r"^  (\w+): ", str(error.value), flags=re.MULTILINE)
+    message = str(error.value)
+    questions = re.findall(r"^  (\w+): ", message, flags=re.MULTILINE)
     assert sorted(questions) == ["came", "insurer", "name"]
 
 
@@ -545,9 +799,16 @@ def test_former_options_of_columns_are_read() -> None:
     with pytest.warns(DeprecationWarning, match="columns goes"):
         data = set_up_data(frame, labels="ill", columns=columns)
 
-    kinds = {name: column.kind for name, column in data.dictionary.columns.items()}
-    assert kinds == {"age": "whole numbers", "plan": "categories", "came": "days since 1970"}
+    kinds = {}
+    for name, column in data.dictionary.columns.items():
+        kinds[name] = column.kind
+    assert kinds == {
+        "age": "whole numbers",
+        "plan": "categories",
+        "came": "days since 1970",
+    }
     assert data.column_cards[0].is_missing.sum() == 10
+
     message = r"\['max_categories'\] is no longer an option"
     with (
         pytest.warns(DeprecationWarning, match="columns goes"),

@@ -25,8 +25,8 @@ BATCH_SIZE = 8
 def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (n,), generator=generator)
-    x = torch.randn(n, FEATURES, generator=generator) + y[:, None]
-    return x, y
+    noise = torch.randn(n, FEATURES, generator=generator)
+    return noise + y[:, None], y
 
 
 class Samples(Dataset):
@@ -41,7 +41,8 @@ class Samples(Dataset):
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index] * (1 + 0.1 * self.epoch), self.y[index]
+        scale = 1 + 0.1 * self.epoch
+        return self.x[index] * scale, self.y[index]
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -64,7 +65,8 @@ class Users(L.LightningDataModule):
         self.history: list[float] = []
 
     def setup(self, stage: str) -> None:
-        self.train = Samples(*make_samples(48, seed=0))
+        x, y = make_samples(48, seed=0)
+        self.train = Samples(x, y)
         self.val = TensorDataset(*make_samples(16, seed=1))
 
     def train_dataloader(self) -> DataLoader:
@@ -89,7 +91,8 @@ class Net(L.LightningModule):
         return nn.functional.cross_entropy(self.net(x), y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", Net.training_step(self, batch, batch_idx))
+        loss = Net.training_step(self, batch, batch_idx)
+        self.log("val_loss", loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -103,31 +106,60 @@ def fit(
     callbacks: Sequence[L.Callback] = (),
     **loop: Any,
 ) -> FederatedLoop:
-    federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
-    trainer = trainer_for(federation, folder, rounds, callbacks=list(callbacks))
+    reporting = Reporting(table=False)
+    federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)
+    trainer = trainer_for(
+        federation,
+        folder,
+        rounds,
+        callbacks=list(callbacks),
+    )
     trainer.fit(module, data)
     return federation
 
 
 def weights_of(module: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    vectors = []
+    for parameter in module.parameters():
+        vectors.append(parameter.detach().flatten())
+    return torch.cat(vectors)
 
 
 # ---- every name in every hook
 
 
-#: Names of a loader that are not private.
-NAMES_OF_LOADERS = [
-    name for name in dir(DataLoader(Samples(*make_samples(2, 0)))) if name[0] != "_"
-]
+def public_names_of(owner: Any) -> list[str]:
+    names = []
+    for name in dir(owner):
+        if not name.startswith("_"):
+            names.append(name)
+    return names
 
 
-def describe(owner: Any, names: Sequence[str]) -> dict[str, str]:
+TWO_SAMPLES = Samples(*make_samples(2, seed=0))
+NAMES_OF_LOADERS = public_names_of(DataLoader(TWO_SAMPLES))
+#: Types whose ``repr`` holds no address.
+PLAIN_TYPES = (
+    Tensor,
+    bool,
+    int,
+    float,
+    str,
+    tuple,
+    list,
+    type(None),
+)
+
+
+def describe(
+    owner: Any,
+    names: Sequence[str],
+) -> dict[str, str]:
     """Return what the names of an object read as, without addresses."""
     descriptions = {}
     for name in names:
         value = getattr(owner, name)
-        if isinstance(value, Tensor | bool | int | float | str | tuple | list | None):
+        if isinstance(value, PLAIN_TYPES):
             descriptions[name] = repr(value)
         else:
             descriptions[name] = type(value).__name__
@@ -137,9 +169,11 @@ def describe(owner: Any, names: Sequence[str]) -> dict[str, str]:
 def reading(trainer: Any) -> dict[str, Any]:
     """Return all that the Trainer's data module and its train loader read as."""
     data = trainer.datamodule
-    names = [name for name in dir(data) if not name.startswith("_")]
-    readings_of_hook = {"data module": type(data).__name__, **describe(data, names)}
-    readings_of_hook["data of loader"] = type(data.train_dataloader().dataset).__name__
+    readings_of_hook: dict[str, Any] = {"data module": type(data).__name__}
+    readings_of_hook |= describe(data, public_names_of(data))
+    dataset = data.train_dataloader().dataset
+    readings_of_hook["data of loader"] = type(dataset).__name__
+
     loader = trainer.train_dataloader
     if trainer.training and loader is not None:
         readings_of_hook |= describe(loader, NAMES_OF_LOADERS)
@@ -197,8 +231,13 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
     def make_hook(name: str) -> Any:
         original = getattr(Net, name)
 
-        def hook(self: Any, *arguments: Any, **options: Any) -> Any:
-            self.by_hook.setdefault(name, []).append(reads(self.trainer))
+        def hook(
+            self: Any,
+            *arguments: Any,
+            **options: Any,
+        ) -> Any:
+            readings = self.by_hook.setdefault(name, [])
+            readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
 
         hook.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
@@ -211,7 +250,8 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
 
 def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path):
     alone = reading_module(reading)
-    trainer_for(None, tmp_path, rounds=2).fit(alone, Users())
+    trainer = trainer_for(None, tmp_path, rounds=2)
+    trainer.fit(alone, Users())
 
     federated = reading_module(reading)
     data = FederatedDataModule(Users(), OneClient())
@@ -224,7 +264,8 @@ def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path):
             expected = readings[position]
             readings_of_hook = federated.by_hook[hook][position]
             # In the first hooks there is a loader only in a federation.
-            assert {name: readings_of_hook[name] for name in expected} == expected, hook
+            read_by_both = {name: readings_of_hook[name] for name in expected}
+            assert read_by_both == expected, hook
 
 
 @pytest.mark.parametrize("wraps", [True, False])
@@ -234,12 +275,19 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     users = Users()
     users.setup("fit")
     source = users if wraps else (users.train, users.val)
-    data = FederatedDataModule(source, SizePartitioner([3, 2, 1]), batch_size=BATCH_SIZE)
+    partitioner = SizePartitioner([3, 2, 1])
+    data = FederatedDataModule(source, partitioner, batch_size=BATCH_SIZE)
 
     def read(trainer: Any) -> Any:
-        dataset = trainer.train_dataloader.dataset
-        batch = next(iter(trainer.train_dataloader))
-        return len(dataset), len(dataset.y), type(dataset).__name__, len(batch[0])
+        loader = trainer.train_dataloader
+        dataset = loader.dataset
+        x, _ = next(iter(loader))
+        return (
+            len(dataset),
+            len(dataset.y),
+            type(dataset).__name__,
+            len(x),
+        )
 
     module = reading_module(read)
     fit(module, data, tmp_path, rounds=1)
@@ -247,8 +295,9 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     sizes = data.num_samples.tolist()
     assert len(set(sizes)) == 3
     total = sum(sizes)
+    whole = (total, total, "Samples", BATCH_SIZE)
     for hook in ("setup", "on_fit_start", "on_train_epoch_start", "on_train_epoch_end"):
-        assert module.by_hook[hook] == [(total, total, "Samples", BATCH_SIZE)], hook
+        assert module.by_hook[hook] == [whole], hook
     sizes_in_training = [size for size, *_ in module.by_hook["on_train_batch_start"]]
     assert list(dict.fromkeys(sizes_in_training)) == sizes
     for size, num_labels, kind, _ in module.by_hook["on_after_backward"]:
@@ -262,7 +311,9 @@ def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
             dataset.set_epoch(self.current_epoch)
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            self.scales.append(float(batch[0].abs().max()))
+            x, _ = batch
+            largest_input = x.abs().max()
+            self.scales.append(float(largest_input))
             return super().training_step(batch, batch_idx)
 
     class Ones(Users):
@@ -272,10 +323,12 @@ def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
 
     module = SetsEpoch()
     module.scales = []
-    fit(module, FederatedDataModule(Ones(), IIDPartitioner(3)), tmp_path, rounds=3)
+    data = FederatedDataModule(Ones(), IIDPartitioner(3))
+    fit(module, data, tmp_path, rounds=3)
 
     per_round = len(module.scales) // 3
-    expected = torch.tensor([1.0, 1.1, 1.2]).repeat_interleave(per_round)
+    scale_by_round = torch.tensor([1.0, 1.1, 1.2])
+    expected = scale_by_round.repeat_interleave(per_round)
     torch.testing.assert_close(torch.tensor(module.scales), expected)
 
 
@@ -289,17 +342,32 @@ class SetsLevel(L.Callback):
         trainer.datamodule.level = 0.5 * trainer.current_epoch
 
 
-def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
-    alone, federated = Net(), Net()
-    trainer = trainer_for(None, tmp_path, 3, callbacks=[SetsLevel()])
-    full_batch = Users()
-    full_batch.train_dataloader = lambda: DataLoader(full_batch.train, 48, shuffle=True)
-    trainer.fit(alone, full_batch)
-
+def users_in_one_batch() -> Users:
     source = Users()
     source.train_dataloader = lambda: DataLoader(source.train, 48, shuffle=True)
+    return source
+
+
+def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
+    alone = Net()
+    trainer = trainer_for(
+        None,
+        tmp_path,
+        3,
+        callbacks=[SetsLevel()],
+    )
+    trainer.fit(alone, users_in_one_batch())
+
+    federated = Net()
+    source = users_in_one_batch()
     data = FederatedDataModule(source, OneClient())
-    fit(federated, data, tmp_path, rounds=3, callbacks=[SetsLevel()])
+    fit(
+        federated,
+        data,
+        tmp_path,
+        rounds=3,
+        callbacks=[SetsLevel()],
+    )
 
     torch.testing.assert_close(weights_of(federated), weights_of(alone))
     assert source.level == 1.0
@@ -308,17 +376,23 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
 def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
     class MakesHead(Net):
         def setup(self, stage: str) -> None:
-            self.net = nn.Linear(self.trainer.datamodule.input_shape[1], self.classes())
+            data = self.trainer.datamodule
+            num_inputs = data.input_shape[1]
+            self.net = nn.Linear(num_inputs, self.classes())
 
         def classes(self) -> int:
             return self.trainer.datamodule.num_classes
 
     module = MakesHead()
-    fit(module, FederatedDataModule(Users(), IIDPartitioner(3)), tmp_path, rounds=1)
+    data = FederatedDataModule(Users(), IIDPartitioner(3))
+    fit(module, data, tmp_path, rounds=1)
     assert module.net.out_features == 5
 
 
 # ---- what training changes in it is a client's
+
+
+NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 
 
 class Counts(L.LightningDataModule):
@@ -332,14 +406,19 @@ class Counts(L.LightningDataModule):
         self.counter = Counter()
 
     def setup(self, stage: str) -> None:
-        parts = [make_samples({"A": 24, "B": 16, "C": 8}[name], ord(name)) for name in self.order]
-        self.train = TensorDataset(*map(torch.cat, zip(*parts)))
+        inputs = []
+        labels = []
+        for name in self.order:
+            x, y = make_samples(NUM_SAMPLES[name], seed=ord(name))
+            inputs.append(x)
+            labels.append(y)
+        self.train = TensorDataset(torch.cat(inputs), torch.cat(labels))
         self.val = TensorDataset(*make_samples(16, seed=1))
 
     def names(self) -> list[str]:
         names = []
         for position, name in enumerate(self.order):
-            names += [f"{position}{name}"] * {"A": 24, "B": 16, "C": 8}[name]
+            names += [f"{position}{name}"] * NUM_SAMPLES[name]
         return names
 
     def train_dataloader(self) -> DataLoader:
@@ -369,20 +448,56 @@ def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path,
     weights = []
     for order in ("ABC", "CBA"):
         source = Counts(order, in_object)
-        data = FederatedDataModule(source, GroupPartitioner(), groups=source.names())
+        data = by_name(source)
         module = Net()
-        fit(module, data, tmp_path / order, rounds=3, engine=engine)
+        fit(
+            module,
+            data,
+            tmp_path / order,
+            rounds=3,
+            engine=engine,
+        )
         weights.append(weights_of(module))
-        assert (source.num_batches, source.counter.count) == (3, 3)  # as of one client
-    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=1e-6)
+        # As of one client.
+        assert source.num_batches == 3
+        assert source.counter.count == 3
+    assert_equal(weights[0], weights[1], tolerance=1e-6)
+
+
+def by_name(source: Counts) -> FederatedDataModule:
+    return FederatedDataModule(
+        source,
+        GroupPartitioner(),
+        groups=source.names(),
+    )
+
+
+def assert_equal(
+    values: Tensor,
+    expected: Tensor,
+    tolerance: float,
+) -> None:
+    torch.testing.assert_close(
+        values,
+        expected,
+        rtol=0,
+        atol=tolerance,
+    )
 
 
 def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
     def make_data() -> FederatedDataModule:
-        source = Counts("ABC", in_object=False)
-        return FederatedDataModule(source, GroupPartitioner(), groups=source.names())
+        return by_name(Counts("ABC", in_object=False))
 
-    assert_resumes(lambda: FederatedLoop(seed=SEED), tmp_path, Net, make_data)
+    def make_loop() -> FederatedLoop:
+        return FederatedLoop(seed=SEED)
+
+    assert_resumes(
+        make_loop,
+        tmp_path,
+        Net,
+        make_data,
+    )
 
 
 # ---- coalitions
@@ -402,13 +517,22 @@ class Weighted(Net):
         elif self.label_source == "subset":
             labels = torch.stack([y for _, y in data.train])
         else:
-            labels = torch.cat([y for _, y in data.train_dataloader()])
-        counts = labels.bincount(minlength=CLASSES) + 1.0
-        self.class_weights = counts.sum() / counts
+            loader = data.train_dataloader()
+            labels = torch.cat([y for _, y in loader])
+        self.class_weights = class_weights_of(labels)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
+        return nn.functional.cross_entropy(
+            self.net(x),
+            y,
+            weight=self.class_weights,
+        )
+
+
+def class_weights_of(labels: Tensor) -> Tensor:
+    counts = labels.bincount(minlength=CLASSES) + 1.0
+    return counts.sum() / counts
 
 
 class Hospitals(L.LightningDataModule):
@@ -421,7 +545,8 @@ class Hospitals(L.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         x, y = make_samples(60, seed=0)
         order = y.argsort(stable=True)
-        self.x, self.y = x[order], y[order]
+        self.x = x[order]
+        self.y = y[order]
         self.train: Any = TensorDataset(self.x, self.y)
         if self.is_subset:
             self.train = Subset(self.train, range(60))
@@ -437,6 +562,33 @@ class Hospitals(L.LightningDataModule):
 NAMES = ["A"] * 30 + ["B"] * 20 + ["C"] * 10
 
 
+def by_hospital(source: Hospitals) -> FederatedDataModule:
+    return FederatedDataModule(
+        source,
+        GroupPartitioner(),
+        groups=NAMES,
+    )
+
+
+def exact_values() -> ShadowShapley:
+    return ShadowShapley(
+        performance="val_loss",
+        mode="min",
+        coalitions="all",
+    )
+
+
+COALITIONS = [
+    (0,),
+    (1,),
+    (2,),
+    (0, 1),
+    (0, 2),
+    (1, 2),
+    (0, 1, 2),
+]
+
+
 @pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader"])
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit by Lightning alone on the members' samples."""
@@ -446,31 +598,37 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
 
     BySource.label_source = label_source
     is_subset = label_source == "subset"
-    data = FederatedDataModule(Hospitals(is_subset), GroupPartitioner(), groups=NAMES)
-    metric = ShadowShapley(performance="val_loss", mode="min", coalitions="all")
-    loop = fit(BySource(), data, tmp_path, rounds=2, metrics={"value": metric})
+    loop = fit(
+        BySource(),
+        by_hospital(Hospitals(is_subset)),
+        tmp_path,
+        rounds=2,
+        metrics={"value": exact_values()},
+    )
 
-    labels = torch.tensor([ord(name) - ord("A") for name in NAMES])
+    clients = torch.tensor(["ABC".index(name) for name in NAMES])
     utilities = {frozenset(): -validation_loss(Net())}
-    for members in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
-        utilities[frozenset(members)] = -validation_loss(fedavg_by_hand(members, labels))
+    for members in COALITIONS:
+        model = fedavg_by_hand(members, clients)
+        utilities[frozenset(members)] = -validation_loss(model)
     expected = shapley_by_hand(utilities)
-    torch.testing.assert_close(loop.contributions["value"].double(), expected, rtol=0, atol=1e-5)
+    values = loop.contributions["value"].double()
+    assert_equal(values, expected, tolerance=1e-5)
 
 
 def validation_loss(module: Net) -> float:
     x, y = make_samples(30, seed=1)
     with torch.no_grad():
-        return float(nn.functional.cross_entropy(module.net(x), y))
+        loss = nn.functional.cross_entropy(module.net(x), y)
+    return float(loss)
 
 
-def fedavg_by_hand(members: Sequence[int], labels: Tensor) -> Net:
+def fedavg_by_hand(members: Sequence[int], clients: Tensor) -> Net:
     """Two rounds of one full batch at each member, with weights of all members' classes."""
     source = Hospitals()
     source.setup()
-    is_member = torch.isin(labels, torch.tensor(members))
-    counts = source.y[is_member].bincount(minlength=CLASSES) + 1.0
-    class_weights = counts.sum() / counts
+    is_member = torch.isin(clients, torch.tensor(members))
+    class_weights = class_weights_of(source.y[is_member])
 
     server = Net()
     for _ in range(2):
@@ -479,16 +637,24 @@ def fedavg_by_hand(members: Sequence[int], labels: Tensor) -> Net:
         for member in members:
             model = Net()
             model.load_state_dict(server.state_dict())
-            x, y = source.x[labels == member], source.y[labels == member]
+            is_of_member = clients == member
+            x = source.x[is_of_member]
+            y = source.y[is_of_member]
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            nn.functional.cross_entropy(model.net(x), y, weight=class_weights).backward()
+            loss = nn.functional.cross_entropy(
+                model.net(x),
+                y,
+                weight=class_weights,
+            )
+            loss.backward()
             optimizer.step()
             trained.append(model.state_dict())
             sizes.append(len(y))
         mean = {}
         for name in server.state_dict():
             parts = [size * state[name] for size, state in zip(sizes, trained)]
-            mean[name] = torch.stack(parts).sum(0) / sum(sizes)
+            total = torch.stack(parts).sum(0)
+            mean[name] = total / sum(sizes)
         server.load_state_dict(mean)
     return server
 
@@ -499,18 +665,25 @@ def shapley_by_hand(utilities: dict[frozenset, float]) -> Tensor:
         partner, opponent = sorted({0, 1, 2} - {player})
 
         def gain(*members: int, player: int = player) -> float:
-            return utilities[frozenset({player, *members})] - utilities[frozenset(members)]
+            with_player = frozenset({player, *members})
+            return utilities[with_player] - utilities[frozenset(members)]
 
+        added_to_none = gain()
         added_to_one = gain(partner) + gain(opponent)
         added_to_two = gain(partner, opponent)
-        values.append((2 * gain() + added_to_one + 2 * added_to_two) / 6)
+        values.append((2 * added_to_none + added_to_one + 2 * added_to_two) / 6)
     return torch.tensor(values, dtype=torch.float64)
 
 
 def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
     source = Hospitals()
-    data = FederatedDataModule(source, GroupPartitioner(), groups=NAMES)
-    metric = ShadowShapley(performance="val_loss", mode="min", coalitions="all")
-    fit(Weighted(), data, tmp_path, rounds=1, metrics={"value": metric})
+    fit(
+        Weighted(),
+        by_hospital(source),
+        tmp_path,
+        rounds=1,
+        metrics={"value": exact_values()},
+    )
+
     assert len(source.train) == len(source.y) == 60
     assert source.train.tensors[1] is source.y

@@ -40,19 +40,24 @@ eager = partial(torch.compile, backend="eager")
 
 class Kept(Plain):
     def __init__(self, keep: Callable[[Any], Any] | None = None) -> None:
-        super().__init__(network(batch_norm=False))
+        net = network(batch_norm=False)
+        super().__init__(net)
         self.f = None if keep is None else keep(self)
         self.may_train = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) if self.f is None else self.f(x)
+        if self.f is None:
+            return self.net(x)
+        return self.f(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         assert self.may_train
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self(batch[0]).square().mean())
+        outputs = self(batch[0])
+        loss = outputs.square().mean()
+        self.log("val_loss", loss)
 
 
 def reach_through_list(module: Any) -> Callable[[Tensor], Tensor]:
@@ -76,9 +81,13 @@ def make_in_place() -> Kept:
 
 def make_hooked() -> Kept:
     module = Kept()
-    module.net[0].register_forward_hook(
-        lambda layer, args, output: output + module.net[4].weight.sum()
-    )
+    first_layer = module.net[0]
+
+    def add_last_weights(layer: Any, args: Any, output: Tensor) -> Tensor:
+        last_layer = module.net[4]
+        return output + last_layer.weight.sum()
+
+    first_layer.register_forward_hook(add_last_weights)
     return module
 
 
@@ -100,6 +109,10 @@ RIGHT: dict[str, Callable[[], Any]] = {
 }
 
 
+def parameter_names(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters()]
+
+
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
 def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     if kind in RIGHT:
@@ -111,8 +124,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
     module(x)
     copied = ModuleCopies(module).load()
 
-    names = [name for name, _ in module.named_parameters()]
-    assert [name for name, _ in copied.named_parameters()] == names
+    assert parameter_names(copied) == parameter_names(module)
     assert torch.equal(copied(x), module(x))
 
     output = module(x)
@@ -188,8 +200,7 @@ def test_scripted_parts_are_copied(kind: str) -> None:
     copied = ModuleCopies(module).load()
 
     assert torch.equal(copied(x), module(x))
-    names = [name for name, _ in module.named_parameters()]
-    assert [name for name, _ in copied.named_parameters()] == names
+    assert parameter_names(copied) == parameter_names(module)
     assert not any(copied.f is layer for layer in module.modules())
 
 
@@ -214,7 +225,8 @@ class Node:
 
 
 def open_file() -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.FileIO(os.devnull, "a"))
+    file = io.FileIO(os.devnull, "a")
+    return io.TextIOWrapper(file)
 
 
 def open_bar() -> Any:
@@ -222,7 +234,9 @@ def open_bar() -> Any:
 
 
 def second_loader() -> Any:
-    return iter(DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4))
+    samples = TensorDataset(torch.ones(8, 2))
+    loader = DataLoader(samples, batch_size=4)
+    return iter(loader)
 
 
 #: Parts that no copy has.
@@ -244,7 +258,12 @@ class MakesParts(Kept):
 
     part: Any = None
 
-    def __init__(self, make: Callable[[], Any], round_index: int, uses_part: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        round_index: int,
+        uses_part: bool = False,
+    ) -> None:
         super().__init__()
         self.make = make
         self.round_index = round_index
@@ -257,23 +276,42 @@ class MakesParts(Kept):
             self.part = self.make()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.uses_part and not self.training and self.part is not None:
+        has_part = self.part is not None
+        is_scored = not self.training
+        if self.uses_part and is_scored and has_part:
             repr(self.part)
         return self.net(x)
 
 
-def fit_with_metric(module: Any, folder: Path, performance: str, rounds: int = 3) -> Tensor:
+def fit_with_metric(
+    module: Any,
+    folder: Path,
+    performance: str,
+    rounds: int = 3,
+) -> Tensor:
     mode = "min" if performance == "val_loss" else None
     metric = CumulativeShapley(performance=performance, mode=mode)
-    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
-    fit(loop, folder, module, toy_data(server_val=0.2), rounds=rounds)
+    loop = FederatedLoop(
+        metrics={"sv": metric},
+        seed=1,
+        reporting=Reporting(table=False),
+    )
+    fit(
+        loop,
+        folder,
+        module=module,
+        data=toy_data(server_val=0.2),
+        rounds=rounds,
+    )
     return loop.contributions["sv"]
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_no_score_uses_changes_no_value(
-    kind: str, performance: str, tmp_path: Path
+    kind: str,
+    performance: str,
+    tmp_path: Path,
 ) -> None:
     """Whether it is there before training, or training makes it in the first, second or last round."""
     value = fit_with_metric(Kept(), tmp_path / "without", performance)
@@ -282,16 +320,23 @@ def test_part_that_no_score_uses_changes_no_value(
     for round_index in (-1, 0, 1, 2):
         module = MakesParts(REFUSED[kind], round_index)
         folder = tmp_path / f"{round_index}"
-        assert torch.equal(fit_with_metric(module, folder, performance), value)
+        value_with_part = fit_with_metric(module, folder, performance)
+        assert torch.equal(value_with_part, value)
         assert module.trainer.current_epoch == 3
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_scores_use_is_named_before_training(
-    kind: str, performance: str, tmp_path: Path
+    kind: str,
+    performance: str,
+    tmp_path: Path,
 ) -> None:
-    module = MakesParts(REFUSED[kind], round_index=-1, uses_part=True)
+    module = MakesParts(
+        REFUSED[kind],
+        round_index=-1,
+        uses_part=True,
+    )
 
     with pytest.raises(ConfigurationError, match=r"copies of MakesParts.*the module\.part"):
         fit_with_metric(module, tmp_path, performance)
@@ -305,42 +350,81 @@ METRICS: dict[str, Callable[[], Any]] = {
 }
 
 
+def make_with_bar() -> MakesParts:
+    return MakesParts(
+        REFUSED["a progress bar"],
+        round_index=1,
+        uses_part=True,
+    )
+
+
 @pytest.mark.filterwarnings("ignore:value")
 @pytest.mark.parametrize("kind", METRICS)
-def test_part_that_scores_use_and_training_makes_ends_no_run(kind: str, tmp_path: Path) -> None:
-    loop = FederatedLoop(metrics={"value": METRICS[kind]()}, seed=1)
-    module = MakesParts(REFUSED["a progress bar"], round_index=1, uses_part=True)
-    fit(loop, tmp_path / "with", module, toy_data(server_val=0.2), rounds=3)
+def test_part_that_scores_use_and_training_makes_ends_no_run(
+    kind: str,
+    tmp_path: Path,
+) -> None:
+    metric = METRICS[kind]()
+    loop = FederatedLoop(metrics={"value": metric}, seed=1)
+    module = make_with_bar()
+    folder = tmp_path / "with"
+    fit(
+        loop,
+        folder,
+        module=module,
+        data=toy_data(server_val=0.2),
+        rounds=3,
+    )
 
-    module_without = MakesParts(REFUSED["a progress bar"], round_index=1, uses_part=True)
-    fit(FederatedLoop(seed=1), tmp_path / "without", module_without, toy_data(server_val=0.2))
-    assert torch.equal(state_vector(module), state_vector(module_without))
+    loop_without = FederatedLoop(seed=1)
+    module_without = make_with_bar()
+    fit(
+        loop_without,
+        tmp_path / "without",
+        module=module_without,
+        data=toy_data(server_val=0.2),
+    )
+    weights = state_vector(module)
+    weights_without = state_vector(module_without)
+    assert torch.equal(weights, weights_without)
     assert loop.contributions["value"].isnan().all()
-    record = json.loads((tmp_path / "with" / "run.json").read_text())
+
+    record_text = (folder / "run.json").read_text()
+    record = json.loads(record_text)
     assert "the module.part" in record["missing"]["value"]
 
 
 def test_copies_for_vectors_have_one_memory_of_weights() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    module.register_buffer("offset", torch.ones(2), persistent=False)
+    module.register_buffer(
+        "offset",
+        torch.ones(2),
+        persistent=False,
+    )
     space = ParameterSpace(module)
     copies = ScoringCopies(module, space).take()
 
     first_copy = copies.load()
-    space.write(first_copy, space.read(module))
+    vector = space.read(module)
+    space.write(first_copy, vector)
     next_copy = copies.load()
 
-    assert torch.equal(space.read(next_copy), space.read(module))
+    vector_of_copy = space.read(next_copy)
+    assert torch.equal(vector_of_copy, space.read(module))
+    module_tensors = named_tensors(module)
+    first_tensors = named_tensors(first_copy)
     for name, tensor in named_tensors(next_copy).items():
+        address = tensor.data_ptr()
         is_of_vectors = name in space.names
-        first_tensor = named_tensors(first_copy)[name]
-        assert (tensor.data_ptr() == first_tensor.data_ptr()) == is_of_vectors
-        assert tensor.data_ptr() != named_tensors(module)[name].data_ptr()
+        is_of_first_copy = address == first_tensors[name].data_ptr()
+        assert is_of_first_copy == is_of_vectors
+        assert address != module_tensors[name].data_ptr()
 
 
 def test_module_is_copied_once_a_round() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
-    copies = ScoringCopies(module, ParameterSpace(module))
+    space = ParameterSpace(module)
+    copies = ScoringCopies(module, space)
 
     assert copies.take() is not copies.take()
     copies.begin_round()
@@ -363,7 +447,10 @@ class BorrowedNetwork(Dataset):
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path: Path, performance: str) -> None:
+def test_copy_that_reaches_the_runs_weights_is_refused(
+    tmp_path: Path,
+    performance: str,
+) -> None:
     module = Kept()
     borrowed = BorrowedNetwork(module.net)
     module.borrowed = borrowed
@@ -371,13 +458,17 @@ def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path: Path, performan
     mode = "min" if performance == "val_loss" else None
     metric = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric})
+    data = toy_data(server_val=0.2)
 
     with pytest.raises(ConfigurationError, match="one model, scored twice, has two scores"):
-        fit(loop, tmp_path, module, toy_data(server_val=0.2))
+        fit(loop, tmp_path, module=module, data=data)
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_frozen_layers_are_shared_and_scored(tmp_path: Path, performance: str) -> None:
+def test_frozen_layers_are_shared_and_scored(
+    tmp_path: Path,
+    performance: str,
+) -> None:
     module = Kept()
     first_layer: Any = module.net[0]
     first_layer.requires_grad_(False)
@@ -385,8 +476,9 @@ def test_frozen_layers_are_shared_and_scored(tmp_path: Path, performance: str) -
     mode = "min" if performance == "val_loss" else None
     metric = PartialFederatedShapley(performance=performance, mode=mode)
     loop = FederatedLoop(metrics={"sv": metric})
+    data = toy_data(server_val=0.2)
 
-    fit(loop, tmp_path, module, toy_data(server_val=0.2))
+    fit(loop, tmp_path, module=module, data=data)
 
     assert loop.contributions["sv"].isfinite().all()
     assert torch.equal(first_layer.weight, weight)

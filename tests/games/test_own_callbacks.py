@@ -20,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def size_of_weights(module: Any) -> Tensor:
-    return module.net[4].weight.detach().abs().mean()
+    last_layer = module.net[4]
+    return last_layer.weight.detach().abs().mean()
 
 
 class LogsSize(L.Callback):
@@ -29,8 +30,13 @@ class LogsSize(L.Callback):
     def __init__(self) -> None:
         self.num_validations = 0
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.num_validations += not trainer.sanity_checking
+    def on_validation_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        if not trainer.sanity_checking:
+            self.num_validations += 1
         self.log("size", size_of_weights(pl_module))
 
 
@@ -43,12 +49,21 @@ class Evaluator(nn.Module, L.Callback):
         self.num_validations = 0
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        *_: Any,
     ) -> None:
         self.mean.update(outputs)
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.num_validations += not trainer.sanity_checking
+    def on_validation_epoch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        if not trainer.sanity_checking:
+            self.num_validations += 1
         pl_module.log("size", self.mean.compute())
         self.mean.reset()
 
@@ -76,30 +91,50 @@ class HasEvaluator(Plainest):
 
 
 def make_loop() -> Any:
-    return make_shadow_loop(ShadowShapley(coalitions="all", performance="size", mode="max"))
+    metric = ShadowShapley(
+        coalitions="all",
+        performance="size",
+        mode="max",
+    )
+    return make_shadow_loop(metric)
 
 
 @pytest.mark.parametrize("kind", [MakesCallbacks, MakesOne, HasEvaluator])
-def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind: Any, tmp_path: Path) -> None:
+def test_values_by_what_own_callbacks_log_sum_to_the_gain(
+    kind: Any,
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
     module = kind()
     size_before = size_of_weights(module)
     loop = make_loop()
-    trainer = trainer_for(loop, tmp_path, rounds=2, enable_checkpointing=True)
+    trainer = trainer_for(
+        loop,
+        tmp_path,
+        rounds=2,
+        enable_checkpointing=True,
+    )
 
     trainer.fit(module, make_three_clients())
 
-    gain = float(size_of_weights(module) - size_before)
+    size_after = size_of_weights(module)
+    gain = float(size_after - size_before)
     values = loop.contributions["shadow"]
     assert float(values.sum()) == pytest.approx(gain, abs=1e-6)
-    assert trainer.callback_metrics["size"] == pytest.approx(float(size_of_weights(module)))
     assert len(set(values.tolist())) == 3
-    own_callbacks = [
-        callback for callback in trainer.callbacks if hasattr(callback, "num_validations")
-    ]
-    (own_callback,) = own_callbacks
-    assert own_callback.num_validations == 2  # scoring has used copies
-    assert len(list(tmp_path.rglob("*.ckpt"))) == 1  # and no copy has saved one
+
+    logged_size = trainer.callback_metrics["size"]
+    assert logged_size == pytest.approx(float(size_after))
+
+    counting_callbacks = []
+    for callback in trainer.callbacks:
+        if hasattr(callback, "num_validations"):
+            counting_callbacks.append(callback)
+    (counting_callback,) = counting_callbacks
+    assert counting_callback.num_validations == 2  # scoring has used copies
+
+    checkpoints = list(tmp_path.rglob("*.ckpt"))
+    assert len(checkpoints) == 1  # and no copy has saved one
 
 
 def test_what_the_trainers_callbacks_log_does_not_count(tmp_path: Path) -> None:

@@ -23,15 +23,18 @@ class Logs(Plain):
     """It logs its loss when it validates."""
 
     def __init__(self) -> None:
-        super().__init__(network(batch_norm=False))
+        net = network(batch_norm=False)
+        super().__init__(net)
         self.num_validations = 0
 
     def value(self, batch: Any) -> Tensor:
         x, y = batch
-        return nn.functional.cross_entropy(self(x), y)
+        logits = self(x)
+        return nn.functional.cross_entropy(logits, y)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.value(batch))
+        loss = self.value(batch)
+        self.log("val_loss", loss)
 
 
 class Carry(nn.Module):
@@ -41,11 +44,16 @@ class Carry(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("total", torch.zeros(1), persistent=False)
+        self.register_buffer(
+            "total",
+            torch.zeros(1),
+            persistent=False,
+        )
         self.layers.append(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.total = self.total + x.detach().mean(0, keepdim=True)
+        mean = x.detach().mean(0, keepdim=True)
+        self.total = self.total + mean
         return x + self.total
 
 
@@ -54,12 +62,20 @@ class Registry(Logs):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(FEATURES, 8), Carry(), nn.Tanh(), nn.Linear(8, CLASSES))
+        self.net = nn.Sequential(
+            nn.Linear(FEATURES, 8),
+            Carry(),
+            nn.Tanh(),
+            nn.Linear(8, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in Carry.layers:
             layer.total = torch.zeros(1)
-        return self.net(x) + self.net(x)
+
+        output = self.net(x)
+        next_output = self.net(x)
+        return output + next_output
 
 
 class LateRegistry(Registry):
@@ -71,17 +87,23 @@ class LateRegistry(Registry):
         for layer in self.modules():
             if isinstance(layer, Carry):
                 layer.total = torch.zeros(1)
-        return self.net(x) + self.net(x)
+
+        output = self.net(x)
+        next_output = self.net(x)
+        return output + next_output
 
 
 class Noisy(Logs):
     def value(self, batch: Any) -> Tensor:
-        return super().value(batch) + torch.rand(())
+        loss = super().value(batch)
+        return loss + torch.rand(())
 
 
 class OfEpoch(Logs):
     def value(self, batch: Any) -> Tensor:
-        return super().value(batch) * (1 + self.current_epoch)
+        loss = super().value(batch)
+        factor = 1 + self.current_epoch
+        return loss * factor
 
 
 class CountsValidations(Logs):
@@ -89,7 +111,8 @@ class CountsValidations(Logs):
         self.num_validations += 1
 
     def value(self, batch: Any) -> Tensor:
-        return super().value(batch) * self.num_validations
+        loss = super().value(batch)
+        return loss * self.num_validations
 
 
 class ChangesAfterRound(Logs):
@@ -99,13 +122,15 @@ class ChangesAfterRound(Logs):
         self.scale += 1
 
     def value(self, batch: Any) -> Tensor:
-        return super().value(batch) * self.scale
+        loss = super().value(batch)
+        return loss * self.scale
 
 
 class RandomInputs(TensorDataset):
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
-        return x + torch.randn_like(x), y
+        noise = torch.randn_like(x)
+        return x + noise, y
 
 
 class OwnLoader(Logs):
@@ -113,40 +138,70 @@ class OwnLoader(Logs):
 
     def on_fit_start(self) -> None:
         data: Any = self.trainer.datamodule
-        x, y = map(torch.cat, zip(*data.val_dataloader()))
-        loader = DataLoader(RandomInputs(x, y), batch_size=8)
+        batches = data.val_dataloader()
+        x, y = map(torch.cat, zip(*batches))
+        samples = RandomInputs(x, y)
+        loader = DataLoader(samples, batch_size=8)
         data.val_dataloader = lambda: loader
 
 
 def fit_module(
-    module: Any, folder: Path, performance: str, metric: Any = CumulativeShapley, **options: Any
+    module: Any,
+    folder: Path,
+    performance: str,
+    metric: Any = CumulativeShapley,
+    **options: Any,
 ) -> tuple[FederatedLoop, list[str]]:
     """Return the loop, and what is said of copies."""
     mode = "min" if performance == "val_loss" else None
-    loop = FederatedLoop(metrics={"value": metric(performance=performance, mode=mode)}, seed=1)
+    metrics = {"value": metric(performance=performance, mode=mode)}
+    loop = FederatedLoop(metrics=metrics, seed=1)
+    data = toy_data(server_val=0.2)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit(loop, folder, module, toy_data(server_val=0.2), rounds=4, **options)
-    messages = [str(warning.message) for warning in caught_warnings]
-    return loop, [message for message in messages if "scored in copies" in message]
+        fit(
+            loop,
+            folder,
+            module=module,
+            data=data,
+            rounds=4,
+            **options,
+        )
+
+    messages = []
+    for warning in caught_warnings:
+        message = str(warning.message)
+        if "scored in copies" in message:
+            messages.append(message)
+    return loop, messages
 
 
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 @pytest.mark.parametrize("make", [Registry, LateRegistry])
 def test_copies_that_lack_something_are_told_once(
-    make: Callable[[], Any], performance: str, tmp_path: Path
+    make: Callable[[], Any],
+    performance: str,
+    tmp_path: Path,
 ) -> None:
-    loop, messages = fit_module(make(), tmp_path, performance)
+    module = make()
+    loop, messages = fit_module(module, tmp_path, performance)
 
     (message,) = messages
     if make is Registry:
         round_number = 1
+    elif performance == "val_loss":
+        round_number = 3
     else:
-        round_number = 3 if performance == "val_loss" else 4
+        round_number = 4
     assert f"round {round_number}, a copy logs val_loss" in message
+
     fit_of_loop: Any = loop._fit
-    (event,) = [e for e in fit_of_loop.reports._events() if e.what == UNLIKE_RUN]
-    assert "a copy logs val_loss" in event.text
+    events = []
+    for event in fit_of_loop.reports._events():
+        if event.what == UNLIKE_RUN:
+            events.append(event)
+    (event_of_copies,) = events
+    assert "a copy logs val_loss" in event_of_copies.text
 
 
 KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -166,8 +221,20 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_that_score_as_the_run_are_not_doubted(
-    kind: str, performance: str, metric: Any, tmp_path: Path
+    kind: str,
+    performance: str,
+    metric: Any,
+    tmp_path: Path,
 ) -> None:
     make, options = KINDS[kind]
-    _, messages = fit_module(make(), tmp_path, performance, metric, **options)
+    module = make()
+
+    _, messages = fit_module(
+        module,
+        tmp_path,
+        performance=performance,
+        metric=metric,
+        **options,
+    )
+
     assert messages == []

@@ -19,12 +19,14 @@ from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, assert_same_state, train_s
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 
-TOKENS, LENGTH = 12, 6
+TOKENS = 12
+LENGTH = 6
 
 
 def make_sentences() -> FederatedDataModule:
     """The class is what the first token is, by thirds."""
-    tokens = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, TOKENS, (170, LENGTH), generator=generator)
     labels = tokens[:, 0] // 4
     train = TensorDataset(tokens[:130], labels[:130])
     test = TensorDataset(tokens[130:], labels[130:])
@@ -60,9 +62,13 @@ class Transformer(L.LightningModule):
             attention_probs_dropout_prob=0.0,
         )
         lora = peft.LoraConfig(
-            task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"]
+            task_type="SEQ_CLS",
+            r=2,
+            lora_alpha=4,
+            target_modules=["query", "value"],
         )
-        self.net = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+        classifier = transformers.BertForSequenceClassification(config)
+        self.net = peft.get_peft_model(classifier, lora)
 
         if exact:
             freeze_a(self.net)
@@ -81,7 +87,11 @@ class Transformer(L.LightningModule):
 def make_loop(**kwargs: Any) -> FederatedLoop:
     sampler = UniformSampler(3)
     return FederatedLoop(
-        share="trainable", sampler=sampler, local_epochs=LOCAL_EPOCHS, seed=SEED, **kwargs
+        share="trainable",
+        sampler=sampler,
+        local_epochs=LOCAL_EPOCHS,
+        seed=SEED,
+        **kwargs,
     )
 
 
@@ -99,16 +109,26 @@ def train_by_hand(client: nn.Module, epochs: list[list[Any]]) -> None:
 def test_lora_of_a_transformer_sends_only_its_adapters(tmp_path, exact):
     module = Transformer(exact)
     data = make_sentences()
-    expected, _ = train_sharing_by_hand(module.net, [], train_by_hand, make_sentences(), rounds=2)
+    expected, _ = train_sharing_by_hand(
+        module.net,
+        [],
+        train_by_hand,
+        make_sentences(),
+        rounds=2,
+    )
     games = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
     loop = make_loop(metrics=games)
     fit(loop, tmp_path, module, data, rounds=2)
 
     assert_same_state(module.net, expected)
 
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trained = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter
     assert set(loop.space.names) == set(trained)
-    assert loop.space.size == sum(p.numel() for p in trained.values())
+    sizes = [parameter.numel() for parameter in trained.values()]
+    assert loop.space.size == sum(sizes)
 
     initial_parameters = dict(Transformer(exact).net.named_parameters())
     for name, parameter in module.net.named_parameters():
@@ -127,7 +147,13 @@ def test_lora_without_matching_layers_is_refused():
         LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
 
     with pytest.raises(ValueError, match=r"Target modules .* not found"):
-        LoRAClient(network="mlp", num_classes=3, input_shape=(4,), targets=["attention"])
+        LoRAClient(
+            network="mlp",
+            num_classes=3,
+            input_shape=(4,),
+            targets=["attention"],
+        )
+
     with pytest.raises(ConfigurationError, match="Linear has no LoRA layer"):
         freeze_a(nn.Linear(2, 2))
 
@@ -139,14 +165,23 @@ def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact):
         "network_args": {"hidden": [8, 8]},
         "input_shape": (4,),
     }
-    client = LoRAClient(rank=2, alpha=3.0, exact=exact, num_classes=3, **options)
-    trained = {
-        name.removeprefix("network.classifier.")
-        for name, p in client.named_parameters()
-        if p.requires_grad
-    }
+    client = LoRAClient(
+        rank=2,
+        alpha=3.0,
+        exact=exact,
+        num_classes=3,
+        **options,
+    )
+    trained = set()
+    for name, parameter in client.named_parameters():
+        if parameter.requires_grad:
+            trained.add(name.removeprefix("network.classifier."))
+
     kinds = ["B"] if exact else ["A", "B"]
-    adapters = {f"{layer}.lora_{kind}.default.weight" for layer in (0, 2) for kind in kinds}
+    adapters = set()
+    for layer_number in (0, 2):
+        for kind in kinds:
+            adapters.add(f"{layer_number}.lora_{kind}.default.weight")
 
     assert trained == adapters | {"4.weight", "4.bias"}
 
@@ -155,6 +190,8 @@ def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact):
     torch.testing.assert_close(layer(x), layer.base_layer(x))
 
     torch.nn.init.ones_(layer.lora_B["default"].weight)
-    step = x @ layer.lora_A["default"].weight.T @ torch.ones(2, 8)
+    weight_of_a = layer.lora_A["default"].weight
+    step = x @ weight_of_a.T @ torch.ones(2, 8)
 
-    torch.testing.assert_close(layer(x), layer.base_layer(x) + 3.0 / 2 * step)
+    expected = layer.base_layer(x) + 3.0 / 2 * step
+    torch.testing.assert_close(layer(x), expected)

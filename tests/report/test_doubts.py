@@ -90,11 +90,13 @@ def repeat_rows(tables: Tables) -> None:
 
 
 def copy_lyons_rows(tables: Tables) -> None:
-    tables["Bilbao"] = tables["Lyon"].sample(frac=1, random_state=0)
+    table_of_lyon = tables["Lyon"]
+    tables["Bilbao"] = table_of_lyon.sample(frac=1, random_state=0)
 
 
 def let_nearly_all_die(tables: Tables) -> None:
-    tables["Bilbao"]["died"] = ["no", *["yes"] * (NUM_ROWS - 1)]
+    deaths = ["yes"] * (NUM_ROWS - 1)
+    tables["Bilbao"]["died"] = ["no", *deaths]
 
 
 FAULTS: dict[str, Callable[[Tables], None]] = {
@@ -114,9 +116,14 @@ def make_data(tables: Tables) -> FederatedDataModule:
     """The tables' numbers as arrays."""
     clients = {}
     for name, table in tables.items():
-        features = torch.tensor(table.select_dtypes("number").to_numpy(), dtype=torch.float32)
-        clients[name] = (features, torch.zeros(len(features), dtype=torch.long))
-    validation = (torch.zeros(2, 3), torch.tensor([0, 1]))
+        numbers = table.select_dtypes("number").to_numpy()
+        features = torch.tensor(numbers, dtype=torch.float32)
+        labels = torch.zeros(len(features), dtype=torch.long)
+        clients[name] = (features, labels)
+
+    validation_features = torch.zeros(2, 3)
+    validation_labels = torch.tensor([0, 1])
+    validation = (validation_features, validation_labels)
     data = FederatedDataModule(clients=clients, val=validation, splits=Splits())
     data.setup("fit")
     return data
@@ -127,8 +134,14 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     tables = make_tables()
     FAULTS[kind](tables)
     if kind in ("twice", "shared"):
-        return [asdict(event) for event in events_of_copies(make_data(tables))]
-    data = FederatedDataModule(clients=tables, labels="died", splits=Splits(server_val=0.0))
+        data = make_data(tables)
+        return [asdict(event) for event in events_of_copies(data)]
+
+    data = FederatedDataModule(
+        clients=tables,
+        labels="died",
+        splits=Splits(server_val=0.0),
+    )
     with pytest.warns(UserWarning, match="the tables are doubtful"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
@@ -204,7 +217,8 @@ def write_table_with_shared_samples(folder: Path) -> None:
     tables = make_tables()
     copy_lyons_rows(tables)
     for name, table in tables.items():
-        table["ill"] = np.where(table["age"] > 50, "yes", "no")
+        is_old = table["age"] > 50
+        table["ill"] = np.where(is_old, "yes", "no")
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
@@ -215,9 +229,20 @@ def test_a_fit_records_and_prints_its_doubts(
     config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=0,
-        data={"source": str(tmp_path / "clinics"), "labels": "ill", "splits": {"server_val": 0.3}},
-        trainer={"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
-        federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
+        data={
+            "source": str(tmp_path / "clinics"),
+            "labels": "ill",
+            "splits": {"server_val": 0.3},
+        },
+        trainer={
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "enable_progress_bar": False,
+        },
+        federation={
+            "metrics": {"value": "ShadowShapley"},
+            "reporting": {"figures": 0},
+        },
     )
 
     with pytest.warns(UserWarning, match="are samples of Lyon, too"):

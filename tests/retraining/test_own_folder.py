@@ -81,7 +81,9 @@ WRITES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_what_is_written_in_a_coalitions_folder_changes_no_other(
-    program: Path, tmp_path: Path, write: Callable[[], Any]
+    program: Path,
+    tmp_path: Path,
+    write: Callable[[], Any],
 ) -> None:
     initial_contents = contents(tmp_path)
     folder = ProgramFolder()
@@ -90,7 +92,8 @@ def test_what_is_written_in_a_coalitions_folder_changes_no_other(
         with folder.entered():
             assert Path("../data/table.csv").read_text() == "a,b\n"
             assert Path("log.csv").read_text() == "earlier\n"
-            assert Path("final.pt").read_text() == Path("out/weights.pt").read_text() == "earlier"
+            assert Path("final.pt").read_text() == "earlier"
+            assert Path("out/weights.pt").read_text() == "earlier"
             assert Path("empty").is_dir()
             write()
 
@@ -119,7 +122,9 @@ class WritesFiles(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         with open(self.history, "a") as file:
             file.write(".")
-        return super().training_step(batch, batch_idx) / (1 + 0.1 * os.path.getsize(self.history))
+        file_size = os.path.getsize(self.history)
+        divisor = 1 + 0.1 * file_size
+        return super().training_step(batch, batch_idx) / divisor
 
     def on_train_epoch_end(self) -> None:
         torch.save(self.state_dict(), self.best_path)
@@ -132,18 +137,25 @@ class WritesFiles(Base):
 def fit(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
     folder.mkdir()
     with chdir(folder):
-        loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+        loop = FederatedLoop(
+            metrics=metrics,
+            seed=SEED,
+            reporting=Reporting(table=False),
+        )
         trainer: L.Trainer = trainer_for(loop, Path("run"), rounds=2)
         trainer.fit(WritesFiles(), make_data())
     return loop
 
 
 def test_files_of_a_run_are_those_without_the_metric(tmp_path: Path) -> None:
-    fit(tmp_path / "plain", {})
+    fit(tmp_path / "plain", metrics={})
+    metric = ShadowShapley(coalitions="singles")
+
     with pytest.warns(UserWarning, match="clients train otherwise"):
-        loop = fit(tmp_path / "valued", {"shadow": ShadowShapley(coalitions="singles")})
+        loop = fit(tmp_path / "valued", metrics={"shadow": metric})
 
     assert loop.contributions["shadow"].isfinite().all()
     for name in ("best.pt", "last.pt", "final.pt", "history.txt"):
-        plain_bytes = (tmp_path / "plain" / name).read_bytes()
-        assert (tmp_path / "valued" / name).read_bytes() == plain_bytes
+        plain_file = tmp_path / "plain" / name
+        valued_file = tmp_path / "valued" / name
+        assert valued_file.read_bytes() == plain_file.read_bytes()

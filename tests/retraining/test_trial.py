@@ -31,10 +31,29 @@ from helpers.models import loop_of
 ALONE = (2,)
 
 
-def fit(folder: Path, module: Any, callbacks: Sequence[Any] = (), **trainer_options: Any) -> Any:
-    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="singles")}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, folder, rounds=2, callbacks=list(callbacks), **trainer_options)
+def make_loop(metrics: dict[str, Any]) -> FederatedLoop:
+    return FederatedLoop(
+        metrics=metrics,
+        seed=SEED,
+        reporting=Reporting(table=False),
+    )
+
+
+def fit(
+    folder: Path,
+    module: Any,
+    callbacks: Sequence[Any] = (),
+    **trainer_options: Any,
+) -> Any:
+    metric = ShadowShapley(coalitions="singles")
+    loop = make_loop({"shadow": metric})
+    trainer = trainer_for(
+        loop,
+        folder,
+        rounds=2,
+        callbacks=list(callbacks),
+        **trainer_options,
+    )
     trainer.fit(module, make_data())
     return loop
 
@@ -78,7 +97,11 @@ class PatienceInSteps(Base):
 class LoadsBest(L.Callback):
     """Ends with the best weights of a ModelCheckpoint, if there is one."""
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         checkpoint: Any = trainer.checkpoint_callback
         if checkpoint is not None:
             best = torch.load(checkpoint.best_model_path, weights_only=True)
@@ -87,12 +110,18 @@ class LoadsBest(L.Callback):
 
 class Worsens(Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
         factor = 1.0 if self.current_epoch < 2 else -0.3
-        return factor * super().training_step(batch, batch_idx)
+        return factor * loss
 
 
 def saves_best() -> ModelCheckpoint:
-    return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss", save_top_k=1)
+    folder = tempfile.mkdtemp()
+    return ModelCheckpoint(
+        folder,
+        monitor="val_loss",
+        save_top_k=1,
+    )
 
 
 class SavesAndLoadsBest(LoadsBest):
@@ -101,8 +130,13 @@ class SavesAndLoadsBest(LoadsBest):
     def __init__(self) -> None:
         self.checkpoint = saves_best()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        best = torch.load(self.checkpoint.best_model_path, weights_only=True)
+    def on_train_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
+        best_path = self.checkpoint.best_model_path
+        best = torch.load(best_path, weights_only=True)
         pl_module.load_state_dict(best["state_dict"])
 
 
@@ -117,7 +151,8 @@ def test_training_that_depends_on_later_validations_is_that_of_members_alone(kin
     values = fit_with_values(kind)
 
     assert values.doubts == []
-    assert values.game[ALONE] == pytest.approx(fit_members_alone(kind, ALONE).utility, abs=1e-6)
+    members_alone = fit_members_alone(kind, ALONE)
+    assert values.game[ALONE] == pytest.approx(members_alone.utility, abs=1e-6)
 
 
 class WithBest(Worsens):
@@ -131,29 +166,48 @@ class HoldsBest(Worsens):
         return [holder, holder.checkpoint]
 
 
-@pytest.mark.parametrize(("module", "callback"), [(WithBest, LoadsBest), (HoldsBest, None)])
+MODULE_AND_CALLBACK = [
+    (WithBest, LoadsBest),
+    (HoldsBest, None),
+]
+
+
+@pytest.mark.parametrize(("module", "callback"), MODULE_AND_CALLBACK)
 def test_coalition_ends_with_the_best_weights_of_its_own_checkpoint(
-    module: Any, callback: Any
+    module: Any,
+    callback: Any,
 ) -> None:
     kind = Kind(module, callback, rounds=4)
 
     values = fit_with_values(kind)
 
     assert values.doubts == []
-    assert values.game[ALONE] == pytest.approx(fit_members_alone(kind, ALONE).utility, abs=1e-6)
+    members_alone = fit_members_alone(kind, ALONE)
+    assert values.game[ALONE] == pytest.approx(members_alone.utility, abs=1e-6)
 
 
 def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path: Path) -> None:
-    saved = []
+    saved: list[str] = []
 
     class Saves(Base):
         def on_save_checkpoint(self, checkpoint: Any) -> None:
             saved.append(os.getcwd())
 
-    stops = EarlyStopping("val_loss", patience=50)
-    fit(tmp_path, Saves(), [saves_best(), stops], enable_checkpointing=True)
+    callbacks = [
+        saves_best(),
+        EarlyStopping("val_loss", patience=50),
+    ]
+    fit(
+        tmp_path,
+        Saves(),
+        callbacks=callbacks,
+        enable_checkpointing=True,
+    )
 
-    saved_in_copies = [folder for folder in saved if folder != os.getcwd()]
+    saved_in_copies = []
+    for folder in saved:
+        if folder != os.getcwd():
+            saved_in_copies.append(folder)
     assert len(saved_in_copies) == 1, "in the trial"
 
 
@@ -190,7 +244,11 @@ class FailsTwice(L.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+    ) -> None:
         self.folder.mkdir()
 
 
@@ -205,10 +263,11 @@ class FailsAtTheEnd(Base):
 
 
 def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"Holds\.part .Node. cannot be pickled and loaded"
-    ):
-        fit(tmp_path, NeverTrains(), [Holds(make_ring())])
+    callback = Holds(make_ring())
+    message = r"Holds\.part .Node. cannot be pickled and loaded"
+
+    with pytest.raises(ConfigurationError, match=message):
+        fit(tmp_path, NeverTrains(), callbacks=[callback])
 
 
 LAYERS: list[Any] = []
@@ -252,18 +311,28 @@ def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path: Path
 
 def test_lock_of_a_callback_is_free_in_a_coalition(tmp_path: Path) -> None:
     lock = threading.Lock()
+    callback = Holds(lock)
+
     with lock:
-        loop = fit(tmp_path, Base(), [Holds(lock)])
+        loop = fit(tmp_path, Base(), callbacks=[callback])
+
     assert loop.contributions["shadow"].isfinite().all()
 
 
 def test_callback_that_acts_outside_can_be_left_out(tmp_path: Path) -> None:
-    metrics: dict[str, Any] = {
-        "shadow": ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
-    }
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
-    callback = FailsTwice(Path(tempfile.mkdtemp(), "once"))
-    trainer_for(loop, tmp_path, rounds=2, callbacks=[callback]).fit(Base(), make_data())
+    metric = ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
+    loop = make_loop({"shadow": metric})
+    folder = Path(tempfile.mkdtemp(), "once")
+    callback = FailsTwice(folder)
+    trainer = trainer_for(
+        loop,
+        tmp_path,
+        rounds=2,
+        callbacks=[callback],
+    )
+
+    trainer.fit(Base(), make_data())
+
     assert loop.contributions["shadow"].isfinite().all()
 
 
@@ -274,18 +343,25 @@ class AsksLogger(Base):
     def on_train_start(self) -> None:
         logger: Any = self.logger
         assert isinstance(logger, TensorBoardLogger)
-        logger.experiment.add_scalar("a", 1.0, 0)
+        writer = logger.experiment
+        writer.add_scalar("a", 1.0, global_step=0)
         Path(logger.log_dir).mkdir(parents=True, exist_ok=True)
-        Path(logger.experiment.log_dir, "own.txt").write_text(f"{logger.name}")
+        file = Path(writer.log_dir, "own.txt")
+        file.write_text(f"{logger.name}")
         assert logger.version == "v1"
 
 
 def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path: Path) -> None:
-    loggers = [TensorBoardLogger(tmp_path, "logs", "v1"), CSVLogger(tmp_path, "other")]
+    loggers = [
+        TensorBoardLogger(tmp_path, "logs", version="v1"),
+        CSVLogger(tmp_path, "other"),
+    ]
+
     loop = fit(tmp_path, AsksLogger(), logger=loggers)
 
     assert loop.contributions["shadow"].isfinite().all()
-    assert len(list(tmp_path.rglob("own.txt"))) == 1
+    files = list(tmp_path.rglob("own.txt"))
+    assert len(files) == 1
 
 
 # ---- what the program keeps
@@ -303,7 +379,8 @@ class Remembers(Base):
 
 
 def test_globals_class_attributes_and_environment_are_those_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLSV_TEST_FITS", "0")
     HISTORY.clear()
@@ -327,16 +404,20 @@ class Registered(Base):
         NETS["teacher"] = self
 
     def loss(self, batch: Any) -> Tensor:
+        teacher = NETS["teacher"]
         with torch.no_grad():
-            NETS["teacher"].net(batch[0])
+            teacher.net(batch[0])
         return super().loss(batch)
 
 
 def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path: Path) -> None:
     module = Registered()
-    loop = FederatedLoop(metrics={}, seed=SEED, reporting=Reporting(table=False))
-    trainer_for(loop, tmp_path / "plain", rounds=2).fit(module, make_data())
-    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    loop = make_loop(metrics={})
+    trainer = trainer_for(loop, tmp_path / "plain", rounds=2)
+    trainer.fit(module, make_data())
+    weights = {}
+    for name, value in module.state_dict().items():
+        weights[name] = value.clone()
 
     valued_module = Registered()
     with pytest.warns(UserWarning, match="have changed while coalitions were trained"):
@@ -353,15 +434,19 @@ class WaitsAlone(Base):
     """Waits for ever in the second round of a coalition of one client."""
 
     def on_train_epoch_start(self) -> None:
-        if self.current_epoch and len(loop_of(self).state.cohort) == 1:
+        if self.current_epoch == 0:
+            return
+        cohort = loop_of(self).state.cohort
+        if len(cohort) == 1:
             threading.Event().wait()
 
 
 def test_coalition_that_waits_for_ever_is_given_up_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("flsv.retraining.coalition_plan.MAX_EXTRA_WAIT", 1.0)
-    with pytest.warns(
-        UserWarning, match="client 0, client 1, client 2: TimeoutError: it has begun"
-    ):
+    message = "client 0, client 1, client 2: TimeoutError: it has begun"
+
+    with pytest.warns(UserWarning, match=message):
         fit(tmp_path, WaitsAlone())

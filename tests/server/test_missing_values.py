@@ -37,21 +37,33 @@ class Fails(ContributionMetric):
     per_class = False
     counts: Tensor
 
-    def __init__(self, method: str = "update", first_round: int = 2) -> None:
+    def __init__(
+        self,
+        method: str = "update",
+        first_round: int = 2,
+    ) -> None:
         self.method = method
         self.first_round = first_round
         super().__init__()
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("counts", torch.zeros(num_clients), dist_reduce_fx="sum")
+        zeros = torch.zeros(num_clients)
+        self.add_state("counts", zeros, dist_reduce_fx="sum")
 
     def _fail(self, method: str) -> None:
-        if method == self.method and self.rounds >= self.first_round - 1 + (method != "update"):
+        if method != self.method:
+            return
+
+        finished_rounds = self.first_round - 1
+        if method != "update":  # the others are called when the round has been counted
+            finished_rounds += 1
+        if self.rounds >= finished_rounds:
             raise KeyError(f"{method} fails")
 
     def update(self, client_ids: Tensor) -> None:
         self._fail("update")
-        self.counts[client_ids] += 1 + client_ids
+        increments = 1 + client_ids
+        self.counts[client_ids] += increments
 
     def compute(self) -> Tensor:
         self._fail("compute")
@@ -77,56 +89,92 @@ class Fails(ContributionMetric):
         return False
 
 
-def fit_run(folder: Path, metrics: Any, module: Any = None, **options: Any) -> Any:
+def fit_run(
+    folder: Path,
+    metrics: Any,
+    module: Any = None,
+    **options: Any,
+) -> Any:
     """Return the loop, the module and the warnings of a run."""
     loop = FederatedLoop(metrics=metrics, seed=1, **options)
     module = module or Plain()
+    data = toy_data(server_val=0.2)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit(loop, folder, module, toy_data(server_val=0.2), rounds=ROUNDS)
-    messages = [str(warning.message) for warning in caught_warnings]
-    return loop, module, [message for message in messages if "values are missing" in message]
+        fit(loop, folder, module=module, data=data, rounds=ROUNDS)
+
+    messages = []
+    for warning in caught_warnings:
+        message = str(warning.message)
+        if "values are missing" in message:
+            messages.append(message)
+    return loop, module, messages
 
 
 @pytest.fixture(scope="module")
 def run_without(tmp_path_factory: Any) -> Any:
     folder = tmp_path_factory.mktemp("without")
-    return fit_run(folder, {"loo": LeaveOneOut()})
+    metrics = {"loo": LeaveOneOut()}
+    return fit_run(folder, metrics)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
-    method: str, run_without: Any, tmp_path: Path
+    method: str,
+    run_without: Any,
+    tmp_path: Path,
 ) -> None:
-    loop, module, messages = fit_run(tmp_path, {"fails": Fails(method), "loo": LeaveOneOut()})
+    metrics = {
+        "fails": Fails(method),
+        "loo": LeaveOneOut(),
+    }
+    loop, module, messages = fit_run(tmp_path, metrics)
 
     loop_without, module_without, _ = run_without
-    assert torch.equal(state_vector(module), state_vector(module_without))
-    assert torch.equal(loop.contributions["loo"], loop_without.contributions["loo"])
+    weights = state_vector(module)
+    weights_without = state_vector(module_without)
+    assert torch.equal(weights, weights_without)
+
+    values = loop.contributions["loo"]
+    values_without = loop_without.contributions["loo"]
+    assert torch.equal(values, values_without)
     assert loop.round_index == ROUNDS
     if method == "payment_record":  # the record is of games alone
         return
 
+    reason = f"{method} fails"
     assert len(messages) == 1
-    assert f"{method} fails" in messages[0]
-    assert loop.contributions["fails"].isnan().all()
-    assert f"{method} fails" in repr(loop.contributions["fails"])
+    assert reason in messages[0]
+    missing_values = loop.contributions["fails"]
+    assert missing_values.isnan().all()
+    assert reason in repr(missing_values)
 
-    record = json.loads((tmp_path / "run.json").read_text())
-    assert f"{method} fails" in record["missing"]["fails"]
-    assert f"{method} fails" in write_report(tmp_path).read_text()
+    record_text = (tmp_path / "run.json").read_text()
+    record = json.loads(record_text)
+    assert reason in record["missing"]["fails"]
+    report = write_report(tmp_path)
+    assert reason in report.read_text()
 
 
 @pytest.mark.parametrize("method", ["update", "compute"])
-def test_metric_that_fails_in_its_first_round_ends_the_run(method: str, tmp_path: Path) -> None:
+def test_metric_that_fails_in_its_first_round_ends_the_run(
+    method: str,
+    tmp_path: Path,
+) -> None:
+    metric = Fails(method, first_round=1)
+
     with pytest.raises(KeyError, match=f"{method} fails"):
-        fit_run(tmp_path, {"fails": Fails(method, first_round=1)})
+        fit_run(tmp_path, {"fails": metric})
 
 
 @pytest.mark.parametrize("aggregator", [ShapleyWeighted, ShapleySoftmax])
 def test_strategies_go_on_with_the_last_values(aggregator: Any, tmp_path: Path) -> None:
     """The values before round 3 are in proportion to those after it, so that the weights stay."""
-    loop, _, messages = fit_run(tmp_path, {"fails": Fails()}, aggregator=aggregator("fails"))
+    loop, _, messages = fit_run(
+        tmp_path,
+        {"fails": Fails()},
+        aggregator=aggregator("fails"),
+    )
 
     assert loop.round_index == ROUNDS
     assert len(messages) == 1
@@ -138,16 +186,42 @@ def test_strategies_go_on_with_the_last_values(aggregator: Any, tmp_path: Path) 
     assert torch.allclose(loop.weights.float(), weights)
 
 
+def make_weighted_loop() -> FederatedLoop:
+    return FederatedLoop(
+        ShapleyWeighted("fails"),
+        metrics={"fails": Fails()},
+        seed=1,
+    )
+
+
 def test_missing_values_stay_missing_in_a_resumed_run(tmp_path: Path) -> None:
     data = toy_data(server_val=0.2)
-    loop = FederatedLoop(ShapleyWeighted("fails"), metrics={"fails": Fails()}, seed=1)
+    folder = tmp_path / "a"
+    loop = make_weighted_loop()
     with pytest.warns(UserWarning, match="values are missing"):
-        fit(loop, tmp_path / "a", Plain(), data, enable_checkpointing=True)
-    (path,) = (tmp_path / "a").rglob("*.ckpt")
+        fit(
+            loop,
+            folder,
+            module=Plain(),
+            data=data,
+            enable_checkpointing=True,
+        )
+    (checkpoint,) = folder.rglob("*.ckpt")
 
-    resumed = FederatedLoop(ShapleyWeighted("fails"), metrics={"fails": Fails()}, seed=1)
-    fit(resumed, tmp_path / "b", Plain(), data, rounds=ROUNDS, ckpt_path=path)
+    resumed = make_weighted_loop()
+    fit(
+        resumed,
+        tmp_path / "b",
+        module=Plain(),
+        data=data,
+        rounds=ROUNDS,
+        ckpt_path=checkpoint,
+    )
 
-    assert resumed.contributions["fails"].isnan().all()
-    assert "update fails" in repr(resumed.contributions["fails"])
-    assert torch.allclose(resumed.weights.float(), torch.tensor([1, 2, 3]) / 6)
+    values = resumed.contributions["fails"]
+    assert values.isnan().all()
+    assert "update fails" in repr(values)
+
+    weights = resumed.weights.float()
+    expected_weights = torch.tensor([1, 2, 3]) / 6
+    assert torch.allclose(weights, expected_weights)

@@ -32,7 +32,10 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, v
 def test_coalition_utilities_are_those_of_averaged_models():
     """Against torch's own forward pass of every coalition's average."""
     generator = torch.Generator().manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    network = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
     space = ParameterSpace(network)
     vectors = torch.randn(4, space.size, generator=generator)
     initial = torch.randn(space.size, generator=generator)
@@ -42,11 +45,17 @@ def test_coalition_utilities_are_those_of_averaged_models():
     table = utilities(vectors, initial, images, labels)
 
     for coalition in range(16):
-        members = [client for client in range(4) if coalition >> client & 1]
+        members = []
+        for client in range(4):
+            if coalition >> client & 1:
+                members.append(client)
+
         model = initial
         if members:
             model = vectors[members].mean(0)
         space.write(network, model)
-        is_right = network(images).argmax(1) == labels
+
+        predictions = network(images).argmax(1)
+        is_right = predictions == labels
         accuracy = is_right.double().mean().item()
         assert float(table[coalition]) == pytest.approx(accuracy)

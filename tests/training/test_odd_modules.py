@@ -58,7 +58,9 @@ def make_game_loop() -> FederatedLoop:
 
 
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path):
-    masked, by_hand = modules = [Masked(), MaskedByHand()]
+    masked = Masked()
+    by_hand = MaskedByHand()
+    modules = [masked, by_hand]
     loops = [make_game_loop(), make_game_loop()]
 
     for loop, module in zip(loops, modules):
@@ -66,7 +68,9 @@ def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path)
 
     assert torch.equal(masked.mask, Masked().mask)
     assert torch.equal(masked.frozen, Masked().frozen)
-    for parameter, expected in zip(masked.net.parameters(), by_hand.net.parameters()):
+    parameters = masked.net.parameters()
+    expected_parameters = by_hand.net.parameters()
+    for parameter, expected in zip(parameters, expected_parameters):
         assert torch.equal(parameter, expected)
 
     values, expected_values = (loop.contributions["sv"] for loop in loops)
@@ -107,7 +111,8 @@ class Bank(Plain):
         self.register_buffer("bank", torch.empty(0))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.bank = torch.cat([self.bank, batch[0].flatten()])
+        features = batch[0].flatten()
+        self.bank = torch.cat([self.bank, features])
         return super().training_step(batch, batch_idx)
 
 
@@ -200,18 +205,26 @@ class FrozenBody(Plain):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("arguments", [{"aggregator": FedAdam()}, {"personalizer": FedAMP()}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"aggregator": FedAdam()},
+        {"personalizer": FedAMP()},
+    ],
+)
 def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
     module = FrozenBody()
     initial_state = copy.deepcopy(module.state_dict())
     loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
 
-    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=3)
+    data = toy_data((4, 1, 2, 3, 3))
+    fit(loop, tmp_path, module, data, rounds=3)
 
     state = module.state_dict()
     for name in ("net.0.weight", "net.0.bias", "mean"):
         assert torch.equal(state[name], initial_state[name]), name
-    assert torch.equal(module.tenths_of_rounds, torch.full((1,), 0.1 * 3))
+    expected_tenths = torch.full((1,), 0.1 * 3)
+    assert torch.equal(module.tenths_of_rounds, expected_tenths)
     assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 
@@ -242,8 +255,10 @@ EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
 def test_module_with_one_logit_is_refused(tmp_path, loop, asking, squeeze):
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
     match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
+    module = OneLogit(squeeze)
+    data = toy_data(server_val=0.2)
     with pytest.raises(ConfigurationError, match=match):
-        fit(FederatedLoop(**loop), tmp_path, OneLogit(squeeze), toy_data(server_val=0.2))
+        fit(FederatedLoop(**loop), tmp_path, module, data)
 
 
 def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatch):
@@ -271,7 +286,8 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatc
                 patch.setattr("flsv.engines.scoring.try_forward", lambda *_: None)
             module = Restless()
             torch.manual_seed(5)
-            fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
+            loop = FederatedLoop(**EVERY, seed=1)
+            fit(loop, tmp_path, module, toy_data())
             runs.append((module, state_vector(module)))
 
     (tried, tried_model), (untried, untried_model) = runs
@@ -297,7 +313,10 @@ class Thresholded(Plain):
         self.threshold.copy_(weight.detach().max())
 
 
-@pytest.mark.parametrize("threshold", [torch.nan, -torch.inf])
+@pytest.mark.parametrize(
+    "threshold",
+    [torch.nan, -torch.inf],
+)
 def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(
     tmp_path, threshold
 ):
@@ -313,7 +332,10 @@ def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(
 
 def test_run_resumes_bitwise_with_a_buffer_that_validation_has_made_finite(tmp_path):
     assert_resumes(
-        partial(FederatedLoop, seed=1), tmp_path, partial(Thresholded, -torch.inf), toy_data
+        partial(FederatedLoop, seed=1),
+        tmp_path,
+        partial(Thresholded, -torch.inf),
+        toy_data,
     )
 
 
@@ -327,11 +349,16 @@ def test_sparse_parameters_are_refused_by_name(tmp_path):
 class WithHiddenLayers(Plain):
     """Compiled or not, with a dropout that is off in evaluation and buffers."""
 
-    def __init__(self, compile_layers: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(
+        self,
+        compile_layers: Callable[[nn.Module], nn.Module],
+    ) -> None:
         super().__init__()
         torch.manual_seed(2)
         layers = nn.Sequential(
-            nn.Linear(FEATURES, FEATURES), nn.BatchNorm1d(FEATURES), nn.Dropout(0.3)
+            nn.Linear(FEATURES, FEATURES),
+            nn.BatchNorm1d(FEATURES),
+            nn.Dropout(0.3),
         )
         self.layers = compile_layers(layers)
 
@@ -341,17 +368,21 @@ class WithHiddenLayers(Plain):
 
 def test_scripted_layers_train_as_the_same_layers_in_python(tmp_path):
     modules = [WithHiddenLayers(nn.Sequential), WithHiddenLayers(torch.jit.script)]
-    in_python, scripted = (
-        fit(FederatedLoop(seed=1), tmp_path / str(number), module)
-        for number, module in enumerate(modules)
-    )
-    torch.testing.assert_close(state_vector(scripted), state_vector(in_python))
+    state_vectors = []
+    for number, module in enumerate(modules):
+        folder = tmp_path / str(number)
+        module_after_fit = fit(FederatedLoop(seed=1), folder, module)
+        state_vectors.append(state_vector(module_after_fit))
+
+    in_python, scripted = state_vectors
+    torch.testing.assert_close(scripted, in_python)
 
 
 class WithNestedTensor(Plain):
     def __init__(self) -> None:
         super().__init__()
-        self.parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        tensors = [torch.ones(2), torch.ones(3)]
+        self.parts = torch.nested.nested_tensor(tensors)
 
 
 class WithSavedGraph(Plain):
@@ -360,7 +391,8 @@ class WithSavedGraph(Plain):
         self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(torch.sparse.mm(self.graph, x.T).T)
+        neighbours = torch.sparse.mm(self.graph, x.T)
+        return self.net(neighbours.T)
 
 
 class WithMetaTensor(Plain):

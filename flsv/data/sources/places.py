@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 #: Endings of table files.
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+TABLE_SUFFIXES = (
+    ".csv",
+    ".tsv",
+    ".parquet",
+)
 
 
 def is_table_file(path: Any) -> bool:
     """Return whether ``path`` is the ``Path`` of a table's file."""
     if not isinstance(path, Path):
         return False
-    return path.suffix.lower() in TABLE_SUFFIXES and path.is_file()
+    suffix = path.suffix.lower()
+    return suffix in TABLE_SUFFIXES and path.is_file()
 
 
 class TableRows:
@@ -27,14 +32,23 @@ class TableRows:
 
 def data_root(root: str | None) -> Path:
     """Return the folder of data: ``root``, else ``$FLSV_DATA_ROOT``, else ``data``."""
-    return Path(root or os.environ.get("FLSV_DATA_ROOT") or "data")
+    folder = root or os.environ.get("FLSV_DATA_ROOT")
+    return Path(folder or "data")
 
 
-def find_place(name: str | Path, root: str | None) -> Path | None:
+def find_place(
+    name: str | Path,
+    root: str | None,
+) -> Path | None:
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
     if not str(name):
         return None
-    for candidate in (data_root(root) / name, Path(name)):
+
+    candidates = [
+        data_root(root) / name,
+        Path(name),
+    ]
+    for candidate in candidates:
         if candidate.exists():
             return candidate
     return None
@@ -42,16 +56,24 @@ def find_place(name: str | Path, root: str | None) -> Path | None:
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    candidates = (data_root(root) / name, Path(name))
+    candidates = [
+        data_root(root) / name,
+        Path(name),
+    ]
     paths = [str(candidate.absolute()) for candidate in candidates]
-    return " and ".join(dict.fromkeys(paths))
+    different_paths = dict.fromkeys(paths)
+    return " and ".join(different_paths)
 
 
 def is_columnar(data: Any) -> bool:
     """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
     pandas = sys.modules.get("pandas")  # without it nobody has a DataFrame
     # Without the class, which another thread may be about to define, nothing is a DataFrame.
-    if isinstance(data, getattr(pandas, "DataFrame", ())):
+    frame_class = getattr(pandas, "DataFrame", ())
+    if isinstance(data, frame_class):
         return True
+    if isinstance(data, type):
+        return False
+
     has_column_names = hasattr(data, "columns") or hasattr(data, "column_names")
-    return has_column_names and hasattr(data, "to_pandas") and not isinstance(data, type)
+    return has_column_names and hasattr(data, "to_pandas")

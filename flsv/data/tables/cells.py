@@ -72,15 +72,25 @@ class Cells(TableRows):
     name: str = "the table"
     file_format: FileFormat = field(default_factory=FileFormat)
     path: Path | None = None
-    _words: dict[str, pd.Series] = field(default_factory=dict, init=False, repr=False)
-    _numbers: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    _words: dict[str, pd.Series] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
+    _numbers: dict[str, np.ndarray] = field(
+        default_factory=dict,
+        init=False,
+        repr=False,
+    )
 
     def __len__(self) -> int:
         return len(self.frame)
 
     def take(self, rows: np.ndarray) -> Cells:
         """Return only the rows at some positions."""
-        return replace(self, frame=self.frame.iloc[rows], texts=self.texts.iloc[rows])
+        frame = self.frame.iloc[rows]
+        texts = self.texts.iloc[rows]
+        return replace(self, frame=frame, texts=texts)
 
     def lines(self) -> np.ndarray:
         """Return the line in which each row ends, or its number in a typed table, int64 ``[N]``."""
@@ -114,11 +124,16 @@ class Cells(TableRows):
     def numbers(self, name: str) -> np.ndarray:
         """Return a column's cells as numbers, float64 ``[N]``, NaN for what is none in the table's notation."""
         if name not in self._numbers:
-            self._numbers[name] = numbers_of(self.frame[name], self.file_format)
+            typed_cells = self.frame[name]
+            self._numbers[name] = numbers_of(typed_cells, self.file_format)
         return self._numbers[name]
 
 
-def read_cells(source: Any, name: str = "", file_format: FileFormat | None = None) -> Cells:
+def read_cells(
+    source: Any,
+    name: str = "",
+    file_format: FileFormat | None = None,
+) -> Cells:
     """Read the cells of a text file with a header, a Parquet file or a DataFrame (pandas, polars, Arrow)."""
     file_format = file_format or FileFormat()
     path = None
@@ -131,18 +146,36 @@ def read_cells(source: Any, name: str = "", file_format: FileFormat | None = Non
         path = Path(source)
         frame = _read_text(path, file_format)
 
-    names = [str(column).strip() for column in frame]
-    if len({*names, ""}) <= len(names):
-        invalid_names = [name for name in names if not name or names.count(name) > 1]
-        raise ConfigurationError(
-            f"{name or source}: columns are called {listed(invalid_names, show=repr)}. Each column needs a name of "
-            "its own."
-        )
-    texts = frame.set_axis(names, axis=1).reset_index(drop=True)
-    frame = texts
+    table_name = name or str(source)
+    column_names = [str(column).strip() for column in frame]
+    _check_distinct(column_names, table_name)
+    texts = frame.set_axis(column_names, axis=1).reset_index(drop=True)
+
+    typed_cells = texts
     if path is not None and file_format.has_plain_numbers:
-        frame = _with_numbers(texts, path, file_format)
-    return Cells(frame, texts, name or str(source), file_format, path)
+        typed_cells = _with_numbers(texts, path, file_format)
+    return Cells(
+        frame=typed_cells,
+        texts=texts,
+        name=table_name,
+        file_format=file_format,
+        path=path,
+    )
+
+
+def _check_distinct(names: Sequence[str], table_name: str) -> None:
+    """Raise ConfigurationError if columns have no name, or the same one."""
+    are_distinct = len({*names, ""}) > len(names)
+    if are_distinct:
+        return
+
+    invalid_names = []
+    for name in names:
+        if not name or names.count(name) > 1:
+            invalid_names.append(name)
+    raise ConfigurationError(
+        f"{table_name}: columns are called {listed(invalid_names, show=repr)}. Each column needs a name of its own."
+    )
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -173,12 +206,14 @@ def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
         raise ConfigurationError(
             f"{path} is empty: expected a line with the columns' names, and rows of values."
         )
+
     has_mark = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     is_utf_16 = has_mark or b"\0" in data
     if is_utf_16 and "16" not in file_format.encoding:
         raise ConfigurationError(
             f'{path} has zero bytes, as text in UTF-16 has: read: {{"{path.name}": {{"encoding": "utf-16"}}}}.'
         )
+
     try:
         separator = _separator(path, file_format)
         rows = pd.read_csv(
@@ -205,11 +240,14 @@ def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
     num_separators = data.count(separator.encode())
     if is_utf_16 or b'"' in data or num_separators != rows.size - len(rows):
         _line_of_each_row(path, file_format)
+
     names = rows.iloc[0].str.strip()
     rows = rows.iloc[1:]
     has_first_name = rows[0].str.strip() == names[0]
-    candidates = rows[has_first_name].apply(lambda cells: cells.str.strip())
-    if (candidates == names).all(axis=1).any():
+    candidates = rows[has_first_name]
+    stripped_candidates = candidates.apply(lambda cells: cells.str.strip())
+    has_all_names = (stripped_candidates == names).all(axis=1)
+    if has_all_names.any():
         row = candidates.index[0] - 1
         line = _line_of_each_row(path, file_format)[row]
         raise ConfigurationError(
@@ -218,7 +256,11 @@ def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
     return rows.set_axis(names, axis=1)
 
 
-def _with_numbers(texts: pd.DataFrame, path: Path, file_format: FileFormat) -> pd.DataFrame:
+def _with_numbers(
+    texts: pd.DataFrame,
+    path: Path,
+    file_format: FileFormat,
+) -> pd.DataFrame:
     """Return the cells with numbers in columns that have nothing else but marks of gaps."""
     typed = pd.read_csv(
         path,
@@ -232,7 +274,9 @@ def _with_numbers(texts: pd.DataFrame, path: Path, file_format: FileFormat) -> p
         low_memory=False,
     )
     numbers = typed.select_dtypes("number")
-    columns = {name: numbers.get(name, texts[name]) for name in texts}
+    columns = {}
+    for name in texts:
+        columns[name] = numbers.get(name, texts[name])
     return pd.DataFrame(columns, copy=False)
 
 
@@ -262,10 +306,14 @@ def texts_of(cells: pd.Series) -> pd.Series:
     beside 7.5.
     """
     number_of_cell, distinct_cells = pd.factorize(cells)  # -1 for what is missing
-    texts: list[Any] = [str(cell).strip() for cell in distinct_cells]
+    texts: list[Any] = []
+    for cell in distinct_cells:
+        texts.append(str(cell).strip())
+
     are_versions = any(_has_fraction(text) for text in texts)
     if not are_versions:
         texts = [_without_point_zero(text) for text in texts]
+
     texts.append(np.nan)
     values = np.array(texts, dtype=object)[number_of_cell]
     return pd.Series(values, index=cells.index, dtype=object)
@@ -273,8 +321,9 @@ def texts_of(cells: pd.Series) -> pd.Series:
 
 def _has_fraction(text: str) -> bool:
     whole, point, fraction = text.partition(".")
-    is_number = point and whole.removeprefix("-").isdigit() and fraction.isdigit()
-    return bool(is_number) and fraction != "0"
+    digits = whole.removeprefix("-")
+    is_number = bool(point) and digits.isdigit() and fraction.isdigit()
+    return is_number and fraction != "0"
 
 
 def _without_point_zero(text: str) -> str:
@@ -312,10 +361,19 @@ def dates_of(cells: pd.Series, file_format: FileFormat) -> pd.Series:
     """Return dates in UTC, NaT for what is none in the file's format."""
     if not is_datetime64_any_dtype(cells):
         cells = texts_of(cells)
-    return pd.to_datetime(cells, format=file_format.date_format, errors="coerce", utc=True)
+    return pd.to_datetime(
+        cells,
+        format=file_format.date_format,
+        errors="coerce",
+        utc=True,
+    )
 
 
-def format_of(formats: Mapping[str, FileFormat], client: str, source: Any) -> FileFormat:
+def format_of(
+    formats: Mapping[str, FileFormat],
+    client: str,
+    source: Any,
+) -> FileFormat:
     """Return the notation of a client's file: by the client's name, the file's name, or ``"*"`` for all."""
     names = [client]
     if isinstance(source, str | Path):

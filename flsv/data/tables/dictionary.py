@@ -49,7 +49,12 @@ _MAX_CELLS = 10
 
 
 def _is_kind(kind: str) -> bool:
-    return kind in ("", *_KINDS) or (kind.startswith(DAYS) and len(kind) > len(DAYS))
+    is_days = kind.startswith(DAYS) and len(kind) > len(DAYS)
+    return is_days or kind in ("", *_KINDS)
+
+
+def _are_distinct(words: Sequence[str] | None) -> bool:
+    return words is None or len(set(words)) == len(words)
 
 
 @cache
@@ -91,10 +96,7 @@ class Column:
             'kind={kind!r}: expected "numbers", "whole numbers", "truth values", "categories", "days since 1970" or '
             '"days since <column>".',
         ),
-        (
-            lambda a: a.categories is None or len(set(a.categories)) == len(a.categories),
-            "categories={categories}: one is there twice.",
-        ),
+        (lambda a: _are_distinct(a.categories), "categories={categories}: one is there twice."),
         (
             lambda a: a.categories is None or a.kind in ("", CATEGORIES),
             "kind={kind!r} has no categories.",
@@ -171,11 +173,13 @@ class Column:
         words = cells.words(name)
         gap_marks = self.gap_marks(cells)
         marks = texts_of(pd.Series(gap_marks, dtype=object))
-        is_gap = (words.isna() | words.isin({*marks, *gap_marks})).to_numpy()
+        is_mark = words.isin({*marks, *gap_marks})
+        is_gap = (words.isna() | is_mark).to_numpy()
         values = words.mask(is_gap)
         is_misfit = np.zeros(len(words), dtype=bool)
         if not self.other_words:
-            is_misfit = ~is_gap & ~values.isin(self.categories or ()).to_numpy()
+            is_category = values.isin(self.categories or ()).to_numpy()
+            is_misfit = ~is_gap & ~is_category
         return values, is_gap, is_misfit
 
     def _numbers(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
@@ -187,14 +191,16 @@ class Column:
         is_gap[is_blank] = blank_cells.isna() | blank_cells.isin(gap_marks)
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
             start_cells = cells.words(self.kind.removeprefix(DAYS))
-            is_gap |= (start_cells.isna() | start_cells.isin(gap_marks)).to_numpy()
+            has_no_start = start_cells.isna() | start_cells.isin(gap_marks)
+            is_gap |= has_no_start.to_numpy()
 
         low, high = self.bounds
         is_inside = (numbers >= low) & (numbers <= high)
         is_inside &= np.abs(numbers) <= LARGEST_NUMBER
         if self.kind == WHOLE_NUMBERS:
             is_inside &= numbers % 1 == 0
-        values = pd.Series(np.where(is_gap, np.nan, numbers), index=cells.frame.index)
+        known_numbers = np.where(is_gap, np.nan, numbers)
+        values = pd.Series(known_numbers, index=cells.frame.index)
         return values, is_gap, ~is_gap & ~is_inside
 
     def _all_numbers(self, cells: Cells, name: str) -> np.ndarray:
@@ -223,10 +229,7 @@ _RULES: Rules = (
         lambda a: a.classes is None or a.task == "classification",
         "task: regression has no classes.",
     ),
-    (
-        lambda a: a.classes is None or len(set(a.classes)) == len(a.classes),
-        "classes={classes}: one is there twice.",
-    ),
+    (lambda a: _are_distinct(a.classes), "classes={classes}: one is there twice."),
     (
         lambda a: not {a.target, a.patient}.intersection(a.columns),
         "the target {target!r} or the patient is among the columns.",
@@ -384,7 +387,8 @@ class Dictionary:
 
     def encode(self, cells: Cells) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the features, float32 ``[N, D]``, and each column's rows without a value, bool ``[N]``."""
-        features = np.zeros((len(cells), len(self.feature_names)), dtype=np.float32)
+        shape = (len(cells), len(self.feature_names))
+        features = np.zeros(shape, dtype=np.float32)
         position_by_name = {name: position for position, name in enumerate(self.feature_names)}
         missing_rows = {}
         for name, values in self.values(cells).items():
@@ -451,7 +455,8 @@ class Dictionary:
         lines += [
             f"{name}: {_quoted(value)}" for name, value in plain.items() if name != "excluded"
         ]
-        for title, entries in (("columns", columns), ("excluded", self.excluded)):
+        sections = {"columns": columns, "excluded": self.excluded}
+        for title, entries in sections.items():
             if not entries:
                 continue
             lines.append(f"{title}:")

@@ -95,7 +95,9 @@ def draft(
         rows_by_site = {cells.name: np.arange(len(cells))}
 
     excluded = dict(dictionary.excluded)
-    columns_by_site: dict[str, dict[str, Column]] = {site: {} for site in rows_by_site}
+    columns_by_site: dict[str, dict[str, Column]] = {}
+    for site in rows_by_site:
+        columns_by_site[site] = {}
     doubts = []
     for name in _column_names(cells, dictionary):
         try:
@@ -103,15 +105,24 @@ def draft(
         except Question as question:
             excluded[name] = f"? {question}"
             continue
+
         for site, rows in rows_by_site.items():
-            values_of_site = values if len(rows) == len(values) else values.iloc[rows]
-            columns_by_site[site][name] = drafted_column(column, values_of_site, min_rows)
+            values_of_site = values
+            if len(rows) != len(values):
+                values_of_site = values.iloc[rows]
+            site_column = drafted_column(column, values_of_site, min_rows)
+            columns_by_site[site][name] = site_column
             for text in _oddities(column, values_of_site.dropna()):
-                doubts.append(TableDoubt(site, name, text))
+                doubt = TableDoubt(site=site, column=name, text=text)
+                doubts.append(doubt)
 
     drafts = {}
     for site, rows in rows_by_site.items():
-        site_dictionary = replace(dictionary, columns=columns_by_site[site], excluded=excluded)
+        site_dictionary = replace(
+            dictionary,
+            columns=columns_by_site[site],
+            excluded=excluded,
+        )
         drafts[site] = _with_target(site_dictionary, cells.take(rows))
     return drafts, doubts
 
@@ -133,11 +144,16 @@ def _with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
         numbers = pd.Series(cells.numbers(dictionary.target))
         target = drafted_column(Column(NUMBERS), numbers, min_rows=1)
         return with_target_column(dictionary, target)
+
     words = cells.words(dictionary.target, "target")
     counts = words.value_counts()
     classes = dictionary.classes or in_order(list(counts.index))
     class_counts = [int(counts.get(name, 0)) for name in classes]
-    return replace(dictionary, classes=tuple(classes), class_counts=tuple(class_counts))
+    return replace(
+        dictionary,
+        classes=tuple(classes),
+        class_counts=tuple(class_counts),
+    )
 
 
 def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
@@ -152,7 +168,11 @@ def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
     return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
-def _read_column(cells: Cells, name: str, column: Column) -> tuple[Column, pd.Series]:
+def _read_column(
+    cells: Cells,
+    name: str,
+    column: Column,
+) -> tuple[Column, pd.Series]:
     """Return a column with its kind, and the table's values in it."""
     kind = column.kind or _kind_of(cells, name, column)
     # No cell is a misfit before it is known what fits.
@@ -172,6 +192,7 @@ def _read_column(cells: Cells, name: str, column: Column) -> tuple[Column, pd.Se
             f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
             "notation (read), a unit, or categories (kind)?"
         )
+
     if kind == CATEGORIES:
         num_words = values.nunique()
         if num_words > MAX_CATEGORIES and not column.kind:
@@ -179,7 +200,8 @@ def _read_column(cells: Cells, name: str, column: Column) -> tuple[Column, pd.Se
                 f"{num_words} different words in {cells.name}. Numbers of cases and texts are no features; kind: "
                 "categories makes as many of them"
             )
-        check_spelling_of_words(values.dropna().unique(), cells.name)
+        distinct_words = values.dropna().unique()
+        check_spelling_of_words(distinct_words, cells.name)
     return replace(column, kind=kind), values
 
 
@@ -190,7 +212,13 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
     gaps = column.gaps
     if num_missing == 0 and gaps is True:
         gaps = False
-    column = replace(column, gaps=gaps, count=len(known_values), missing=num_missing)
+    column = replace(
+        column,
+        gaps=gaps,
+        count=len(known_values),
+        missing=num_missing,
+    )
+
     if column.is_complete and column.kind == CATEGORIES:
         return column
     if column.kind == CATEGORIES:
@@ -203,7 +231,11 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
             other_words=column.other_words or has_rare_words,
         )
     if known_values.empty:
-        return replace(column, mean=column.mean or 0.0, scale=column.scale or 1.0)
+        return replace(
+            column,
+            mean=column.mean or 0.0,
+            scale=column.scale or 1.0,
+        )
 
     numbers = known_values.to_numpy(dtype=float)
     deviation = float(numbers.std())
@@ -222,10 +254,15 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
 
 
 def check_spelling_of_words(
-    words: Iterable[str], where: str, owners: Callable[[], Mapping[str, Sequence[str]]] = dict
+    words: Iterable[str],
+    where: str,
+    owners: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> None:
     """Raise Question if two words, which are no numbers, are spellings of one."""
-    texts = [word for word in words if not _ANY_NUMBER.fullmatch(word)]
+    texts = []
+    for word in words:
+        if not _ANY_NUMBER.fullmatch(word):
+            texts.append(word)
     try:
         check_spelling(texts, where, owners)
     except ConfigurationError as error:
@@ -241,21 +278,34 @@ def _kind_of(cells: Cells, name: str, column: Column) -> str:
         return CATEGORIES
     if is_bool_dtype(typed_cells):
         return TRUTHS
-    if cells.path is None and infer_dtype(typed_cells, skipna=True) in ("mixed", "mixed-integer"):
-        raise Question(f"values of several types in {cells.name}. Give them one")
+    if cells.path is None:
+        type_of_cells = infer_dtype(typed_cells, skipna=True)
+        if type_of_cells in ("mixed", "mixed-integer"):
+            raise Question(f"values of several types in {cells.name}. Give them one")
     if is_numeric_dtype(typed_cells):
         return _kind_of_numbers(cells, name, typed_cells.dropna())
+    return _kind_of_texts(cells, name, column)
 
+
+def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
+    """Return the kind of a column with texts or dates, or raise Question."""
     words = cells.words(name)
-    texts = [text for text in words.dropna().unique() if text not in column.gap_marks(cells)]
+    gap_marks = column.gap_marks(cells)
+    texts = []
+    for text in words.dropna().unique():
+        if text not in gap_marks:
+            texts.append(text)
     if not texts:
         return NUMBERS
     if set(texts) <= NUMBER_BY_TRUTH.keys():
         return TRUTHS
-    if is_datetime64_any_dtype(typed_cells) or all(map(_DATE.fullmatch, texts)):
+
+    has_dates = is_datetime64_any_dtype(cells.frame[name])
+    if has_dates or all(map(_DATE.fullmatch, texts)):
         raise Question(
             f"dates, such as {texts[0]!r} in {cells.name}. Days since what? kind: {DAYS}1970, or {DAYS}another column"
         )
+
     numbers = numbers_of(pd.Series(texts, dtype=object), cells.file_format)
     is_number = np.isfinite(numbers)
     _check_notation(cells, words, texts, is_number)
@@ -265,7 +315,10 @@ def _kind_of(cells: Cells, name: str, column: Column) -> str:
 
 
 def _check_notation(
-    cells: Cells, words: pd.Series, texts: Sequence[str], is_number: np.ndarray
+    cells: Cells,
+    words: pd.Series,
+    texts: Sequence[str],
+    is_number: np.ndarray,
 ) -> None:
     """Raise Question if a text is a number in another notation than the file's."""
     for text, is_in_notation in zip(texts, is_number):
@@ -290,22 +343,27 @@ def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
 
 def _check_point(cells: Cells, texts: Sequence[str]) -> None:
     """Raise Question if all numbers are below 1,000 or have three digits after a point, and there are both."""
-    may_separate = all(len(text) <= 4 or text[-4] in ".," for text in texts)
-    if cells.file_format.thousands is not None or not may_separate:
+    if cells.file_format.thousands is not None:
         return
+    if not all(map(_may_have_groups, texts)):
+        return
+
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
-    are_all = all(
-        text in grouped or text in short or not text[-1:].isdigit() for text in distinct_texts
-    )
-    if grouped and short and are_all:
+    remaining_texts = distinct_texts - grouped - short
+    has_other_numbers = any(text[-1:].isdigit() for text in remaining_texts)
+    if grouped and short and not has_other_numbers:
         text = max(grouped)
         row = texts.index(text)
         raise Question(
             f"{cells.where([row])}: does the point of {text!r} separate thousands? It stands beside {max(short)!r}. "
             'Say read: thousands: ".", or kind: numbers'
         )
+
+
+def _may_have_groups(text: str) -> bool:
+    return len(text) <= 4 or text[-4] in ".,"
 
 
 def rounded(number: float, deviation: float) -> float:
@@ -331,9 +389,12 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
 
     lower, upper = np.quantile(numbers, (0.01, 0.99))
     width = upper - lower
-    step = 10.0 ** math.floor(math.log10(width or abs(upper) or 1.0))
-    low = step * (math.ceil(min(lower - width, smallest) / step) - 1)
-    high = step * (math.floor(max(upper + width, largest) / step) + 1)
+    magnitude = width or abs(upper) or 1.0
+    step = 10.0 ** math.floor(math.log10(magnitude))
+    exact_low = min(lower - width, smallest)
+    exact_high = max(upper + width, largest)
+    low = step * (math.ceil(exact_low / step) - 1)
+    high = step * (math.floor(exact_high / step) + 1)
     if smallest >= 0:
         low = max(low, 0.0)
     return float(f"{low:.12g}"), float(f"{high:.12g}")
@@ -360,8 +421,9 @@ def _num_values_apart(numbers: np.ndarray) -> int:
     """Count at least five of some ascending numbers that lie farther from all others than these do from each other."""
     distances = np.diff(numbers)
     split = int(np.argmax(distances)) + 1
-    parts = sorted([numbers[:split], numbers[split:]], key=len)
-    smaller_part, larger_part = parts
+    lower_part = numbers[:split]
+    upper_part = numbers[split:]
+    smaller_part, larger_part = sorted([lower_part, upper_part], key=len)
     width = larger_part[-1] - larger_part[0]
     is_apart = distances[split - 1] > MIN_WIDTHS * width > 0
     if is_apart and len(smaller_part) >= MIN_ROWS:

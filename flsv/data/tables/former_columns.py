@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_deprecation
@@ -11,10 +11,23 @@ from flsv.data.tables.dictionary import CATEGORIES, DAYS, DAYS_SINCE_1970, REST,
 from flsv.utilities.errors import ConfigurationError
 
 #: Options that a data dictionary has, too.
-_SAME_OPTIONS = ("task", "standardize_target", "classes")
+_SAME_OPTIONS = (
+    "task",
+    "standardize_target",
+    "classes",
+)
 #: Options of the notation of all files.
-_FORMAT_OPTIONS = ("sep", "decimal", "thousands", "encoding", "date_format")
-_WITHOUT_SUCCESSOR = ("max_categories", "min_rows")
+_FORMAT_OPTIONS = (
+    "sep",
+    "decimal",
+    "thousands",
+    "encoding",
+    "date_format",
+)
+_WITHOUT_SUCCESSOR = (
+    "max_categories",
+    "min_rows",
+)
 
 
 def Columns(**options: Any) -> Dictionary:  # it was a class
@@ -25,38 +38,86 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
     rank_zero_deprecation(
         "columns goes with the next minor release: give dictionary=..., a data dictionary."
     )
-    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in list(options.items()):
+        if value is None:
+            del options[name]
     if "encoder" in options:
         return _from_encoder(options["encoder"])
-    columns: dict[str, dict[str, Any]] = {}
-    excluded = dict.fromkeys(options.pop("exclude", ()), "")
-    features = options.pop("features", None)
-    if features is not None:
-        columns = {str(name): {} for name in features}
-        excluded = {REST: ""}
-    for name in options.pop("categorical", ()):
-        columns.setdefault(str(name), {})["kind"] = CATEGORIES
-    for name, start in options.pop("dates", {}).items():
-        kind = DAYS_SINCE_1970 if start == "days" else f"{DAYS}{start}"
-        columns.setdefault(str(name), {})["kind"] = kind
-    gaps = options.pop("gaps", {})
-    if not isinstance(gaps, Mapping):
-        gaps = {REST: gaps}
-    for name, marks in gaps.items():
-        columns.setdefault(str(name), {})["gaps"] = [str(mark) for mark in marks]
 
-    file_format = {name: options.pop(name) for name in _FORMAT_OPTIONS if name in options}
-    read = {name: {**file_format, **notation} for name, notation in options.pop("read", {}).items()}
-    if file_format:
-        read[REST] = file_format
-    plain: dict[str, Any] = {"columns": columns, "excluded": excluded, "read": read}
-    plain |= {name: options.pop(name) for name in _SAME_OPTIONS if name in options}
+    excluded_names = options.pop("exclude", ())
+    excluded = dict.fromkeys(excluded_names, "")
+    feature_names = options.pop("features", None)
+    if feature_names is not None:
+        excluded = {REST: ""}
+    columns = _pop_columns(options, feature_names or ())
+    read = _pop_notations(options)
+    same_options = _pop_options(options, _SAME_OPTIONS)
+
     if options:
         hint = ""
         if options.keys() & set(_WITHOUT_SUCCESSOR):
             hint = " Give columns of many words kind: categories."
         raise ConfigurationError(f"columns: {sorted(options)} is no longer an option.{hint}")
+    plain: dict[str, Any] = {
+        "columns": columns,
+        "excluded": excluded,
+        "read": read,
+        **same_options,
+    }
     return Dictionary.from_plain(plain)
+
+
+def _pop_options(
+    options: dict[str, Any],
+    names: Iterable[str],
+) -> dict[str, Any]:
+    """Take the options of these names out, if they are there."""
+    values = {}
+    for name in names:
+        if name in options:
+            values[name] = options.pop(name)
+    return values
+
+
+def _pop_columns(
+    options: dict[str, Any],
+    feature_names: Iterable[Any],
+) -> dict[str, dict[str, Any]]:
+    """Take the options of single columns out, as the columns of a data dictionary."""
+    columns: dict[str, dict[str, Any]] = {}
+    for name in feature_names:
+        columns[str(name)] = {}
+    for name in options.pop("categorical", ()):
+        column = columns.setdefault(str(name), {})
+        column["kind"] = CATEGORIES
+
+    start_dates = options.pop("dates", {})
+    for name, start_date in start_dates.items():
+        column = columns.setdefault(str(name), {})
+        if start_date == "days":
+            column["kind"] = DAYS_SINCE_1970
+        else:
+            column["kind"] = f"{DAYS}{start_date}"
+
+    gaps = options.pop("gaps", {})
+    if not isinstance(gaps, Mapping):
+        gaps = {REST: gaps}
+    for name, marks in gaps.items():
+        column = columns.setdefault(str(name), {})
+        column["gaps"] = [str(mark) for mark in marks]
+    return columns
+
+
+def _pop_notations(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of notations out, by file."""
+    file_format = _pop_options(options, _FORMAT_OPTIONS)
+    notations = options.pop("read", {})
+    read = {}
+    for name, notation in notations.items():
+        read[name] = {**file_format, **notation}
+    if file_format:
+        read[REST] = file_format
+    return read
 
 
 def _from_encoder(encoder: Any) -> Dictionary:

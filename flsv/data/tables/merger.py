@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +53,8 @@ _DICTIONARY = "the dictionary"
 _CLIENTS = "the clients"
 #: Name of the rows that no client trains on.
 _UNTRAINED = ""
+#: Settings that all drafts have in common.
+_SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive", "tolerance")
 
 
 def merge(
@@ -73,9 +76,12 @@ def merge(
         if column.missing and not column.count:
             del columns[name]
             excluded[name] = "? no row has a value"
+
     dictionary, target_doubts = _with_merged_target(drafts)
     doubts = list(merged_columns.doubts)
-    doubts += [doubt for doubt in target_doubts if subject_site in (None, doubt.site)]
+    for doubt in target_doubts:
+        if subject_site in (None, doubt.site):
+            doubts.append(doubt)
     return replace(dictionary, columns=columns, excluded=excluded), doubts
 
 
@@ -93,17 +99,21 @@ def _merge_columns(drafts: Mapping[str, Dictionary], subject_site: str | None) -
         for name, reason in dictionary.excluded.items():
             excluded.setdefault(name, reason)
         names |= dict.fromkeys(dictionary.columns)
+
     columns = {}
     doubts: list[TableDoubt] = []
     for name in names:
         if name in excluded:
             continue
+
         column_by_site = {}
+        sites_without = []
         for site, dictionary in drafts.items():
             if name in dictionary.columns:
                 column_by_site[site] = dictionary.columns[name]
+            else:
+                sites_without.append(site)
         try:
-            sites_without = [site for site in drafts if site not in column_by_site]
             _check_same_meaning(column_by_site, sites_without)
             pooled_column = pooled(list(column_by_site.values()))
             check_spelling_of_words(
@@ -115,7 +125,7 @@ def _merge_columns(drafts: Mapping[str, Dictionary], subject_site: str | None) -
             excluded[name] = f"? {question}"
             continue
         columns[name] = pooled_column
-        doubts += _disagreements(name, column_by_site, subject_site)
+        doubts += _disagreements(name, column_by_site, subject_site=subject_site)
     return _MergedColumns(columns, excluded, doubts)
 
 
@@ -132,11 +142,13 @@ def _check_same_meaning(column_by_site: Mapping[str, Column], sites_without: Seq
     if sites_without:
         sites = listed(column_by_site)
         raise Question(f"no such column at {listed(sites_without)}, and {sites} have it")
+
     sites_by_kind: dict[str, list[str]] = {}
     for site, column in column_by_site.items():
         if column.count:  # of an empty column nobody knows the kind
             kind = NUMBERS if column.kind == WHOLE_NUMBERS else column.kind
             sites_by_kind.setdefault(kind, []).append(site)
+
     if len(sites_by_kind) > 1:
         kinds = [f"{kind} at {listed(sites)}" for kind, sites in sites_by_kind.items()]
         raise Question(
@@ -150,21 +162,27 @@ def pooled(columns: Sequence[Column]) -> Column:
     first_column = columns_with_rows[0]
     kinds = {column.kind for column in columns_with_rows}
     count = sum(column.count for column in columns_with_rows)
+    missing = sum(column.missing for column in columns)
+    low = min(column.bounds[0] for column in columns_with_rows)
+    high = max(column.bounds[1] for column in columns_with_rows)
+
     words: set[str] = set()
     marks: set[str] = set()
     for column in columns_with_rows:
         words.update(column.categories or ())
         if not isinstance(column.gaps, bool):
             marks.update(column.gaps)
+    has_gaps = any(column.gaps for column in columns)
+
     pooled_column = replace(
         first_column,
         kind=first_column.kind if len(kinds) == 1 else NUMBERS,
-        low=_finite(min(column.bounds[0] for column in columns_with_rows)),
-        high=_finite(max(column.bounds[1] for column in columns_with_rows)),
+        low=_finite(low),
+        high=_finite(high),
         other_words=any(column.other_words for column in columns_with_rows),
-        gaps=tuple(sorted(marks)) or any(column.gaps for column in columns),
+        gaps=tuple(sorted(marks)) or has_gaps,
         count=count,
-        missing=sum(column.missing for column in columns),
+        missing=missing,
     )
     if first_column.categories is not None:
         return replace(pooled_column, categories=tuple(sorted(words)))
@@ -172,15 +190,24 @@ def pooled(columns: Sequence[Column]) -> Column:
     num_rows = [max(column.count, 1) for column in columns_with_rows]
     means = [column.mean or 0.0 for column in columns_with_rows]
     deviations = [column.scale or 0.0 for column in columns_with_rows]
-    if len({*zip(means, deviations)}) == 1:  # said by hand
+    different_moments = {*zip(means, deviations)}
+    if len(different_moments) == 1:  # said by hand
         return pooled_column
+
     # Exact sums do not depend on the order of the sites.
-    mean = math.fsum(map(math.prod, zip(num_rows, means))) / sum(num_rows)
+    total_rows = sum(num_rows)
+    sums = map(math.prod, zip(num_rows, means))
+    mean = math.fsum(sums) / total_rows
     squares = []
     for rows_of_column, mean_of_column, deviation in zip(num_rows, means, deviations):
-        squares.append(rows_of_column * (deviation**2 + (mean_of_column - mean) ** 2))
-    scale = math.sqrt(math.fsum(squares) / sum(num_rows))
-    return replace(pooled_column, mean=rounded(mean, scale), scale=rounded(scale, scale))
+        variance = deviation**2 + (mean_of_column - mean) ** 2
+        squares.append(rows_of_column * variance)
+    scale = math.sqrt(math.fsum(squares) / total_rows)
+    return replace(
+        pooled_column,
+        mean=rounded(mean, scale),
+        scale=rounded(scale, scale),
+    )
 
 
 def _finite(bound: float) -> float | None:
@@ -200,16 +227,20 @@ def _disagreements(
 ) -> Iterator[TableDoubt]:
     """Compare each site's column with the pooled one of all others."""
     # If one site has another unit, all others differ from it: only the farthest is told.
-    farthest: tuple[float, TableDoubt] | None = None
+    farthest: TableDoubt | None = None
+    largest_strength = 1.0
     all_columns = list(column_by_site.values())
     usual_column = pooled(all_columns)
     for site, column in column_by_site.items():
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
+
         if len(all_columns) <= MAX_SITES_APART:
-            usual_column = pooled(
-                [other_column for other_column in all_columns if other_column is not column]
-            )
+            other_columns = []
+            for other_column in all_columns:
+                if other_column is not column:
+                    other_columns.append(other_column)
+            usual_column = pooled(other_columns)
         num_rows = column.count + column.missing
         num_usual_rows = usual_column.count + usual_column.missing
         if min(num_rows, num_usual_rows) < MIN_COMPARED:
@@ -220,18 +251,19 @@ def _disagreements(
         if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
             text = f"{share_missing:.0%} are missing, {usual_share:.0%} elsewhere"
             yield TableDoubt(site, name, text)
-        new_words = set(column.categories or ()) - set(usual_column.categories or ())
+        words = set(column.categories or ())
+        new_words = words.difference(usual_column.categories or ())
         if new_words:
             yield TableDoubt(site, name, f"no other site has {listed(sorted(new_words))}")
 
         is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
         if column.categories is None and is_comparable:
             difference = _difference(column, usual_column)
-            if difference.strength > 1 and (farthest is None or difference.strength > farthest[0]):
-                farthest = difference.strength, TableDoubt(site, name, difference.text)
+            if difference.strength > largest_strength:
+                largest_strength = difference.strength
+                farthest = TableDoubt(site, name, difference.text)
     if farthest is not None:
-        _, doubt = farthest
-        yield doubt
+        yield farthest
 
 
 def _difference(column: Column, usual_column: Column) -> _Difference:
@@ -242,6 +274,7 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
         codes = f"{low:g} or {high:g}"
         usual_codes = f"{usual_low:g} or {usual_high:g}"
         return _Difference(_CERTAIN, f"{codes}, elsewhere {usual_codes}: two codings of one thing?")
+
     mean = column.mean or 0.0
     scale = column.scale or 0.0
     usual_mean = usual_column.mean or 0.0
@@ -267,16 +300,19 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
             f"deviation {scale:.3g}, elsewhere {usual_scale:.3g}: some in another unit, or codes?"
         )
         return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
+
     shift = abs(mean - usual_mean) / max(scale, usual_scale)
     return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, elsewhere {usual_mean:.4g}")
 
 
-def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
+def _with_merged_target(
+    drafts: Mapping[str, Dictionary],
+) -> tuple[Dictionary, list[TableDoubt]]:
     """Return a dictionary with all classes and no columns, and doubts about the classes' shares."""
     first_site, first_draft = next(iter(drafts.items()))
     read: dict[str, FileFormat] = {}
     for site, dictionary in drafts.items():
-        for setting in ("target", "task", "patient", "standardize_target", "positive", "tolerance"):
+        for setting in _SHARED_SETTINGS:
             value = getattr(dictionary, setting)
             first_value = getattr(first_draft, setting)
             if value != first_value:
@@ -294,16 +330,30 @@ def _with_merged_target(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, l
         for dictionary in drafts.values():
             (count,) = dictionary.class_counts or (0,)
             target = Column(
-                NUMBERS, dictionary.target_mean, dictionary.target_scale, count=max(count, 1)
+                NUMBERS,
+                mean=dictionary.target_mean,
+                scale=dictionary.target_scale,
+                count=max(count, 1),
             )
             targets.append(target)
         return with_target_column(merged, pooled(targets)), []
 
     counts = _counts_by_class(drafts)
-    class_orders = {tuple(dictionary.classes or ()) for dictionary in drafts.values()}
-    classes = _merged_classes(counts, merged, have_same_classes=len(class_orders) == 1)
-    class_counts = tuple(int(counts.loc[name].sum()) for name in classes)
-    dictionary = replace(merged, classes=classes, class_counts=class_counts)
+    class_orders = set()
+    for dictionary in drafts.values():
+        class_orders.add(tuple(dictionary.classes or ()))
+    classes = _merged_classes(
+        counts,
+        merged,
+        have_same_classes=len(class_orders) == 1,
+    )
+    totals = counts.sum(axis=1).loc[list(classes)]
+    class_counts = [int(total) for total in totals]
+    dictionary = replace(
+        merged,
+        classes=classes,
+        class_counts=tuple(class_counts),
+    )
     if len(classes) != 2:
         return dictionary, []
     dictionary = replace(dictionary, positive=classes[-1])
@@ -330,8 +380,10 @@ def _merged_classes(
         check_classes(counts, dictionary.target)
     if have_same_classes and (dictionary.positive is not None or len(names) != 2):
         return tuple(dictionary.classes or ())
-    totals = counts.sum(axis=1).loc[list(names)].tolist()
-    return positive_last(names, totals, dictionary.positive)
+
+    totals = counts.sum(axis=1)
+    totals_by_class = totals.loc[list(names)].tolist()
+    return positive_last(names, totals_by_class, dictionary.positive)
 
 
 def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> None:
@@ -359,7 +411,8 @@ def check_classes(counts: pd.DataFrame, target: str) -> None:
         return
     for site in counts:
         has_class = counts[site] > 0
-        is_at_others = (counts.drop(columns=site) > 0).any(axis=1)
+        other_counts = counts.drop(columns=site)
+        is_at_others = (other_counts > 0).any(axis=1)
         if has_class.any() and not (has_class & is_at_others).any():
             classes = listed(counts.index[has_class], 8, repr)
             raise ConfigurationError(
@@ -377,18 +430,29 @@ def _doubts_of_class(counts: pd.DataFrame) -> Iterator[TableDoubt]:
         other_counts = (totals - counts[site]).to_numpy()
         if site_counts.sum() < MIN_COMPARED or other_counts.min() < MIN_ROWS:
             continue
-        log_odds = math.log((site_counts[1] + 0.5) / (site_counts[0] + 0.5))
-        usual_log_odds = math.log((other_counts[1] + 0.5) / (other_counts[0] + 0.5))
+
+        log_odds = _log_odds(*site_counts)
+        usual_log_odds = _log_odds(*other_counts)
         share = site_counts[1] / site_counts.sum()
         usual_share = other_counts[1] / other_counts.sum()
+
         # By the delta method.
         variance_of_row = 1 / (usual_share * (1 - usual_share))
         inverse_sizes = 1 / site_counts.sum() + 1 / other_counts.sum()
         standard_error = math.sqrt(variance_of_row * inverse_sizes)
-        difference = abs(log_odds - usual_log_odds)
-        if difference > max(MAX_LOG_ODDS_DIFFERENCE, MAX_STANDARD_ERRORS * standard_error):
+        allowed_difference = max(
+            MAX_LOG_ODDS_DIFFERENCE,
+            MAX_STANDARD_ERRORS * standard_error,
+        )
+        if abs(log_odds - usual_log_odds) > allowed_difference:
             text = f"{share:.0%} are {positive}, {usual_share:.0%} elsewhere"
             yield TableDoubt(str(site), "class", text)
+
+
+def _log_odds(num_negative: float, num_positive: float) -> float:
+    """Return the log odds of the positive class, finite also where a class has no rows."""
+    odds = (num_positive + 0.5) / (num_negative + 0.5)
+    return math.log(odds)
 
 
 def draft_all(
@@ -419,11 +483,22 @@ def draft_all(
         if num_clients > MAX_DRAFTS:
             rows_by_client = {cells.name: training_rows}
         untrained_rows = np.setdiff1d(np.arange(len(cells)), training_rows)
-        rows_by_name = {**rows_by_client, _UNTRAINED: untrained_rows}
-        drafts_of_table, doubts_of_table = draft(cells, dictionary, rows_by_name, min_rows)
+        rows_by_name = {
+            **rows_by_client,
+            _UNTRAINED: untrained_rows,
+        }
+        drafts_of_table, doubts_of_table = draft(
+            cells,
+            dictionary,
+            rows_by_site=rows_by_name,
+            min_rows=min_rows,
+        )
         untrained_drafts[cells.name] = drafts_of_table.pop(_UNTRAINED)
         drafts |= drafts_of_table
-        doubts += [doubt for doubt in doubts_of_table if doubt.site != _UNTRAINED]
+        for doubt in doubts_of_table:
+            if doubt.site != _UNTRAINED:
+                doubts.append(doubt)
+
     if is_site:
         (merged,) = drafts.values()
     else:
@@ -435,18 +510,17 @@ def draft_all(
     for cells in held_out:
         drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
         merged, doubts_beside_clients = _widened(merged, drafts_of_table, subject_site=cells.name)
-        doubts += [*doubts_beside_clients, *doubts_of_table]
+        doubts += doubts_beside_clients
+        doubts += doubts_of_table
     return merged, doubts
 
 
 def _gathered(doubts: Sequence[TableDoubt], num_sites: int) -> list[TableDoubt]:
     """Return one doubt in place of the same one about each site."""
+    num_sites_by_doubt = Counter((doubt.column, doubt.text) for doubt in doubts)
     gathered = []
     for doubt in doubts:
-        num_sites_of_doubt = sum(
-            (other_doubt.column, other_doubt.text) == (doubt.column, doubt.text)
-            for other_doubt in doubts
-        )
+        num_sites_of_doubt = num_sites_by_doubt[doubt.column, doubt.text]
         if num_sites_of_doubt == num_sites > 1:
             doubt = TableDoubt("all sites", doubt.column, doubt.text)
         gathered.append(doubt)
@@ -480,19 +554,33 @@ def compare(dictionary: Dictionary, cells: Cells, site: str) -> list[TableDoubt]
     said_columns = {}
     usual_columns = {}
     for name, column in dictionary.columns.items():
-        usual_columns[name] = replace(column, count=column.count or len(cells))  # of one by hand
-        kind = "" if column.has_numbers else column.kind
-        said_columns[name] = Column(kind, gaps=column.gaps, categories=column.categories)
+        count = column.count or len(cells)  # one written by hand has none
+        usual_columns[name] = replace(column, count=count)
+        said_columns[name] = Column(
+            "" if column.has_numbers else column.kind,
+            gaps=column.gaps,
+            categories=column.categories,
+        )
     drafted = replace(
         dictionary,
         columns=said_columns,
         excluded={**dictionary.excluded, REST: ""},
         class_counts=(),
     )
-    drafts, doubts = draft(cells, drafted, {site: np.arange(len(cells))})
-    class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
-    usual_dictionary = replace(dictionary, columns=usual_columns, class_counts=class_counts)
-    merged, disagreements = merge({_DICTIONARY: usual_dictionary, **drafts}, subject_site=site)
+    all_rows = np.arange(len(cells))
+    drafts, doubts = draft(cells, drafted, {site: all_rows})
+
+    num_classes = len(dictionary.classes or "1")
+    usual_dictionary = replace(
+        dictionary,
+        columns=usual_columns,
+        class_counts=dictionary.class_counts or (1,) * num_classes,
+    )
+    drafts_to_merge = {
+        _DICTIONARY: usual_dictionary,
+        **drafts,
+    }
+    merged, disagreements = merge(drafts_to_merge, subject_site=site)
     if merged.questions:
         raise ConfigurationError(f"{site}: " + "\n".join(merged.questions))
     return [*disagreements, *doubts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -70,7 +71,8 @@ def group_values(cells: Cells, name: str) -> np.ndarray:
 def rows_with_target(cells: Cells, target: str) -> Cells:
     """Return the rows that have a target, with a warning if others are left out."""
     words = cells.words(target, "labels")
-    is_missing = (words.isna() | words.isin(USUAL_GAPS)).to_numpy()
+    has_no_word = words.isna() | words.isin(USUAL_GAPS)
+    is_missing = has_no_word.to_numpy()
     if is_missing.all():
         raise ConfigurationError(f"{cells.name}: no row has a {target!r} (labels).")
     if not is_missing.any():
@@ -82,25 +84,37 @@ def rows_with_target(cells: Cells, target: str) -> Cells:
 
 
 def classes_of(
-    tables: Mapping[str, Cells], target: str, pos_label: Any, is_site: bool = False
+    tables: Mapping[str, Cells],
+    target: str,
+    pos_label: Any,
+    is_site: bool = False,
 ) -> tuple[str, ...]:
     """Return the classes of all tables, the positive one of two last unless the rows are one site's."""
     counts_by_table = {}
     for name, cells in tables.items():
         counts_by_table[name] = cells.words(target, "labels").value_counts()
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
+
     owners: dict[str, list[str]] = {}
     for class_name in counts.index:
         has_class = counts.loc[class_name] > 0
-        owners[class_name] = [tables[name].name for name in counts.columns[has_class]]
-    names = in_order(list(counts.index))
-    check_spelling(names, f"the target {target!r}", owners=lambda: owners)
+        table_names = counts.columns[has_class]
+        owners[class_name] = [tables[name].name for name in table_names]
+    classes = in_order(list(counts.index))
+    check_spelling(
+        classes,
+        f"the target {target!r}",
+        owners=lambda: owners,
+    )
+
     if is_site:
-        check_number_of_classes(len(names), int(counts.to_numpy().sum()), target)
-        return names
+        num_rows = int(counts.to_numpy().sum())
+        check_number_of_classes(len(classes), num_rows, target=target)
+        return classes
     check_classes(counts, target)
-    totals = counts.sum(axis=1).loc[list(names)].tolist()
-    return positive_last(names, totals, pos_label)
+    totals = counts.sum(axis=1)
+    totals_by_class = totals.loc[list(classes)].tolist()
+    return positive_last(classes, totals_by_class, pos_label)
 
 
 def tables_source(
@@ -142,6 +156,7 @@ class _TablesSource:
                 f"{reading.group!r} (groups) is the target or a column to predict from, too."
             )
         dictionary = replace(dictionary, target=target)
+
         self._tables = {}
         for name, cells in tables.items():
             if are_clients and cells.path is None:
@@ -157,9 +172,9 @@ class _TablesSource:
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
         classes = self._dictionary.classes or ()
         is_named = dictionary.positive is not None or reading.pos_label is not None
-        self._is_by_rarity = (
-            not is_named and not self._is_site_draft and chosen_by_rarity(classes, None)
-        )
+        self._is_by_rarity = False
+        if not is_named and not self._is_site_draft:
+            self._is_by_rarity = chosen_by_rarity(classes, None)
 
     def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary without columns that say whose a row is, or by which rows are held out."""
@@ -177,6 +192,7 @@ class _TablesSource:
         """Return the dictionary with the classes of all tables, the positive one of two last."""
         if dictionary.task == "regression":
             return dictionary
+
         pos_label = self._reading.pos_label
         classes = dictionary.classes
         if classes is None:
@@ -190,6 +206,7 @@ class _TablesSource:
                     f"pos_label={pos_label!r}, and the data dictionary has positive: {dictionary.positive!r}."
                 )
             return replace(dictionary, classes=classes).with_positive(positive)
+
         dictionary = replace(dictionary, classes=classes)
         if len(classes) == 2 and not self._is_site_draft:
             return dictionary.with_positive(dictionary.positive or classes[-1])
@@ -200,9 +217,13 @@ class _TablesSource:
         groups, group_names = self._groups()
         split_columns = {}
         for name in self._reading.split_columns:
-            texts = [cells.words(name, "splits") for cells in self._tables.values()]
-            split_columns[name] = pd.concat(texts).tolist()
-        held_out_sets = {name: self._data_set([cells]) for name, cells in self._held_out.items()}
+            texts_by_table = []
+            for cells in self._tables.values():
+                texts_by_table.append(cells.words(name, "splits"))
+            split_columns[name] = pd.concat(texts_by_table).tolist()
+        held_out_sets = {}
+        for name, cells in self._held_out.items():
+            held_out_sets[name] = self._data_set([cells])
         classes = tuple(self._dictionary.classes or ())
         return SourceData(
             self._data_set(self._tables.values()),
@@ -231,7 +252,9 @@ class _TablesSource:
                 doubts += compare(usual_dictionary, cells, cells.name)
         else:
             rows_by_table = self._rows_by_table(samples_by_client)
-            tables = [(cells, rows_by_table[name]) for name, cells in self._tables.items()]
+            tables = []
+            for name, cells in self._tables.items():
+                tables.append((cells, rows_by_table[name]))
             dictionary, doubts = draft_all(
                 tables,
                 list(self._held_out.values()),
@@ -246,16 +269,18 @@ class _TablesSource:
             _log(dictionary)
 
         features = []
-        missing_rows: dict[str, list[np.ndarray]] = {name: [] for name in dictionary.columns}
+        missing_rows = defaultdict[str, list[np.ndarray]](list)
         for cells in self._tables.values():
             features_of_table, missing_of_table = dictionary.encode(cells)
             features.append(features_of_table)
             for name, is_missing in missing_of_table.items():
                 missing_rows[name].append(is_missing)
+
         cards = []
         for name, column in dictionary.columns.items():
             is_missing = np.concatenate(missing_rows[name])
             cards.append(ColumnCard(name, column.became, is_missing))
+
         held_out_sets = {}
         for name, cells in self._held_out.items():
             features_of_table, _ = dictionary.encode(cells)
@@ -275,10 +300,14 @@ class _TablesSource:
 
     def _with_class_counts(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary with the number of rows of each class, to compare a client's with, if it has none."""
-        if dictionary.class_counts or dictionary.classes is None or len(self._tables) < 2:
+        if dictionary.class_counts or dictionary.classes is None:
             return dictionary
-        targets = [dictionary.targets(cells) for cells in self._tables.values()]
-        class_counts = np.bincount(np.concatenate(targets), minlength=len(dictionary.classes))
+        if len(self._tables) < 2:
+            return dictionary
+
+        targets_by_table = map(dictionary.targets, self._tables.values())
+        targets = np.concatenate(list(targets_by_table))
+        class_counts = np.bincount(targets, minlength=len(dictionary.classes))
         return replace(dictionary, class_counts=tuple(class_counts.tolist()))
 
     def _rows_by_table(
@@ -316,15 +345,18 @@ class _TablesSource:
     def _groups(self) -> tuple[Tensor | None, tuple[str, ...]]:
         """Return each row's group and the groups' names: the tables if these are clients, else the group column."""
         if self._are_clients:
-            sizes = torch.tensor([len(cells) for cells in self._tables.values()])
-            return torch.repeat_interleave(sizes), tuple(self._tables)
+            sizes = [len(cells) for cells in self._tables.values()]
+            tables_of_rows = torch.repeat_interleave(torch.tensor(sizes))
+            return tables_of_rows, tuple(self._tables)
+
         name = self._reading.group
         if name is None:
             return None, ()
         (cells,) = self._tables.values()
-        distinct_groups, numbers = np.unique(group_values(cells, name), return_inverse=True)
-        group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
-        return group_numbers, client_names_of(distinct_groups.tolist(), name)
+        groups = group_values(cells, name)
+        distinct_groups, positions = np.unique(groups, return_inverse=True)
+        group_numbers = positions.reshape(-1).astype(np.int64)
+        return torch.from_numpy(group_numbers), client_names_of(distinct_groups.tolist(), name)
 
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
@@ -335,7 +367,8 @@ class _TablesSource:
                 column_of_title[name] = name
         for title, column_name in column_of_title.items():
             if column_name is not None and column_name in cells.frame:
-                texts[title] = cells.words(column_name).fillna("").tolist()
+                words = cells.words(column_name).fillna("")
+                texts[title] = words.tolist()
         return texts
 
 

@@ -30,7 +30,8 @@ ROUNDS = 2
 
 def block_of(page: str, beginning: str) -> str:
     """The code block of a page that begins with this line."""
-    blocks = re.findall(r"```py.*?\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
+    text = (DOCS / page).read_text()
+    blocks = re.findall(r"```py.*?\n(.*?)```", text, flags=re.DOTALL)
     (block,) = [block for block in blocks if block.startswith(beginning)]
     return block
 
@@ -46,13 +47,27 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
 def merge_drafts(clinics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the commands of the page on sites at each hospital, and where the drafts are joined."""
     page = (DOCS / "reference/sites.md").read_text()
-    (answers,) = re.findall(r'```yaml title="answers.yaml"\n(.*?)```', page, flags=re.DOTALL)
-    commands = re.findall(r"```bash\nflsv (data .*?)```", page, flags=re.DOTALL)
-    draft_command, merge_command = [text.replace("\\\n", " ").split() for text in commands]
+    (answers,) = re.findall(
+        r'```yaml title="answers.yaml"\n(.*?)```',
+        page,
+        flags=re.DOTALL,
+    )
+    command_texts = re.findall(
+        r"```bash\nflsv (data .*?)```",
+        page,
+        flags=re.DOTALL,
+    )
+    commands = []
+    for text in command_texts:
+        text_on_one_line = text.replace("\\\n", " ")
+        commands.append(text_on_one_line.split())
+    draft_command, merge_command = commands
+
     monkeypatch.chdir(clinics)
     Path("answers.yaml").write_text(answers)
     for name in HOSPITALS:
-        assert cli.main([argument.replace("Boston", name) for argument in draft_command]) == 0
+        arguments = [argument.replace("Boston", name) for argument in draft_command]
+        assert cli.main(arguments) == 0
     assert cli.main(merge_command) == 0
     monkeypatch.chdir(clinics.parent)
 
@@ -86,9 +101,15 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
     policy.write_text("questions = []\n")
     sites = {}
     for address, name in enumerate(HOSPITALS, start=BOSTON_ADDRESS):
-        node = {"site": name, "folder": str(folder / name), "policy": str(policy)}
+        node = {
+            "site": name,
+            "folder": str(folder / name),
+            "policy": str(policy),
+        }
         client = replace(project["client"])  # one of its own
-        sites[address] = SimpleNamespace(answer=partial(client.answer, node=node, sender="server"))
+        answer = partial(client.answer, node=node, sender="server")
+        sites[address] = SimpleNamespace(answer=answer)
+
     project["server"].serve(SiteTransport(sites, HOSPITALS), "run")
 
 

@@ -1,0 +1,205 @@
+"""The argument ``share``: which entries of a module clients send, and which each keeps to itself."""
+# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
+# training of adapters such as LoRA.
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from flsv.core.parameter_space import ParameterSpace, named_state
+from flsv.utilities.classifier_head import head_name
+from flsv.utilities.errors import ConfigurationError, listed
+
+Share = str | list[str] | Callable[[str, Tensor], bool]
+"""The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
+tensor that returns whether it is shared.
+"""
+
+#: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
+_NORM_CLASS = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
+
+_LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
+
+
+def check_share(share: Any) -> None:
+    """Check the type of the argument ``FederatedLoop(share=...)``."""
+    if callable(share):
+        return
+    words = [share] if isinstance(share, str) else share
+    is_filled_sequence = isinstance(words, list | tuple) and len(words) > 0
+    if is_filled_sequence and all(_is_word(word) for word in words):
+        return
+    raise ConfigurationError(
+        f'FederatedLoop(share={share!r}): expected "all", "trainable", names such as ["!norm"], or a function.'
+    )
+
+
+def _is_word(word: Any) -> bool:
+    if not isinstance(word, str):
+        return False
+    return word.strip("!") != ""
+
+
+class Sharing(NamedTuple):
+    """Names of a module's entries that clients keep, and of those that never change."""
+
+    kept: set[str]
+    constant: set[str]
+
+
+def sharing(
+    share: Share,
+    module: nn.Module,
+    head: str | None = None,
+) -> Sharing:
+    """Return the names of the module's entries that ``share`` excludes from the model vector."""
+    if share == "all":
+        return Sharing(set(), set())
+
+    state = dict(named_state(module))
+    parameters = module.named_parameters()
+    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+
+    excluded: set[str] = set()
+    if not isinstance(share, str) and callable(share):
+        shared = {name for name, tensor in state.items() if share(name, tensor)}
+    else:
+        shared, excluded = _shared_by_words(share, module, state, frozen=frozen, head=head)
+
+    if not any(state[name].is_floating_point() for name in shared):
+        raise ConfigurationError(
+            f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
+        )
+    unshared = state.keys() - shared
+    # Frozen entries are the same everywhere, unless words with "!" have excluded them: then each client has its own.
+    constant = (unshared & frozen) - excluded
+    return Sharing(kept=unshared - constant, constant=constant)
+
+
+def _shared_by_words(
+    share: str | Sequence[str],
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    frozen: set[str],
+    head: str | None,
+) -> tuple[set[str], set[str]]:
+    """Return the names that ``share`` includes, and those that it excludes by ``!``. Later words win."""
+    words = [share] if isinstance(share, str) else share
+    excluded: set[str] = set()
+    shared: set[str] = set()
+    starts_with_all = words[0].startswith("!")
+    if starts_with_all:
+        shared.update(state)
+
+    for word in words:
+        pattern = word.removeprefix("!")
+        names = set(_names_of_word(pattern, module, state, frozen=frozen, head=head))
+        if not names:
+            raise ConfigurationError(
+                f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                f"{listed(list(state), 3, repr)}."
+            )
+        if word.startswith("!"):
+            shared -= names
+            excluded |= names
+        else:
+            shared |= names
+            excluded -= names
+    return shared, excluded
+
+
+def warn_of_sharing(
+    space: ParameterSpace,
+    module: nn.Module,
+    clients_are_evaluated: bool,
+) -> None:
+    """Warn if trained tensors stay at the clients, or if both factors of LoRA are averaged.
+
+    ``clients_are_evaluated``: each client is evaluated with its own tensors.
+    """
+    if space.kept_names:
+        names = listed(map(repr, space.kept_names))
+        message = (
+            f"{len(space.kept_names)} trained tensors stay at their clients: {names}. The global model has their "
+            "initial values in validation, tests and checkpoints."
+        )
+        if not clients_are_evaluated:
+            message += " ClientEvaluation(every=1) evaluates each client with its own."
+        warnings.warn(message, stacklevel=2)
+
+    lora_names = _averaged_lora_pairs(space, module)
+    if lora_names:
+        names = listed(map(repr, lora_names))
+        warnings.warn(
+            f"LoRA's matrices A and B are averaged one by one: {names}. The product of averages is not the average of "
+            "the clients' products. Freeze A for exact averages (FFA-LoRA): flsv.models.lora.freeze_a(module).",
+            stacklevel=2,
+        )
+
+
+def _averaged_lora_pairs(space: ParameterSpace, module: nn.Module) -> list[str]:
+    """Return the names of LoRA's matrices A that are trained and shared, as their B is."""
+    shared_names = set(space.names)
+    averaged_names = set()
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name in shared_names:
+            averaged_names.add(name)
+
+    names_of_a = []
+    for name in sorted(averaged_names):
+        is_a = _LORA_A.search(name) is not None
+        name_of_b = _LORA_A.sub(r"\1_B", name)
+        if is_a and name_of_b in averaged_names:
+            names_of_a.append(name)
+    return names_of_a
+
+
+def _names_of_word(
+    word: str,
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    *,
+    frozen: set[str],
+    head: str | None,
+) -> Collection[str]:
+    """Return the names in ``state`` that match ``word``, a pattern of ``share`` without its ``!``."""
+    if word == "all":
+        return state
+    if word == "trainable":
+        is_frozen_as_a_whole = len(frozen) == len(list(module.parameters()))
+        if is_frozen_as_a_whole:  # then its buffers are not shared, either
+            return ()
+        return state.keys() - frozen
+    if word == "norm":
+        norm_layers = [layer for layer in module.modules() if _is_norm_layer(layer)]
+        return _names_in_layers(norm_layers, state)
+    if word == "head":
+        layer_name = head_name(module, head)
+        if layer_name is None:
+            return ()
+        return _names_in_layers([module.get_submodule(layer_name)], state)
+    return [name for name in state if fnmatchcase(name, word)]
+
+
+def _is_norm_layer(layer: nn.Module) -> bool:
+    class_names = [ancestor.__name__ for ancestor in type(layer).__mro__]
+    return any(_NORM_CLASS.search(class_name) for class_name in class_names)
+
+
+def _names_in_layers(
+    layers: Iterable[nn.Module],
+    state: Mapping[str, Tensor],
+) -> list[str]:
+    """Return the names in ``state`` of the layers' own parameters and buffers."""
+    ids_in_layers = set()
+    for layer in layers:
+        for tensors in (layer._parameters, layer._buffers):
+            ids_in_layers |= {id(tensor) for tensor in tensors.values()}
+    return [name for name, tensor in state.items() if id(tensor) in ids_in_layers]
