@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, LambdaCallback, ProgressBar, Timer
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, Timer
 from lightning.pytorch.loops import _FitLoop
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
@@ -44,6 +44,16 @@ class Rounds:
 
     def finish(self) -> None:
         """Write the results, after all hooks of the fit's end."""
+
+
+class _Memory(L.Callback):
+    """Callback of the loop. Its class is no user's: a module's own callbacks are found by their classes."""
+
+    def __init__(self, remember: Callable[[], None]) -> None:
+        self._remember = remember
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._remember()
 
 
 class FederatedFitLoop(_FitLoop):
@@ -76,9 +86,7 @@ class FederatedFitLoop(_FitLoop):
         trainer: Any = self.trainer
         epoch: Any = self.epoch_loop
         self.remember()
-        callback_of_loop = LambdaCallback(
-            on_train_epoch_end=lambda trainer, module: self.remember()
-        )
+        callback_of_loop = _Memory(self.remember)
         end_of_batch = partial(self._end_batch, epoch.on_advance_end)
         changes: list[Patch] = [
             (trainer, "callbacks", [callback_of_loop, client_callback, *trainer.callbacks]),

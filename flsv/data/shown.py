@@ -160,7 +160,9 @@ def loader_as(
     ``num_batches`` returns its length, which is the number of batches that are trained on.
     """
     options = source.train_options
-    dataset = _stream_of(source.train, rows) or rows_as(source.train, rows)
+    dataset: Any = _stream_of(source.train, rows)
+    if dataset is None:  # a stream may have no length, by which `or` would decide
+        dataset = rows_as(source.train, rows)
     sampler = None
     if not isinstance(dataset, IterableDataset):
         sampler = _sampler(dataset, source, rows)

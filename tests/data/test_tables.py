@@ -188,7 +188,7 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
         (["12/31/2023", "01/02/2024"], "dates, such as '12/31/2023'"),
         (["2023-12-31 10:00", ""], "dates, such as '2023-12-31 10:00'"),
         ([f"name {row}" for row in range(60)], "60 different words"),
-        (["Male", "male", "other"], "Lyon.csv has 'Male', 'male', which look like spellings"),
+        (["Male", "male", "other"], "Boston.csv has 'Male', 'male', which look like spellings"),
         (["New York", "New  York"], "look like spellings of one"),
         (["St", "St."], "look like spellings of one"),
         (["", "NA"], "no row has a value"),

@@ -481,7 +481,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
         "right",
     ),
     add_time_zones: (
-        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in the DataFrame of 'Osaka'",
+        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in the DataFrame of 'Boston'",
         "right",
         "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in DataFrame",
         "right",
