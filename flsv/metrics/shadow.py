@@ -120,7 +120,7 @@ class ShadowShapley(MeasuredMetric):
         >>> masks = few_coalitions(3, "all")
         >>> metric.update(torch.arange(3), masks, lambda masks: masks.double() @ torch.tensor([1.0, 2.0, 4.0]).double())
         >>> metric.compute()
-        tensor([1., 2., 4.])
+        tensor([1., 2., 4.], dtype=torch.float64)
     """
 
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
@@ -571,7 +571,7 @@ class ShadowShapley(MeasuredMetric):
             >>> metric = ShadowShapley(num_clients=2)
             >>> metric.update(torch.arange(2), few_coalitions(2, "all"), lambda masks: masks.sum(1).double())
             >>> metric.intervals()
-            (tensor([0.8520, 0.8520]), tensor([1.1480, 1.1480]))
+            (tensor([0.8520, 0.8520], dtype=torch.float64), tensor([1.1480, 1.1480], dtype=torch.float64))
         """
         if self.per_class:
             return None

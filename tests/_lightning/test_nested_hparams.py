@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
-from flsv.cli.saved_run import make_run, saved_run
+from flsv.cli.saved_run import config_with_seeds
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import FEATURES
 from helpers.fits import state_vector
@@ -124,11 +124,12 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     assert resumed.trainer.current_epoch == 2
     assert torch.equal(state_vector(resumed.model), state_vector(whole.model))
 
-    # flsv's own command line takes the same file, and its run can be made rebuilt.
+    # flsv's own command line takes the same file, and its run can be made anew.
     by_flsv = make_cli(arguments, quiet=True)
     assert torch.equal(state_vector(by_flsv.model), state_vector(whole.model))
-    with saved_run(Path(by_flsv.trainer.log_dir or "")) as (saved, seed):
-        rebuilt = make_run(saved, seed)
+    saved_config = yaml.safe_load(Path(by_flsv.trainer.log_dir or "", "config.yaml").read_text())
+    with config_with_seeds(saved_config, seed=3) as options:
+        rebuilt = make_cli(["fit", *options, "--seed_everything=3"], quiet=True)
     assert dict(rebuilt.datamodule.source.hparams) == OWN
     assert rebuilt.model.net.out_features == 3
     assert [*rebuilt.loop.metrics] == ["cssv"]

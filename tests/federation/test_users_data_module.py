@@ -248,7 +248,8 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
     return Reads()
 
 
-def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path):
+def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("PL_SEED_WORKERS", raising=False)  # another test's seed_everything
     alone = reading_module(reading)
     trainer = trainer_for(None, tmp_path, rounds=2)
     trainer.fit(alone, Users())

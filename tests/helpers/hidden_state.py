@@ -119,11 +119,13 @@ class Kind:
     passes: str = ""
     #: The fits of members to which coalitions are compared. None: they are of this kind.
     alone: "Kind | None" = None
+    #: Whether the process keeps what its first training has made, so that all later ones are alike.
+    is_kept_by_process: bool = False
 
     @property
     def is_each_clients(self) -> bool:
-        """Whether each client trains with a state of its own."""
-        return self.outcome in ("right", "cached")
+        """Whether a client trains in each company as in the process's first one."""
+        return self.is_kept_by_process or self.outcome in ("right", "cached")
 
 
 def fit_kind(

@@ -203,7 +203,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
         ]
     )
     info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
-    engine: Any = SimpleNamespace(sites_of=lambda state: None)
+    engine: Any = SimpleNamespace(sites_of=lambda state, left_out_of: None)
 
     coalitions = CoalitionsAtSites(masks, info, engine, saved=None)
     for coalition in coalitions.state_dict()["coalitions"].values():
