@@ -89,9 +89,10 @@ def silent_arguments(logger: Any) -> tuple[type, dict[str, Any]]:
 
 def silent_logger(kind: type, settings: dict[str, Any]) -> Any:
     """Return a logger of the class ``kind`` that logs nothing."""
+    # A name of its own: command lines find classes by their names.
     silent_kind: Any = type(
-        kind.__name__,
+        f"Silent{kind.__name__}",
         (SilentLogger, kind),
-        {"__module__": kind.__module__},
+        {"__module__": __name__},
     )
     return silent_kind(settings)
