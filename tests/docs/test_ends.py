@@ -39,5 +39,6 @@ def test_example_of_a_guide_prints_what_the_guide_says(
 
 
 def numbers_in(line: str) -> list[float]:
-    numerals = re.findall(r"-?\d+\.?\d*|nan", line)
+    values, _, _dtype = line.partition(", dtype")
+    numerals = re.findall(r"-?\d+\.?\d*|nan", values)
     return [float(numeral) for numeral in numerals]
