@@ -23,10 +23,11 @@ WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.n
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 #: Pages whose commands start servers. What their first blocks do, test_deployment.py of each network runs.
 SERVERS = [ROOT / "docs" / "deployment.md", ROOT / "docs" / "nvflare.md"]
-#: Pages that test_walkthroughs.py and test_ends.py run with nothing shortened.
+#: Pages that test_walkthroughs.py, test_ends.py and Flower's test_hospitals.py run with nothing shortened.
 WALKED = {
     ROOT / "docs" / "tutorials" / "hospitals.md",
     ROOT / "docs" / "howto" / "hugging_face.md",
+    ROOT / "docs" / "reference" / "sites.md",
 }
 PAGES = [
     ROOT / "README.md",

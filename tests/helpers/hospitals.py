@@ -50,12 +50,12 @@ def make_hospital_tables() -> dict[str, pd.DataFrame]:
     return {name: make_hospital_table(name) for name in NAMES}
 
 
-def make_module() -> ClassifierClient:
+def make_module(num_features: int = FEATURES) -> ClassifierClient:
     torch.manual_seed(SEED)
     return ClassifierClient(
         "mlp",
         num_classes=2,
-        input_shape=(FEATURES,),
+        input_shape=(num_features,),
         optimizer=partial(torch.optim.SGD, lr=0.1),
     )
 

@@ -380,7 +380,8 @@ def broken_rank() -> Case:
 
 def hospital_tables() -> Case:
     """Tables whose dictionary is drafted from all hospitals' rows."""
-    return make_shapfed_loop(), make_module(), make_tables(), {}
+    num_features = 10  # a ward of the server's and rare wards are features, too
+    return make_shapfed_loop(), make_module(num_features), make_tables(), {}
 
 
 RANK_CASES: dict[str, Callable[[], Case]] = {
