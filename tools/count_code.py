@@ -34,9 +34,9 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (378_800, 290_000),
-    "tokens of the core": (125_000, 120_000),
-    "modules of the core": (113, 110),
+    "tokens of flsv": (377_800, 290_000),
+    "tokens of the core": (134_500, 120_000),
+    "modules of the core": (122, 110),
     "words of all pages": (34_000, 30_000),
     "words of guides": (12_100, 12_000),
     "words of docstrings": (98_000, 90_000),
@@ -44,7 +44,7 @@ BUDGETS = {
 LINES_OF_A_FILE = 600
 #: The folder of the package and of the tests whose files are other people's.
 CONTRIB = "contrib"
-ARGUMENTS = 14
+ARGUMENTS = 15
 
 #: A line of many tokens is a line to read twice.
 MANY_TOKENS = 20
