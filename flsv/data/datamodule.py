@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from flsv._lightning.data_source import show_data_module
+from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.federated_data import (
     FederatedData,
@@ -271,7 +271,10 @@ class FederatedDataModule(FederationView):
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
         self._load(stage)
-        if self.trainer is not None and self.trainer.training:
+        is_fitted_on = self.trainer is not None and data_of(self.trainer) is self
+        if (
+            is_fitted_on and self.trainer.training
+        ):  # a server's own data are set up by those of its sites
             for callback in callbacks_of(self.trainer):
                 if is_loop(callback):
                     loop: Any = callback

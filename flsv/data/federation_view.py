@@ -245,13 +245,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     def hashes_of_samples(self) -> list[np.ndarray] | None:
         """Return the hashes of each client's training samples, or None if they cannot be hashed."""
-        hashes = []
-        for client in range(self.num_clients):
-            hashes_of_client = hash_samples(self._source.train, self.client_indices(client))
-            if hashes_of_client is None:
-                return None
-            hashes.append(hashes_of_client)
-        return hashes
+        indices_by_client = [self.client_indices(client) for client in range(self.num_clients)]
+        hashes = hash_samples(self._source.train, torch.cat(indices_by_client))
+        if hashes is None:
+            return None
+        ends = np.cumsum([len(indices) for indices in indices_by_client])
+        return np.split(hashes, ends[:-1])
 
     @property
     def malicious(self) -> list[int]:

@@ -2,6 +2,7 @@
 the bit (``make emulated``)."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -320,18 +321,20 @@ def test_privacy_noise_on_the_device_equals_that_on_the_cpu():
 # ---- coalitions
 
 #: The process and the device of each fit of a :class:`Recorded`.
-PLACES: list[tuple[int, torch.device]] = []
+#: A file, since a coalition's fit changes no global of the program.
+PLACES = Path(tempfile.mkdtemp()) / "places.txt"
 
 
 class Recorded(Plain):
     def on_train_start(self) -> None:
-        PLACES.append((os.getpid(), self.device))
+        with PLACES.open("a") as file:
+            file.write(f"{os.getpid()} {self.device}\n")
 
 
 def test_coalitions_train_on_the_device_in_this_process(tmp_path):
     tables = []
     for options in ({}, device_options()):
-        PLACES.clear()
+        PLACES.write_text("")
         loop = FederatedLoop(seed=1, metrics={"value": ShadowShapley()}, optimizer_state="persist")
         fit(loop, tmp_path, make_plain(Recorded), toy_data(), rounds=2, **options)
         values = loop.contributions["value"].tolist()
@@ -349,9 +352,10 @@ def test_coalitions_train_on_the_device_in_this_process(tmp_path):
         )
         tables.append(values + table["value"].tolist())
 
-    assert set(PLACES) == {(os.getpid(), DEVICE)}
+    places = PLACES.read_text().splitlines()
+    assert set(places) == {f"{os.getpid()} {DEVICE}"}
     # The run and its coalitions, and then all coalitions.
-    assert len(PLACES) > 1 + 3 + 7
+    assert len(places) > 1 + 3 + 7
 
     tolerance = 0 if EMULATED else 1e-3
     assert tables[0] == pytest.approx(tables[1], abs=tolerance)
@@ -425,8 +429,12 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
         callbacks=[make_checkpoint_callback(tmp_path)],
     )
 
-    # Lightning moves the module back after the fit; a validation's outputs are scored on the host.
-    expected = {"device_dtype_mixin.py", "flsv/utilities/host_copies.py"}
+    # Lightning moves the module back after the fit; a validation's outputs are scored on the host, and samples hashed.
+    expected = {
+        "device_dtype_mixin.py",
+        "flsv/utilities/host_copies.py",
+        "flsv/data/sample_hashes.py",
+    }
     assert without_checkpoints <= expected
     assert "flsv/_lightning/round_boundary.py" in with_checkpoints
 
