@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import flsv
 
@@ -123,8 +124,8 @@ def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, mon
 
     status = json.loads((tmp_path / "runs" / "status.json").read_text())
     assert status["status"] == "finished"
-    dictionary = (tmp_path / "runs" / "dictionary.yaml").read_text()
-    assert dictionary == (tmp_path / "clinics" / "dictionary.yaml").read_text()
+    dictionary = yaml.safe_load((tmp_path / "runs" / "dictionary.yaml").read_text())
+    assert dictionary == yaml.safe_load((tmp_path / "clinics" / "dictionary.yaml").read_text())
     table = flsv.read_run(tmp_path / "runs")
     values = table[table["metric"] == "cssv"]
     assert len(values) == ROUNDS * len(HOSPITALS) * 3  # of both classes, and their mean
