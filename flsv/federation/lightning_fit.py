@@ -534,7 +534,10 @@ class LightningFit(Rounds):
         def tear_down_and_close(stage: str) -> None:
             tear_down_module(stage=stage)
             patch.restore()  # a copy of the module must not hold this fit
+            # Lightning has moved the module to the host by now, and scores need it on its device.
+            module.to(self.trainer.strategy.root_device)
             self._write_results()
+            module.cpu()
             self.close()
 
         patch = PatchedAttributes([(module, "teardown", tear_down_and_close)])
