@@ -271,14 +271,14 @@ class FederatedDataModule(FederationView):
     def setup(self, stage: str | None = None) -> None:
         """Load and partition the data at the first call. Further calls, for any ``stage``, change nothing."""
         self._load(stage)
-        is_fitted_on = self.trainer is not None and data_of(self.trainer) is self
-        if (
-            is_fitted_on and self.trainer.training
-        ):  # a server's own data are set up by those of its sites
-            for callback in callbacks_of(self.trainer):
+        trainer = self.trainer
+        if trainer is None or not trainer.training:
+            return
+        if data_of(trainer) is self:  # a server's own data are set up by those of its sites
+            for callback in callbacks_of(trainer):
                 if is_loop(callback):
                     loop: Any = callback
-                    loop.prepare(self.trainer)
+                    loop.prepare(trainer)
 
     def _load(self, stage: str | None) -> None:
         if self._module is not None:

@@ -249,8 +249,8 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         hashes = hash_samples(self._source.train, torch.cat(indices_by_client))
         if hashes is None:
             return None
-        ends = np.cumsum([len(indices) for indices in indices_by_client])
-        return np.split(hashes, ends[:-1])
+        boundaries = np.cumsum([len(indices) for indices in indices_by_client])
+        return np.split(hashes, boundaries[:-1])
 
     @property
     def malicious(self) -> list[int]:

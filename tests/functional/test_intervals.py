@@ -1,7 +1,5 @@
 """Intervals of one seed, by hand and on the tables of the tuning set."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.functional.intervals import SEED_DEVIATION, SEED_DEVIATION_WITH_UNTRAINED, one_seed_stderr
-from flsv.metrics import ShadowShapley
-from flsv.utilities.display import BRACKETS_NOTE
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds():
@@ -83,11 +79,3 @@ def test_one_seeds_90_percent_interval_holds_the_other_seeds_mean_for_90_to_96_p
             shares.append(share_of_covered_clients(values, other_seeds, untrained_utilities))
 
     assert 0.9 < np.mean(shares) < 0.96
-
-
-def test_sentence_on_interval_brackets_is_the_same_in_docs_and_docstring():
-    root = Path(__file__).parents[2]
-    page = (root / "docs/howto/look.md").read_text(encoding="utf-8")
-    for text in (page, str(ShadowShapley.__doc__)):
-        words = " ".join(text.split())
-        assert BRACKETS_NOTE.removeprefix("The brackets ").rstrip(".") in words  # it may go on
