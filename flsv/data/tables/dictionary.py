@@ -153,11 +153,11 @@ class Column:
         texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
         return texts.get(self.kind, self.kind)
 
-    def gap_marks(self, cells: Cells) -> tuple[str, ...]:
+    def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
         """Return the texts of cells without a value. The usual ones are of text files: in a frame NA is a word."""
         if not isinstance(self.gaps, bool):
             return ("", *self.gaps)
-        return ("",) if cells.path is None else USUAL_GAPS
+        return USUAL_GAPS if is_text_file else ("",)
 
     def values(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray]:
         """Return a column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``."""
@@ -171,41 +171,36 @@ class Column:
 
     def _words(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
         words = cells.words(name)
-        gap_marks = self.gap_marks(cells)
-        marks = texts_of(pd.Series(gap_marks, dtype=object))
-        is_mark = words.isin({*marks, *gap_marks})
-        is_gap = (words.isna() | is_mark).to_numpy()
-        values = words.mask(is_gap)
+        gap_marks = self.gap_marks(cells.file is not None)
+        marks = {*texts_of(pd.Series(gap_marks, dtype=object)), *gap_marks}
+        values = words.cat.remove_categories(marks.intersection(words.cat.categories))
+        is_gap = values.isna().to_numpy()
         is_misfit = np.zeros(len(words), dtype=bool)
         if not self.other_words:
-            is_category = values.isin(self.categories or ()).to_numpy()
-            is_misfit = ~is_gap & ~is_category
+            is_misfit = ~is_gap & ~values.isin(self.categories or ()).to_numpy()
         return values, is_gap, is_misfit
 
     def _numbers(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
         numbers = self._all_numbers(cells, name)
-        gap_marks = self.gap_marks(cells)
-        is_gap = np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
-        is_blank = np.isnan(numbers)
-        blank_cells = texts_of(cells.texts[name][is_blank])
-        is_gap[is_blank] = blank_cells.isna() | blank_cells.isin(gap_marks)
+        gap_marks = self.gap_marks(cells.file is not None)
+        is_gap = np.isnan(numbers)
+        if not cells.are_read_as_gaps(name, gap_marks):
+            blank_cells = texts_of(cells.texts(name)[is_gap])
+            is_gap[is_gap] = blank_cells.isna() | blank_cells.isin(gap_marks)
+            is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
-            start_cells = cells.words(self.kind.removeprefix(DAYS))
-            has_no_start = start_cells.isna() | start_cells.isin(gap_marks)
-            is_gap |= has_no_start.to_numpy()
+            is_gap |= cells.is_missing(self.kind.removeprefix(DAYS), gap_marks)
 
         low, high = self.bounds
-        is_inside = (numbers >= low) & (numbers <= high)
-        is_inside &= np.abs(numbers) <= LARGEST_NUMBER
+        is_inside = (numbers >= max(low, -LARGEST_NUMBER)) & (numbers <= min(high, LARGEST_NUMBER))
         if self.kind == WHOLE_NUMBERS:
             is_inside &= numbers % 1 == 0
         known_numbers = np.where(is_gap, np.nan, numbers)
-        values = pd.Series(known_numbers, index=cells.frame.index)
-        return values, is_gap, ~is_gap & ~is_inside
+        return pd.Series(known_numbers), is_gap, ~is_gap & ~is_inside
 
     def _all_numbers(self, cells: Cells, name: str) -> np.ndarray:
         if self.kind == TRUTHS:
-            return cells.words(name).map(NUMBER_BY_TRUTH).to_numpy(dtype=float)
+            return cells.words(name).map(NUMBER_BY_TRUTH).to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
             return cells.numbers(name)
 
@@ -213,8 +208,8 @@ class Column:
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
-            start_dates = dates_of(cells.texts[start_name], cells.file_format)
-        durations = dates_of(cells.texts[name], cells.file_format) - start_dates
+            start_dates = dates_of(cells.texts(start_name), cells.file_format)
+        durations = dates_of(cells.texts(name), cells.file_format) - start_dates
         days = durations / pd.Timedelta(days=1)
         return days.to_numpy(dtype=float)
 
@@ -344,7 +339,7 @@ class Dictionary:
             rows = np.flatnonzero(is_misfit)
             num_misfits += len(rows)
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
-                cell = cells.texts[name].iloc[row]
+                cell = cells.texts(name).iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
                 line = cells.where([row])
                 misfits.append(f"{line}: {shown_cell} in {name!r}, expected {column.description}")
@@ -385,26 +380,37 @@ class Dictionary:
         for name in (self.target, *self.columns):
             cells.check_has(name, "the data dictionary")
 
-    def encode(self, cells: Cells) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def gaps_of_numbers(self) -> dict[str, tuple[str, ...]] | None:
+        """Return the marks of missing values of text files' columns of numbers. None if these are not known yet."""
+        if not self.is_complete:
+            return None
+        gaps = {}
+        for name, column in self.columns.items():
+            if column.has_numbers:
+                gaps[name] = column.gap_marks(is_text_file=True)
+        if self.task == "regression":
+            gaps[self.target] = USUAL_GAPS
+        return gaps
+
+    def encode(self, values: Mapping[str, pd.Series]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the features, float32 ``[N, D]``, and each column's rows without a value, bool ``[N]``."""
-        shape = (len(cells), len(self.feature_names))
-        features = np.zeros(shape, dtype=np.float32)
+        num_rows = len(next(iter(values.values())))
         position_by_name = {name: position for position, name in enumerate(self.feature_names)}
+        features = np.zeros((num_rows, len(position_by_name)), dtype=np.float32)
         missing_rows = {}
-        for name, values in self.values(cells).items():
+        for name, values_of_column in values.items():
             column = self.columns[name]
-            is_missing = values.isna().to_numpy()
+            is_missing = values_of_column.isna().to_numpy()
             missing_rows[name] = is_missing
             if column.categories is None:
-                standardized = (values - column.mean) / (column.scale or 1.0)
-                features[:, position_by_name[name]] = standardized.fillna(0.0)
-            else:
-                categories = pd.Index(column.categories, dtype=object)
-                category_of_row = categories.get_indexer(values.astype(object))
+                numbers = values_of_column.to_numpy(dtype=float)
+                standardized = (numbers - column.mean) / (column.scale or 1.0)
+                features[:, position_by_name[name]] = np.where(is_missing, 0.0, standardized)
+            elif column.categories:
+                words = values_of_column.cat.set_categories(column.categories)
+                category_of_row = words.cat.codes.to_numpy()
                 rows = np.flatnonzero(category_of_row >= 0)
-                first_position = len(position_by_name)
-                if column.categories:
-                    first_position = position_by_name[f"{name}={column.categories[0]}"]
+                first_position = position_by_name[f"{name}={column.categories[0]}"]
                 features[rows, first_position + category_of_row[rows]] = 1.0
             if column.gaps is not False:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
@@ -420,13 +426,14 @@ class Dictionary:
             targets = standardized.astype(np.float32)
             description = "a number in the file's notation (read)"
         else:
-            classes = pd.Index(self.classes or (), dtype=object)
-            targets = classes.get_indexer(cells.words(self.target, "target"))
+            classes = self.classes or ()
+            words = cells.words(self.target, "target").cat.set_categories(classes)
+            targets = words.cat.codes.to_numpy(dtype=np.int64)
             is_misfit = targets < 0
             description = f"one of {len(classes)} classes: {listed(classes, 20)}"
         if is_misfit.any():
             row = int(np.argmax(is_misfit))
-            cell = str(cells.texts[self.target].iloc[row])
+            cell = str(cells.texts(self.target).iloc[row])
             raise ConfigurationError(
                 f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}."
             )

@@ -15,8 +15,8 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
 from flsv.data.tables.cells import Cells, FileFormat
 from flsv.data.tables.dictionary import (
+    CATEGORIES,
     NUMBERS,
-    REST,
     WHOLE_NUMBERS,
     Column,
     Dictionary,
@@ -28,7 +28,11 @@ from flsv.data.tables.drafts import (
     TableDoubt,
     check_spelling_of_words,
     draft,
+    drafted_column,
+    kind_of,
+    oddities,
     rounded,
+    with_target,
     with_target_column,
 )
 from flsv.utilities.errors import ConfigurationError, listed
@@ -57,19 +61,13 @@ _UNTRAINED = ""
 _SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive", "tolerance")
 
 
-def merge(
-    drafts: Mapping[str, Dictionary], subject_site: str | None = None
-) -> tuple[Dictionary, list[TableDoubt]]:
-    """Make one dictionary of several sites' drafts.
-
-    Args:
-        drafts: each site's draft, by its name.
-        subject_site: the only site whose disagreements are told. None: all.
+def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
+    """Make one dictionary of several sites' drafts, by the sites' names.
 
     Returns:
         The dictionary, which does not depend on the order of the sites, and where they disagree.
     """
-    merged_columns = _merge_columns(drafts, subject_site)
+    merged_columns = _merge_columns(drafts, subject_site=None)
     columns = dict(merged_columns.columns)
     excluded = dict(merged_columns.excluded)
     for name, column in merged_columns.columns.items():
@@ -78,10 +76,7 @@ def merge(
             excluded[name] = "? no row has a value"
 
     dictionary, target_doubts = _with_merged_target(drafts)
-    doubts = list(merged_columns.doubts)
-    for doubt in target_doubts:
-        if subject_site in (None, doubt.site):
-            doubts.append(doubt)
+    doubts = [*merged_columns.doubts, *target_doubts]
     return replace(dictionary, columns=columns, excluded=excluded), doubts
 
 
@@ -545,42 +540,45 @@ def _widened(
     return replace(merged, columns=columns, excluded=wider.excluded), wider.doubts
 
 
-def compare(dictionary: Dictionary, cells: Cells, site: str) -> list[TableDoubt]:
-    """Compare a site's table with the dictionary by which it is read, for the site's own log.
+def compare(
+    dictionary: Dictionary, cells: Cells, site: str
+) -> tuple[dict[str, pd.Series], list[TableDoubt]]:
+    """Read a site's table by a complete dictionary, and compare both, for the site's own log.
+
+    Returns:
+        The columns' values, and doubts.
 
     Raises:
-        ConfigurationError: what the cells of a column are is not clear, or not what the dictionary says.
+        ConfigurationError: cells do not fit the dictionary, or it is not clear whether they are its numbers.
     """
-    said_columns = {}
-    usual_columns = {}
+    has_codes = {}
     for name, column in dictionary.columns.items():
-        count = column.count or len(cells)  # one written by hand has none
-        usual_columns[name] = replace(column, count=count)
-        said_columns[name] = Column(
-            "" if column.has_numbers else column.kind,
-            gaps=column.gaps,
-            categories=column.categories,
-        )
-    drafted = replace(
-        dictionary,
-        columns=said_columns,
-        excluded={**dictionary.excluded, REST: ""},
-        class_counts=(),
-    )
-    all_rows = np.arange(len(cells))
-    drafts, doubts = draft(cells, drafted, {site: all_rows})
+        cells.check_has(name, "the data dictionary")
+        if column.has_numbers:
+            try:
+                has_codes[name] = kind_of(cells, name, Column(gaps=column.gaps)) == CATEGORIES
+            except Question as question:
+                raise ConfigurationError(f"{site}: {name}: {question}") from question
 
-    num_classes = len(dictionary.classes or "1")
-    usual_dictionary = replace(
-        dictionary,
-        columns=usual_columns,
-        class_counts=dictionary.class_counts or (1,) * num_classes,
-    )
-    drafts_to_merge = {
-        _DICTIONARY: usual_dictionary,
-        **drafts,
-    }
-    merged, disagreements = merge(drafts_to_merge, subject_site=site)
-    if merged.questions:
-        raise ConfigurationError(f"{site}: " + "\n".join(merged.questions))
-    return [*disagreements, *doubts]
+    values = dictionary.values(cells)
+    doubts = []
+    for name, column in dictionary.columns.items():
+        if has_codes.get(name):  # of numbers alone
+            raise ConfigurationError(
+                f"{site}: {name} has numbers that begin with a zero, as codes do, and the data dictionary has "
+                f"{column.kind}. Give it categories, or leave it out."
+            )
+        limits = {"low": None, "high": None, "mean": None, "scale": None}
+        site_column = drafted_column(replace(column, **limits), values[name], min_rows=1)
+        usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
+        columns = {_DICTIONARY: usual_column, site: site_column}
+        doubts += _disagreements(name, columns, subject_site=site)
+        for text in oddities(site_column, values[name].dropna()):
+            doubts.append(TableDoubt(site, name, text))
+
+    class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
+    usual_dictionary = replace(dictionary, class_counts=class_counts)
+    drafts = {_DICTIONARY: usual_dictionary, site: with_target(dictionary, cells)}
+    _, doubts_of_target = _with_merged_target(drafts)
+    doubts_of_site = [doubt for doubt in doubts_of_target if doubt.site == site]
+    return values, [*doubts_of_site, *doubts]
