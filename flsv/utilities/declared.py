@@ -18,7 +18,9 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Concatenate,
     Literal,
+    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -40,6 +42,7 @@ Count = Annotated[int, Ge(1)]
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
+_Arguments = ParamSpec("_Arguments")
 #: One kind of values that an annotation allows, as a pair: a function that converts a value of this kind, or raises an
 #: error for other values, and a description of the kind.
 _Choice = tuple[Callable[[Any], Any], str]
@@ -62,6 +65,13 @@ def checked(function_or_class: _T) -> _T:
     return checked_class
 
 
+def with_arguments_of(
+    constructor: Callable[Concatenate[Any, _Arguments], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Arguments], None]]:
+    """Decorate a constructor that passes all arguments on to show the arguments of ``constructor``."""
+    return functools.wraps(constructor)
+
+
 def _add_checks(function: Any, rules: Rules) -> Any:
     """Return a function that checks its arguments, and then calls ``function``."""
     signature = inspect.signature(function)
@@ -69,14 +79,14 @@ def _add_checks(function: Any, rules: Rules) -> Any:
 
     @functools.wraps(function)
     def call_with_checks(*args: Any, **kwargs: Any) -> Any:
-        try:
-            call = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # raises Python's own message on a wrong signature
         if is_constructor:
             owner = type(args[0]).__name__  # of the object, perhaps a subclass
         else:
             owner = function.__name__
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{owner}() {error}") from None
         converted_arguments = check_arguments(owner, function, call.arguments)
         call.arguments.update(converted_arguments)
         if rules:
