@@ -22,14 +22,14 @@ def on_device(
     """Yield the batches ``(x, y)`` as validation gets them, on the module's device."""
     for batch in batches:
         with validating(trainer):
-            batch = as_module_input(trainer, batch, dataloader_idx)
-        is_sequence = isinstance(batch, (tuple, list))
-        if not is_sequence or len(batch) != 2:
-            form = f"{len(batch)} parts" if is_sequence else type(batch).__name__
+            module_input = as_module_input(trainer, batch, dataloader_idx)
+        is_sequence = isinstance(module_input, (tuple, list))
+        if not is_sequence or len(module_input) != 2:
+            form = f"{len(module_input)} parts" if is_sequence else type(module_input).__name__
             raise ConfigurationError(
-                f"models are evaluated on batches (x, y), and a batch is {form}."
+                f"models are evaluated on batches (x, y), but a batch is {form}."
             )
-        x, y = batch
+        x, y = module_input
         yield x, y
 
 
@@ -39,9 +39,12 @@ def as_module_input(
     dataloader_idx: int = 0,
 ) -> Any:
     """Convert a batch to the form in which the trainer's module gets it."""
-    batch = trainer.strategy.precision_plugin.convert_input(batch)
-    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx)
-    return trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
+    strategy = trainer.strategy
+    converted_batch = strategy.precision_plugin.convert_input(batch)
+    batch_to_move = trainer.lightning_module._on_before_batch_transfer(
+        converted_batch, dataloader_idx
+    )
+    return strategy.batch_to_device(batch_to_move, dataloader_idx=dataloader_idx)
 
 
 def all_on_device(

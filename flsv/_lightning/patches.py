@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -53,8 +53,7 @@ _INHERITED = object()
 class PatchedAttributes:
     """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` undoes."""
 
-    def __init__(self, changes: list[Patch] | None = None) -> None:
-        changes = changes or []
+    def __init__(self, changes: Sequence[Patch] = ()) -> None:
         self._originals = []
         for owner, name, _ in changes:
             original = getattr(owner, name)

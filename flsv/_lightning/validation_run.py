@@ -121,7 +121,7 @@ class ValidationRun:
         self.module = trainer_copy.lightning_module
         self._loaders = loaders
         self._trainer_copy = trainer_copy
-        # All stored batches are validated on, and none are those of the training.
+        # Validate on all stored batches, and on no training batches in their place.
         self._trainer_copy.limit_val_batches = 1.0
         self._trainer_copy.overfit_batches = 0.0
         inference_mode = trainer.fit_loop.epoch_loop.val_loop.inference_mode

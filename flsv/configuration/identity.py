@@ -249,6 +249,6 @@ def hyperparameters(
         parameters[f"data/{name}"] = value
     validation = data.validation()
     if validation is not None and validation["rows"] is not None:
-        # Also those that are not of the clients' data.
+        # Validation samples that are not among the clients' data count, too.
         parameters["data/server_val_samples"] = validation["rows"]
     return parameters

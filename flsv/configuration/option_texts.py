@@ -61,7 +61,7 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
         is_data = section == "data"
         idle_options = IDLE_OPTIONS.get(section, set())
         for name, value in _leaves(config[section], section):
-            _section, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
+            _, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
             option_and_suboption = ".".join([option, *suboptions[:1]])
             is_idle = option in idle_options or option_and_suboption in idle_options
             is_data_root = is_data and name.endswith(".root")

@@ -416,9 +416,10 @@ class LightningFit(Rounds):
             )
 
     def _own_validation(self) -> Any:
-        if not self.is_fitting or self.federation is None or self.federation.server.games is None:
+        if not self.is_fitting or self.federation is None:
             return None
-        return self.federation.server.games.own_validation
+        games = self.federation.server.games
+        return None if games is None else games.own_validation
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""

@@ -168,7 +168,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        copied_arguments = {}
+        arguments = {}
         functions = {}
         for name in _ARGUMENT_NAMES:
             if name in changes:
@@ -176,8 +176,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             if name in ("engine", "share"):  # functions are not copied
                 functions[name] = getattr(self.config, name)
             else:
-                copied_arguments[name] = getattr(self.config, name)
-        copied_arguments = copy.deepcopy(copied_arguments)  # at once: arguments may share objects
+                arguments[name] = getattr(self.config, name)
+        copied_arguments = copy.deepcopy(arguments)  # at once: arguments may share objects
         return type(self)(**copied_arguments, **functions, **changes)
 
     # ---- Lightning's hooks

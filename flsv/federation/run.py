@@ -260,7 +260,7 @@ class FederationRun:
             ) from reason
 
         state.failed = sorted(failed_clients)
-        state.note(None, NO_UPDATE)
+        state.note(client=None, fault=NO_UPDATE)
         for client in engine.broken_clients:
             state.note(client, ALL_DIVERGED)
         with self._warnings_once():
