@@ -121,7 +121,7 @@ def find_loop(callbacks: Iterable[object]) -> Any:
 
 
 @contextmanager
-def unlogged(module: nn.Module) -> Iterator[None]:
+def discarded_logs(module: nn.Module) -> Iterator[None]:
     """Discard all values that the module logs within the context."""
     changes = []
     for name in ("log", "log_dict"):

@@ -32,7 +32,7 @@ from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
-from flsv.engines.engine import ENGINES, Engine, where
+from flsv.engines.engine import ENGINES, Engine, describe_place
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing, requested_seed
 from flsv.federation.run import FederationRun, RunState
@@ -311,7 +311,7 @@ class LightningFit(Rounds):
 
     def place(self) -> str:
         """Describe the client and the round that train now, for messages."""
-        return where(self.current_client, self.state.round_index, self.data.client_names)
+        return describe_place(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- a round
 

@@ -375,7 +375,7 @@ class RunState:
             shared = engine.space.described()
 
         if engine is not None and engine.has_begun:
-            client_states = engine.kept()
+            client_states = engine.client_states()
             buffers: dict[str, Any] | None = engine.local_training.state.buffers()
         else:
             client_states = self.store.state_dict()

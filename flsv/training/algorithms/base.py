@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flsv._lightning.patches import metric_states, put_metric_states, unlogged
+from flsv._lightning.patches import discarded_logs, metric_states, put_metric_states
 from flsv._lightning.private import trainer_of
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
@@ -290,7 +290,7 @@ class ClientContext:
         self._num_second_steps += 1
         with (
             isolated_rngs(instruction.seed, *purpose),
-            unlogged(module),
+            discarded_logs(module),
             torch.enable_grad(),
         ):
             snapshot = ModuleSnapshot(module)  # with its patched methods
