@@ -20,8 +20,6 @@ from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
-    client_curves_patch,
-    client_means_patches,
     no_placeholder_patches,
     no_profiling_patches,
     round_axis_patch,
@@ -242,8 +240,9 @@ class LightningFit(Rounds):
                 "Leave it out."
             )
         position = partial(self.steps.position_on_curves, interval)
-        self._change(client_curves_patch(self.trainer, position))
-        self._change(*client_means_patches(self.trainer, self.steps.client_name))
+        curves: Any = resolve_name("flsv._lightning.client_curves")
+        self._change(curves.client_curves_patch(self.trainer, position))
+        self._change(*curves.client_means_patches(self.trainer, self.steps.client_name))
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""
