@@ -115,10 +115,11 @@ def fit(name: str, files: list[Path], rounds: int, root: str, folder: str) -> di
 
     options = [option for file in files for option in ("--config", str(file))]
     options += [*OPTIONS, f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={folder}"]
-    natural = name.startswith("natural/")
-    options.append(
-        f"--data.source.init_args.root={root}" if natural else f"--data.files.root={root}"
-    )
+    # A source that is a class has its own folder, a file is found below `files.root`.
+    is_class = "source:\n" in files[-1].read_text()
+    has_root = name.startswith("natural/") and is_class
+    root_option = "data.source.init_args.root" if has_root else "data.files.root"
+    options.append(f"--{root_option}={root}")
     if name == "natural/tales_lora":
         options.append(f"--model.init_args.network={language_model(folder)}")
     if name == "cifar10_resnet34":

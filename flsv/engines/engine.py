@@ -374,7 +374,7 @@ class Engine:
 
     def _forget(self) -> None:
         for visit in self._visits:
-            self.manager.locals[visit.client].set_models(None, None)
+            self.manager.locals[visit.client].set_models(initial_model=None, model=None)
         self._matrix = self._matrix.new_empty(0)
         self.updates = []
         self._instructions = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -214,8 +215,10 @@ class SeveralRanks(Engine):
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
-        parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
-        self.placement.bind([client for part in parts for client in part])
+        clients_of_ranks = self.ranks.all_gather(
+            sorted(self.store.clients()), "clients that keep something"
+        )
+        self.placement.bind(chain.from_iterable(clients_of_ranks))
         self._gather_states()
 
     def discard(self) -> bool:

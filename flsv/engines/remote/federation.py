@@ -559,7 +559,8 @@ class RemoteClient(Client):
         round_index: Callable[[], int],
     ) -> None:
         super().__init__(id, data, channel)
-        self._remote, self._round_index = remote, round_index
+        self._remote = remote
+        self._round_index = round_index
 
     def _answer(
         self,
