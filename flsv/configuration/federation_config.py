@@ -12,17 +12,14 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.core.needs import needs_of
-from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
 from flsv.core.state import LocalWork
-from flsv.core.strategy import FederationInfo, Strategy
+from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import TOLD_BY_CLIENTS
-from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
@@ -269,37 +266,6 @@ class FederationConfig:
             name = type(part).__name__
             if name in state["filters"]:
                 part.load_state_dict(state["filters"][name])
-
-    def federation_info(
-        self,
-        global_vector: Tensor,
-        space: ParameterSpace,
-        data: FederatedDataModule,
-        seed: int,
-        optimizers: Sequence[Optimizer],
-        metrics: Mapping[str, Metric],
-    ) -> FederationInfo:
-        """Return the description of the federation that strategies get before the first round."""
-        clients = range(data.num_clients)
-        split_sizes = {}
-        for split in ("train", "val", "test"):
-            counts = [len(data.client_indices(client, split)) for client in clients]
-            split_sizes[split] = torch.tensor(counts)
-        return FederationInfo(
-            global_vector=global_vector,
-            space=space,
-            num_clients=data.num_clients,
-            num_classes=data.num_classes,
-            split_sizes=split_sizes,
-            seed=seed,
-            optimizers=optimizers,
-            strategies=self.strategies,
-            local_epochs=min(self.work_of(name).epochs for name in data.client_names),
-            uploads=self.uploads,
-            client_names=data.client_names,
-            metrics=metrics,
-            filters=self.filters,
-        )
 
     @property
     def privacy(self) -> PrivateUpload | None:

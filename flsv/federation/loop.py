@@ -387,7 +387,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def strategies(self) -> Mapping[str, Strategy]:
         """Return the loop's strategies (aggregator, personalizer, sampler, client algorithm) by role."""
-        return MappingProxyType(self.config.strategies)
+        return self.config.strategies
 
     @property
     def contributions(self) -> dict[str, Contribution]:
