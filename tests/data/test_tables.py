@@ -728,6 +728,16 @@ def test_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: Path) -> None:
     assert data.class_names == ("0", "1")
 
 
+def test_many_columns_of_categories_have_a_feature_for_each_word() -> None:
+    words = np.array(["A", "B"] * 20)
+    frame = pd.DataFrame({f"word {number}": words for number in range(150)})
+    frame["ill"] = [0, 1, 1, 0] * 10
+
+    data = set_up_data(frame, labels="ill")
+
+    assert data._source.train.tensors[0].sum(0).tolist() == [20.0] * 300
+
+
 def test_version_numbers_keep_their_zero() -> None:
     versions = ["1.0", "1.1", "2.0"]
     cells = Cells(pd.DataFrame({"x": versions}))

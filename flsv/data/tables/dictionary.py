@@ -392,29 +392,27 @@ class Dictionary:
             gaps[self.target] = USUAL_GAPS
         return gaps
 
-    def encode(self, values: Mapping[str, pd.Series]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the features, float32 ``[N, D]``, and each column's rows without a value, bool ``[N]``."""
+    def encode(self, values: Mapping[str, pd.Series]) -> np.ndarray:
+        """Return the features, float32 ``[N, D]``, of all columns' values."""
         num_rows = len(next(iter(values.values())))
         position_by_name = {name: position for position, name in enumerate(self.feature_names)}
         features = np.zeros((num_rows, len(position_by_name)), dtype=np.float32)
-        missing_rows = {}
         for name, values_of_column in values.items():
             column = self.columns[name]
             is_missing = values_of_column.isna().to_numpy()
-            missing_rows[name] = is_missing
             if column.categories is None:
                 numbers = values_of_column.to_numpy(dtype=float)
                 standardized = (numbers - column.mean) / (column.scale or 1.0)
                 features[:, position_by_name[name]] = np.where(is_missing, 0.0, standardized)
             elif column.categories:
                 words = values_of_column.cat.set_categories(column.categories)
-                category_of_row = words.cat.codes.to_numpy()
+                category_of_row = words.cat.codes.to_numpy(dtype=np.int64)
                 rows = np.flatnonzero(category_of_row >= 0)
                 first_position = position_by_name[f"{name}={column.categories[0]}"]
                 features[rows, first_position + category_of_row[rows]] = 1.0
             if column.gaps is not False:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
-        return features, missing_rows
+        return features
 
     def targets(self, cells: Cells) -> np.ndarray:
         """Return each row's class, int64 ``[N]``, or its number, float32 ``[N]``."""

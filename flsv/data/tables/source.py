@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
-from flsv.data.labels import chosen_by_rarity, in_order, named_class, positive_last
+from flsv.data.labels import chosen_by_rarity, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
 from flsv.data.tables.dictionary import REST, ColumnCard, Dictionary
 from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
-from flsv.data.tables.merger import check_classes, check_number_of_classes, compare, draft_all
+from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A whole number without leading zeros: 07 stays a text.
@@ -95,27 +95,13 @@ def classes_of(
         counts = cells.words(target, "labels").value_counts()
         counts_by_table[name] = counts.set_axis(list(counts.index))
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
+    if not is_site:
+        return classes_by_site(counts, target, pos_label)
 
-    owners: dict[str, list[str]] = {}
-    for class_name in counts.index:
-        has_class = counts.loc[class_name] > 0
-        table_names = counts.columns[has_class]
-        owners[class_name] = [tables[name].name for name in table_names]
     classes = in_order(list(counts.index))
-    check_spelling(
-        classes,
-        f"the target {target!r}",
-        owners=lambda: owners,
-    )
-
-    if is_site:
-        num_rows = int(counts.to_numpy().sum())
-        check_number_of_classes(len(classes), num_rows, target=target)
-        return classes
-    check_classes(counts, target)
-    totals = counts.sum(axis=1)
-    totals_by_class = totals.loc[list(classes)].tolist()
-    return positive_last(classes, totals_by_class, pos_label)
+    check_spelling(classes, f"the target {target!r}")
+    check_number_of_classes(len(classes), int(counts.to_numpy().sum()), target=target)
+    return classes
 
 
 def tables_source(
@@ -258,18 +244,12 @@ class _TablesSource:
             dictionary, doubts = self._draft(samples_by_client)
             values = [dictionary.values(cells) for _, cells in tables]
 
-        features = []
-        missing_rows = []
-        for values_of_table in values:
-            features_of_table, missing_of_table = dictionary.encode(values_of_table)
-            features.append(features_of_table)
-            missing_rows.append(missing_of_table)
-
+        features = list(map(dictionary.encode, values))
         num_tables = len(self._tables)
         cards = []
         for name, column in dictionary.columns.items():
-            is_missing = np.concatenate([missing[name] for missing in missing_rows[:num_tables]])
-            cards.append(ColumnCard(name, column.became, is_missing))
+            is_missing = [values_of_table[name].isna() for values_of_table in values[:num_tables]]
+            cards.append(ColumnCard(name, column.became, np.concatenate(is_missing)))
 
         held_out_sets = {}
         for (name, cells), features_of_table in zip(self._held_out.items(), features[num_tables:]):
