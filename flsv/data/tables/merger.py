@@ -69,8 +69,13 @@ def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt
     """
     merged, doubts = _merge_columns(drafts, subject_site=None)
     dictionary, target_doubts = _with_merged_target(drafts)
-    merged = replace(dictionary, columns=merged.columns, excluded=merged.excluded)
-    return merged, [*doubts, *target_doubts]
+    columns = dict(merged.columns)
+    excluded = dict(merged.excluded)
+    for name, column in merged.columns.items():
+        if column.missing and not column.count:
+            del columns[name]
+            excluded[name] = "? no row has a value"
+    return replace(dictionary, columns=columns, excluded=excluded), [*doubts, *target_doubts]
 
 
 def _merge_columns(
@@ -126,8 +131,6 @@ def _check_same_meaning(
             f"{' and '.join(kinds)}. Two codings of one thing, or a unit? Say its kind, or leave it out"
         )
     check_spelling_of_words(sites_by_word, "the column", owners=lambda: sites_by_word)
-    if not sites_by_kind and any(column.missing for column in column_by_site.values()):
-        raise Question("no row has a value")
 
 
 def pooled(columns: Sequence[Column]) -> Column:
