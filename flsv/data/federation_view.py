@@ -32,8 +32,9 @@ from flsv.utilities.seeding import generator_for, seed_or_default
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
-    from flsv.data.tables.dictionary import ColumnCard, Dictionary
+    from flsv.data.tables.dictionary import Dictionary
     from flsv.data.tables.drafts import TableDoubt
+    from flsv.data.tables.source import ColumnCard
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Largest number of classes' or clients' names that a description of a run lists.

@@ -427,9 +427,9 @@ NAMES_TWICE = "refused: .*Lyon.csv, line 122: the columns' names again"
 
 def asked_or_misfit(question: str, num_cells: int) -> tuple[str, str, str, str]:
     """Return what is said in four ways: a question without a dictionary, and with it the number of cells."""
-    asked = f"refused: .*{question}"
+    answer = f"refused: .*{question}"
     misfit = rf"{MISFIT}{num_cells}\n"
-    return asked, misfit, asked, misfit
+    return answer, misfit, answer, misfit
 
 
 #: What one process says, and with a dictionary, and sites say, and with a dictionary. A dictionary without a column

@@ -41,6 +41,8 @@ DAYS_SINCE_1970 = "days since 1970"
 REST = "*"
 #: YAML takes no, 01067 and 1e9 for something else.
 Text = Annotated[str, "Write texts in quotation marks."]
+#: A column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``.
+ValuesOfColumn: TypeAlias = tuple[pd.Series, np.ndarray]
 #: Spellings of truth values.
 NUMBER_BY_TRUTH = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
 _KINDS = (NUMBERS, WHOLE_NUMBERS, TRUTHS, CATEGORIES)
@@ -159,28 +161,29 @@ class Column:
             return ("", *self.gaps)
         return USUAL_GAPS if is_text_file else ("",)
 
-    def values(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray]:
+    def values(self, cells: Cells, name: str) -> ValuesOfColumn:
         """Return a column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``."""
         if self.kind == CATEGORIES:
-            values, is_gap, is_misfit = self._words(cells, name)
+            values, is_misfit = self._words(cells, name)
         else:
-            values, is_gap, is_misfit = self._numbers(cells, name)
+            values, is_misfit = self._numbers(cells, name)
         if self.gaps is False:
-            is_misfit |= is_gap
+            is_misfit |= values.isna().to_numpy()
         return values, is_misfit
 
-    def _words(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
+    def _words(self, cells: Cells, name: str) -> ValuesOfColumn:
         words = cells.words(name)
         gap_marks = self.gap_marks(cells.file is not None)
-        marks = {*texts_of(pd.Series(gap_marks, dtype=object)), *gap_marks}
-        values = words.cat.remove_categories(marks.intersection(words.cat.categories))
-        is_gap = values.isna().to_numpy()
-        is_misfit = np.zeros(len(words), dtype=bool)
-        if not self.other_words:
-            is_misfit = ~is_gap & ~values.isin(self.categories or ()).to_numpy()
-        return values, is_gap, is_misfit
+        marks = set(gap_marks)
+        marks.update(texts_of(pd.Series(gap_marks, dtype=object)))
+        marks.intersection_update(words.cat.categories)
+        values = words.cat.remove_categories(marks)
+        if self.other_words:
+            return values, np.zeros(len(values), dtype=bool)
+        is_misfit = values.notna() & ~values.isin(self.categories or ())
+        return values, is_misfit.to_numpy()
 
-    def _numbers(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
+    def _numbers(self, cells: Cells, name: str) -> ValuesOfColumn:
         numbers = self._all_numbers(cells, name)
         gap_marks = self.gap_marks(cells.file is not None)
         is_gap = np.isnan(numbers)
@@ -192,15 +195,17 @@ class Column:
             is_gap |= cells.is_missing(self.kind.removeprefix(DAYS), gap_marks)
 
         low, high = self.bounds
-        is_inside = (numbers >= max(low, -LARGEST_NUMBER)) & (numbers <= min(high, LARGEST_NUMBER))
+        is_inside = (numbers >= low) & (numbers <= high)
+        is_inside &= np.abs(numbers) <= LARGEST_NUMBER
         if self.kind == WHOLE_NUMBERS:
             is_inside &= numbers % 1 == 0
         known_numbers = np.where(is_gap, np.nan, numbers)
-        return pd.Series(known_numbers), is_gap, ~is_gap & ~is_inside
+        return pd.Series(known_numbers), ~is_gap & ~is_inside
 
     def _all_numbers(self, cells: Cells, name: str) -> np.ndarray:
         if self.kind == TRUTHS:
-            return cells.words(name).map(NUMBER_BY_TRUTH).to_numpy(dtype=float, na_value=np.nan)
+            numbers = cells.words(name).map(NUMBER_BY_TRUTH)
+            return numbers.to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
             return cells.numbers(name)
 
@@ -352,7 +357,7 @@ class Dictionary:
 
     def _tolerated(
         self, column: Column, values: pd.Series, is_misfit: np.ndarray
-    ) -> tuple[pd.Series, np.ndarray]:
+    ) -> ValuesOfColumn:
         """Return values without those of a few rows that lie outside of the range."""
         numbers = values.to_numpy(dtype=float)
         low, high = column.bounds
@@ -394,16 +399,18 @@ class Dictionary:
 
     def encode(self, values: Mapping[str, pd.Series]) -> np.ndarray:
         """Return the features, float32 ``[N, D]``, of all columns' values."""
-        num_rows = len(next(iter(values.values())))
+        first_values, *_ = values.values()
         position_by_name = {name: position for position, name in enumerate(self.feature_names)}
-        features = np.zeros((num_rows, len(position_by_name)), dtype=np.float32)
+        shape = (len(first_values), len(position_by_name))
+        features = np.zeros(shape, dtype=np.float32)
         for name, values_of_column in values.items():
             column = self.columns[name]
             is_missing = values_of_column.isna().to_numpy()
             if column.categories is None:
                 numbers = values_of_column.to_numpy(dtype=float)
                 standardized = (numbers - column.mean) / (column.scale or 1.0)
-                features[:, position_by_name[name]] = np.where(is_missing, 0.0, standardized)
+                standardized[is_missing] = 0.0
+                features[:, position_by_name[name]] = standardized
             elif column.categories:
                 words = values_of_column.cat.set_categories(column.categories)
                 category_of_row = words.cat.codes.to_numpy(dtype=np.int64)
@@ -521,15 +528,6 @@ class Dictionary:
             return replace(self, positive=positive)
         classes = [name for name in self.classes if name != positive]
         return replace(self, positive=positive, classes=(*classes, positive))
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    became: str
-    is_missing: np.ndarray
 
 
 _HEAD = (
