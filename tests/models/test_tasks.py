@@ -15,7 +15,7 @@ from flsv.models import CharacterModel, RegressorClient
 from flsv.models.mixture import Mixture, MixtureClient
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer
 from helpers.models import network
 
 
@@ -40,7 +40,7 @@ def fit_module(tmp_path):
     def command(data=None, **options):
         L.seed_everything(0)
         model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
-        trainer = trainer_for(None, tmp_path, 1)
+        trainer = plain_trainer(tmp_path, 1)
         trainer.fit(model, data or Lines())
         return trainer, model
 
@@ -112,7 +112,7 @@ def make_loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
 def test_character_model_predicts_each_following_character(tmp_path):
     model = CharacterModel(width=4, hidden=8)
     batches = make_loader()
-    trainer = trainer_for(None, tmp_path, 1)
+    trainer = plain_trainer(tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
     losses = []
     hits = []
@@ -246,7 +246,7 @@ def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_pa
         network="mlp",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
     )
-    trainer = trainer_for(None, tmp_path, rounds=8)
+    trainer = plain_trainer(tmp_path, rounds=8)
     trainer.fit(module, toy_data())
 
     assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
