@@ -17,6 +17,9 @@ from flsv.core import Round
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.declared import Count
 
+#: Options of an aggregator that works with each client's own steps, report or contribution.
+_PER_CLIENT_OPTIONS = ("metric", "sends", "reports", "of_clients")
+
 
 class Bucketing(Aggregator):
     """Aggregator that averages clients in random buckets and combines the means by another aggregator.
@@ -43,14 +46,7 @@ class Bucketing(Aggregator):
 
     rules = (
         (
-            lambda a: (
-                not (
-                    a.aggregator.metric
-                    or a.aggregator.sends
-                    or a.aggregator.reports
-                    or a.aggregator.of_clients
-                )
-            ),
+            lambda a: not any(getattr(a.aggregator, name) for name in _PER_CLIENT_OPTIONS),
             "it works with every client's own steps, report or contribution, which a bucket has not. Give one that "
             "looks at models only, such as TrimmedMean or GeometricMedian.",
         ),

@@ -94,7 +94,7 @@ Key = tuple[str, int, str]
 
 
 @dataclass(eq=False)
-class Values:
+class RunResults:
     """Results of metrics in one run of a federation."""
 
     #: `{metric: values}`, the clients' values `[n]`.
@@ -113,12 +113,12 @@ class Values:
         else:
             self.failed[metric] = "".join(traceback.format_exception(error))
 
-    def add(self, results: Values) -> None:
+    def add(self, other: RunResults) -> None:
         """Add the results of another fit."""
-        for name, result in vars(results).items():
-            if name != "fit_seconds":
-                getattr(self, name).update(result)
-        self.fit_seconds += results.fit_seconds
+        self.values |= other.values
+        self.refused |= other.refused
+        self.failed |= other.failed
+        self.fit_seconds += other.fit_seconds
 
 
 class BenchResults:
@@ -146,7 +146,7 @@ class BenchResults:
         self,
         federation: str,
         seed: int,
-        run: Values,
+        run: RunResults,
     ) -> None:
         """Add and store the results ``run`` of metrics in one run of a federation."""
         rows: list[list[Any]] = []

@@ -88,7 +88,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
 
 def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
-    if data.by_rarity:
+    if data.chose_rarer_class:
         reason = "the rarer one (set data.pos_label to confirm it or to choose the other one)"
     else:
         reason = "class 1"

@@ -127,7 +127,7 @@ class RunReports:
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
         unlike_run = [
-            Event(None, UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
+            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
             for doubt in [*self._extension.doubts, *self._federation.doubts]
         ]
         return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]

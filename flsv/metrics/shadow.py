@@ -321,10 +321,10 @@ class ShadowShapley(MeasuredMetric):
 
         compute_values = partial(self._value_round, coalitions.cpu(), utility, round_index)
         if self._is_due(round_index):
-            self.put_off = None
+            self.compute_at_run_end = None
             compute_values()
         else:
-            self.put_off = compute_values  # for the case that this round is the last
+            self.compute_at_run_end = compute_values  # for the case that this round is the last
 
     def _store_untrained_utilities(self) -> None:
         """Score the untrained models, once in a run."""

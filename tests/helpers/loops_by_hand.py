@@ -47,7 +47,7 @@ def cohort_of_round(round_index: int) -> list[int]:
 def load_batches(
     data: FederatedDataModule, round_index: int, client: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of all local epochs."""
+    """Return the batches of all local epochs."""
     for epoch in range(LOCAL_EPOCHS):
         stream = generator_for(SEED, "shuffle", round_index, client, epoch)
         yield from data.client_loader(client, "train", generator=stream)

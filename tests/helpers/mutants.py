@@ -338,13 +338,13 @@ LEAST_SERVED = MutatedPart(
             "not sorted",
             "return cohort.sort().values",
             "return cohort",
-            caught_by="draws_clients",
+            caught_by="draws_a_cohort",
         ),
         Mutant(
             "global generator",
             "torch.rand(num_clients, generator=generator)",
             "torch.rand(num_clients)",
-            caught_by="draws_clients",
+            caught_by="draws_a_cohort",
         ),
         Mutant(
             "one place too few",
