@@ -480,9 +480,12 @@ class Dictionary:
         for name, format_plain in (options.pop("read", None) or {}).items():
             formats[str(name)] = _record(FileFormat, format_plain, f"read: {name!r}")
 
-        excluded = {}
-        for name, reason in _reasons_by_name(options.pop("excluded", None) or {}).items():
-            excluded[str(name).strip()] = str(reason or "")
+        excluded = options.pop("excluded", None) or {}
+        if isinstance(excluded, str):
+            excluded = [excluded]
+        if not isinstance(excluded, Mapping):
+            excluded = dict.fromkeys(excluded, "")
+        excluded = {str(name).strip(): str(reason or "") for name, reason in excluded.items()}
         options |= {"columns": columns, "read": formats, "excluded": excluded}
         dictionary: Dictionary = _record(cls, options, "the data dictionary")
         positive = dictionary.positive
@@ -557,14 +560,6 @@ def _changed_fields(record: Any) -> dict[str, Any]:
             continue
         changed[option.name] = list(value) if isinstance(value, tuple) else value
     return changed
-
-
-def _reasons_by_name(excluded: Any) -> Mapping[Any, Any]:
-    """Convert excluded columns, a name, names, or names with reasons, to ``{name: reason}``."""
-    if isinstance(excluded, Mapping):
-        return excluded
-    names = [excluded] if isinstance(excluded, str) else excluded
-    return dict.fromkeys(names, "")
 
 
 def _record(record_type: Any, options: Mapping[str, Any], title: str) -> Any:
