@@ -113,12 +113,12 @@ class RunResults:
         else:
             self.failed[metric] = "".join(traceback.format_exception(error))
 
-    def add(self, other: RunResults) -> None:
+    def add(self, results: RunResults) -> None:
         """Add the results of another fit."""
-        self.values |= other.values
-        self.refused |= other.refused
-        self.failed |= other.failed
-        self.fit_seconds += other.fit_seconds
+        self.values |= results.values
+        self.refused |= results.refused
+        self.failed |= results.failed
+        self.fit_seconds += results.fit_seconds
 
 
 class BenchResults:

@@ -61,11 +61,11 @@ def explain(
     if keys and not wrong_word:
         wrong_word = _last_part(keys[-1])
 
-    place = ""
+    line_of_word = ""
     if not _stands_in(words, wrong_word):
         for line, _value_texts in _lines_with(wrong_word, files):
-            place = line
-    return f"{place}{message}{suggestion}"
+            line_of_word = line
+    return f"{line_of_word}{message}{suggestion}"
 
 
 def _suggestion(
@@ -126,7 +126,10 @@ def _unknown_names(message: str, known_names: Collection[str]) -> Iterator[str]:
 def _imported(path: str) -> Any:
     """Return the module, or the object of a module, that has been imported from a path, or None."""
     module_name, _, name = path.rpartition(".")
-    return sys.modules.get(path) or getattr(sys.modules.get(module_name), name, None)
+    module = sys.modules.get(path)
+    if module is not None:
+        return module
+    return getattr(sys.modules.get(module_name), name, None)
 
 
 def origin_of(

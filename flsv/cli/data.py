@@ -187,9 +187,11 @@ def check_images(data: FederatedDataModule) -> None:
 
 
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
-    return frame.assign(
-        **{name: frame[name].map("{:.1%}".format).str.replace("%", " %") for name in columns}
-    )
+    columns_of_texts = {}
+    for name in columns:
+        texts = frame[name].map("{:.1%}".format)
+        columns_of_texts[name] = texts.str.replace("%", " %")
+    return frame.assign(**columns_of_texts)
 
 
 def write_dictionary(

@@ -328,10 +328,11 @@ class ShadowShapley(MeasuredMetric):
 
     def _store_untrained_utilities(self) -> None:
         """Score the untrained models, once in a run."""
-        if self._score_untrained is None or not self.starts.isnan().any():
+        has_utilities = not self.starts.isnan().any()
+        if self._score_untrained is None or has_utilities:
             return
-        untrained_utilities = self._score_untrained()
-        self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
+        utilities = self._score_untrained().to(self.starts)
+        self.starts = utilities.view(self.starts.shape)
         self._build_untrained = None
         self._score_untrained = None
 

@@ -71,7 +71,8 @@ def expected_classes(trained: TrainedOutputs) -> Prediction:
     num_classes = probabilities.shape[-1]
     num_players = len(probabilities)
     probabilities_by_player = probabilities.double().view(num_players, -1, num_classes)
-    frequencies = probabilities_by_player.mean(1)  # [n, M]
+    # [n, M]
+    frequencies = probabilities_by_player.mean(1)
     other_axes = [1] * (probabilities.ndim - 2)
 
     def predict(masks: Tensor) -> Tensor:
@@ -217,11 +218,12 @@ def _fit_combiner(
     num_players = trained.masks.shape[1]
     weights = torch.ones(len(trained.masks), dtype=torch.float64)
     weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
-    weights = (weights / weights.sum()).to(targets.device)
+    weights = weights / weights.sum()
+    weights = weights.to(targets.device)
 
     # The first coefficient alone gives the ensemble.
-    ensemble_coefficients = torch.zeros(4, dtype=torch.float64, device=targets.device)
-    ensemble_coefficients[0] = 1
+    first_alone = torch.eye(4, dtype=torch.float64)[0]
+    ensemble_coefficients = first_alone.to(targets.device)
     coefficients = ensemble_coefficients.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [coefficients], max_iter=COMBINER_STEPS, line_search_fn="strong_wolfe"

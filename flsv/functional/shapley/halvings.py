@@ -128,9 +128,9 @@ def _locally_best_halves(
     for _ in range(NUM_STARTS):
         order = torch.randperm(num_players, generator=generator)
         members = order[: num_players // 2]
-        start = torch.zeros(num_players, dtype=torch.bool)
-        start[members] = True
-        searches.append(_local_optimum(start, similarity))
+        initial_half = torch.zeros(num_players, dtype=torch.bool)
+        initial_half[members] = True
+        searches.append(_local_optimum(initial_half, similarity))
 
     local_optima = torch.stack(searches)
     costs = _costs(local_optima, similarity)
