@@ -318,7 +318,7 @@ class RunReports:
         changed_keys = {_row_key(row) for row in result.changes}
         if changed_keys:
             return changed_keys <= self._logged_keys
-        # Values that are those of the round before have no rows. A key begins with the round.
+        # A round whose values are equal to the last round's has no rows. A key begins with the round.
         logged_rounds = {round_index for round_index, *_ in self._logged_keys}
         return result.round_index in logged_rounds
 
