@@ -29,8 +29,8 @@ from flsv.data.splits import HELD_OUT, HeldOut, Splits
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.plain_values import digest
-from flsv.utilities.run_copy import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
 
 if TYPE_CHECKING:

@@ -321,17 +321,18 @@ class ShadowShapley(MeasuredMetric):
 
         compute_values = partial(self._value_round, coalitions.cpu(), utility, round_index)
         if self._is_due(round_index):
-            self.put_off = None
+            self.compute_at_run_end = None
             compute_values()
         else:
-            self.put_off = compute_values  # for the case that this round is the last
+            self.compute_at_run_end = compute_values  # for the case that this round is the last
 
     def _store_untrained_utilities(self) -> None:
         """Score the untrained models, once in a run."""
-        if self._score_untrained is None or not self.starts.isnan().any():
+        has_utilities = not self.starts.isnan().any()
+        if self._score_untrained is None or has_utilities:
             return
-        untrained_utilities = self._score_untrained()
-        self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
+        utilities = self._score_untrained().to(self.starts)
+        self.starts = utilities.view(self.starts.shape)
         self._build_untrained = None
         self._score_untrained = None
 
@@ -555,15 +556,12 @@ class ShadowShapley(MeasuredMetric):
         value = self.values.masked_fill(never_took_part[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
-    def intervals(
-        self, confidence_level: float = INTERVAL_LEVEL, value: Tensor | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
+    def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Compute the ends ``[num_clients]`` of 90 % intervals for the mean values over many seeds.
 
         None for values per class, or if ``value`` is not the current value. See :mod:`flsv.functional.intervals`.
 
         Args:
-            confidence_level: the confidence level, in (0, 1).
             value: the clients' values ``[num_clients]``. By default the current values.
 
         Example:
@@ -581,7 +579,7 @@ class ShadowShapley(MeasuredMetric):
         # The standard errors belong to the current values; for values of another round they are not known.
         if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
             return None
-        half_width = t_quantile(confidence_level) * self.errors.squeeze(-1).to(value)
+        half_width = t_quantile(INTERVAL_LEVEL) * self.errors.squeeze(-1).to(value)
         return value - half_width, value + half_width
 
     def diagnostics(self) -> dict[str, Tensor]:
