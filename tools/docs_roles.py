@@ -63,11 +63,17 @@ def show_arguments(within: griffe.Module | griffe.Class) -> None:
     for member in within.members.values():
         if isinstance(member, griffe.Module | griffe.Class):
             show_arguments(member)
-        for decorator in member.decorators if isinstance(member, griffe.Function) else ():
-            match = _ARGUMENTS_OF.fullmatch(str(decorator.value))
-            if match is not None:
-                other_class = member.module.members[match[1]]
-                member.parameters = other_class.final_target.members["__init__"].parameters
+        if not isinstance(member, griffe.Function):
+            continue
+        for decorator in member.decorators:
+            source = str(decorator.value)
+            match = _ARGUMENTS_OF.fullmatch(source)
+            if match is None:
+                continue
+            class_name = match[1]
+            listing_class = member.module.members[class_name].final_target
+            constructor = listing_class.members["__init__"]
+            member.parameters = constructor.parameters
 
 
 def show_defaults(within: griffe.Module | griffe.Class) -> None:
