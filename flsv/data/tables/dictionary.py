@@ -168,7 +168,7 @@ class Column:
         else:
             values, is_misfit = self._numbers(cells, name)
         if self.gaps is False:
-            is_misfit |= values.isna().to_numpy()
+            is_misfit = is_misfit | values.isna().to_numpy()
         return values, is_misfit
 
     def _words(self, cells: Cells, name: str) -> ValuesOfColumn:
