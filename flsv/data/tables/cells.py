@@ -247,10 +247,9 @@ class Cells(TableRows):
     def check_has(self, name: str, argument: str) -> None:
         """Raise ConfigurationError that mentions the user's argument if there is no such column."""
         if name not in self.frame:
-            table_name = self.name if self.file is None else self.file.path
             names = listed(self.frame, 20)
             raise ConfigurationError(
-                f"{table_name} has no column {name!r} ({argument}). It has {names}."
+                f"{self.name} has no column {name!r} ({argument}). It has {names}."
             )
 
     def texts(self, name: str) -> pd.Series:

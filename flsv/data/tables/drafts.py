@@ -341,9 +341,6 @@ def _check_point(cells: Cells, name: str) -> None:
     if cells.file_format.thousands is not None or is_integer_dtype(cells.frame[name]):
         return
     texts = cells.texts(name).tolist()
-    if not all(map(_may_have_groups, texts)):
-        return
-
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
@@ -356,10 +353,6 @@ def _check_point(cells: Cells, name: str) -> None:
             f"{cells.where([row])}: does the point of {text!r} separate thousands? It stands beside {max(short)!r}. "
             'Say read: thousands: ".", or kind: numbers'
         )
-
-
-def _may_have_groups(text: str) -> bool:
-    return len(text) <= 4 or text[-4] in ".,"
 
 
 def rounded(number: float, deviation: float) -> float:
