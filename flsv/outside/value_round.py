@@ -22,8 +22,8 @@ from flsv.games import CoalitionGames
 from flsv.games.module_copies import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
-from flsv.results.rows import numbers_of, overall
-from flsv.results.run_table import COLUMNS, frame, round_rows
+from flsv.results.rows import ResultBuilder, overall
+from flsv.results.run_table import COLUMNS, frame
 from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -158,7 +158,12 @@ def value_round(
     _check_metrics(contribution_metrics, space, head, num_classes, classes)
     _check_names(contribution_metrics, cohort.names)
     num_columns = classes or 1
-    contribution_metrics.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
+    contribution_metrics.bind(
+        num_clients=len(cohort.names),
+        num_classes=num_columns,
+        class_names=None,
+        client_names=cohort.names,
+    )
     device = module_device(module)
     contribution_metrics.to(device)
 
@@ -363,14 +368,14 @@ def _measured(
     for name, metric in contribution_metrics.metrics.items():
         if isinstance(metric, ContributionMetric):
             diagnostics[name] = metric.diagnostics()
-    numbers, *_ = numbers_of(contribution_metrics.metrics, contributions, None)
+    rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
     return RoundValues(
         values=values,
         per_class=per_class,
         diagnostics=diagnostics,
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(round_rows(round.round_index, numbers, names)),
+        table=frame(rows),
     )
 
 

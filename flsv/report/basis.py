@@ -109,7 +109,7 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     """
     candidates = _metrics_to_share_by(run)
     suitable = _suitable_metrics(run)
-    if run.retrained is not None:  # the only suitable values then
+    if run.retrained is not None:  # preferred to all metrics
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
     key = _selected_key(run, values_name, candidates, suitable)
@@ -201,7 +201,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     recorded_seeds = []
     for one_run in run.runs:
         seed = one_run.record["settings"].get("federation_seed")
-        if seed is not None:  # other frameworks' rounds have none
+        if seed is not None:  # rounds that other frameworks ran have no seed
             recorded_seeds.append(int(seed))
     seed_texts = [str(seed) for seed in sorted(recorded_seeds)]
     rounds = [one_run.rounds for one_run in run.runs]
@@ -270,8 +270,8 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
-    del doubts["incidents"]  # those are of the repetitions, where all data are
-    # The run's own coalitions may be among those of the repetitions.
+    del doubts["incidents"]  # what a site missed in the run, it may have sent in the repetitions
+    # A repetition may have taken coalitions over from the run.
     doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
     return replace(
         basis,
