@@ -209,11 +209,8 @@ class _Cohort:
         client_names: Sequence[Any] | None,
         count: int | None,
     ) -> _Cohort:
-        if (
-            isinstance(updates, Tensor)
-            or not isinstance(updates, Mapping | Sequence)
-            or not len(updates)
-        ):
+        are_models = isinstance(updates, Mapping | Sequence) and not isinstance(updates, Tensor)
+        if not are_models or not updates:
             raise ConfigurationError(
                 f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
                 "or by client."
@@ -225,8 +222,9 @@ class _Cohort:
         else:
             names = list(range(len(updates)))
         texts = [str(name) for name in names]
-        is_unique = len(set(texts)) == len(texts)
-        if len(names) < 2 or count not in (None, len(names)) or not is_unique:
+        are_unique = len(set(texts)) == len(texts)
+        has_other_count = count is not None and count != len(names)
+        if len(names) < 2 or has_other_count or not are_unique:
             raise ConfigurationError(
                 f"value_round: there are the clients {texts[:20]}, and num_clients={count}. Say num_clients, or name "
                 "all of them, at least 2, each once: a contribution is measured against other clients'."
