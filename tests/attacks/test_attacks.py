@@ -161,7 +161,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
         def attack(self, update, context, generator):
             return update[1:]
 
-    with pytest.raises(ConfigurationError, match=r"made \[49\] out of an update \[50\]"):
+    with pytest.raises(ConfigurationError, match=r"made \[49\] out.*update \[50\]"):
         send_through([Short()])
 
 
@@ -331,9 +331,7 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path):
 
 
 def test_collusion_with_wrong_arguments_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match="colluders need updates that all start from the global model"
-    ):
+    with pytest.raises(ConfigurationError, match="colluders need updates.*global model"):
         FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
 
     class Short(Collusion):
@@ -343,7 +341,7 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path):
             return updates[:, :2]
 
     attack = Short(clients=[1])
-    with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
+    with pytest.raises(ConfigurationError, match=r"\[1, 2\]; expected \[40\].*\[1,"):
         attack.sent(
             cohort=range(7),
             updates=UPDATES,

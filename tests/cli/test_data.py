@@ -212,7 +212,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     ]
     with pytest.warns(
         UserWarning,
-        match="the tables are doubtful: .*creatinine of Celle",
+        match="tables are doubtful: .*creatinine.*Celle",
     ):
         assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 

@@ -303,9 +303,7 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
 
     for rank in (0, 1):  # as the server of the others, and as one of them
-        with pytest.raises(
-            ConfigurationError, match=f"rank {rank} of 2 has not met the others within 0.5 s"
-        ):
+        with pytest.raises(ConfigurationError, match=f"rank {rank} of 2 has"):
             meet(rank, 2, torch.device("cpu"), start_timeout=0.5)
 
 

@@ -159,7 +159,7 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path, perform
 
     fit_with_added_module(is_before_loop=True)
     with pytest.raises(
-        ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"
+        ConfigurationError, match=r"\['head.bias', 'head.weight'\].*come.* before FederatedLoop"
     ):
         fit_with_added_module(is_before_loop=False)
 

@@ -67,7 +67,7 @@ def resume_fit(
 )
 def test_resume_with_other_data_is_refused(saved_checkpoint, tmp_path, data, message):
     with pytest.raises(
-        ConfigurationError, match=f"the checkpoint is of another federation: .*{message}"
+        ConfigurationError, match=f"the checkpoint.*another federation: .*{message}"
     ):
         resume_fit(saved_checkpoint, tmp_path, data=data())
 
@@ -82,9 +82,7 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path):
     labels[sample] = (labels[sample] + 1) % 3
     path = fit_and_save(tmp_path, data=data)
 
-    with pytest.raises(
-        ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"
-    ):
+    with pytest.raises(ConfigurationError, match=r"federation: other samples.*\[1\]\. Resume"):
         resume_fit(path, tmp_path / "second", data=changed_data)
 
 
@@ -120,9 +118,9 @@ def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, chan
 
 
 def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
-    with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
+    with pytest.raises(ConfigurationError, match="of round 2, and max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
-    with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
+    with pytest.warns(UserWarning, match="2 rounds.*already: raise max_epochs"):
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
@@ -138,7 +136,7 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
     resume_fit(path, tmp_path / "budget", make_module(), uploads=[with_larger_budget])
 
     with pytest.raises(
-        ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
+        ConfigurationError, match="federation.uploads is .*clip=2.0.* and.*clip=1.0"
     ):
         resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
 
@@ -181,14 +179,14 @@ def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(saved_checkpoint,
     content[position + 1] ^= 255
     path.write_bytes(content)
 
-    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
+    with pytest.raises(ConfigurationError, match="cannot be read.*checkpoint:.*damaged"):
         resume_fit(path, tmp_path)
 
 
 def test_validating_on_possible_training_samples_warns(saved_checkpoint, tmp_path):
     data_split_by_another_seed = toy_data(seed=5)
     trainer = trainer_for(make_loop(), tmp_path)
-    with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
+    with pytest.warns(UserWarning, match="may have been trained.*samples"):
         trainer.validate(Plain(), datamodule=data_split_by_another_seed, ckpt_path=saved_checkpoint)
 
 
@@ -230,13 +228,13 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_pat
 
     with pytest.raises(
         ConfigurationError,
-        match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume",
+        match="lr is 0.2.*0.1.*StepLR.*changed",
     ):
         resume_fit(path, tmp_path / "other", steps(optimizer=make_sgd(0.2)))
 
 
 def test_resume_with_another_optimizer_is_refused(saved_checkpoint, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
+    with pytest.raises(ConfigurationError, match="started with SGD.*resumed.*Adam"):
         resume_fit(saved_checkpoint, tmp_path, Plain(optimizer=adam))
 
 
@@ -267,7 +265,7 @@ def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path):
     path = fit_and_save(tmp_path, Named("ReLU"), rounds=1)
     trainer = trainer_for(make_loop(), tmp_path / "another")
     for run_stage in (trainer.fit, trainer.test):
-        with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
+        with pytest.raises(ConfigurationError, match="network is 'Tanh' and.*'ReLU'"):
             run_stage(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
@@ -277,11 +275,11 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
 
-    with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
+    with pytest.raises(ConfigurationError, match="plain.ckpt.*was not saved.*FederatedLoop"):
         resume_fit(tmp_path / "plain.ckpt", tmp_path / "a")
     with pytest.raises(
         ConfigurationError,
-        match=r"weights.ckpt holds weights only, .* it can be tested, not resumed",
+        match="weights.ckpt holds weights.*not resumed",
     ):
         resume_fit(tmp_path / "weights.ckpt", tmp_path / "b")
 
@@ -313,7 +311,7 @@ def test_checkpoint_with_the_frozen_layers_of_version_2_0_is_refused(saved_check
     older = tmp_path / "older.ckpt"
     torch.save(checkpoint, older)
 
-    with pytest.raises(ConfigurationError, match=r"is of flsv 2\.0 and of a finetuning callback"):
+    with pytest.raises(ConfigurationError, match=r"of flsv 2\.0.*finetuning callback"):
         resume_fit(older, tmp_path / "resumed")
 
 
@@ -329,7 +327,7 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_chec
     torch.save(checkpoint, older)
 
     unchanged = resume_fit(saved_checkpoint, tmp_path / "unchanged")
-    with pytest.warns(VersionWarning, match=r"flsv is .* and was 1\.9\.9\): from here on"):
+    with pytest.warns(VersionWarning, match=r"was 1\.9\.9\): from here on"):
         upgraded = resume_fit(older, tmp_path / "upgraded")
 
     for name, tensor in unchanged.state_dict().items():
@@ -342,7 +340,5 @@ def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_p
     path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
 
-    with pytest.raises(
-        ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"
-    ):
+    with pytest.raises(ConfigurationError, match=r"federation\.uploads is .*seed=2.* and.*seed=1"):
         resume_fit(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

@@ -214,9 +214,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
     metrics = {"cssv": ClassSpecificShapley()}
     loop = FederatedLoop(aggregator=Overflows(), metrics=metrics, seed=1)
 
-    with pytest.warns(
-        UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"
-    ):
+    with pytest.warns(UserWarning, match=r"round 2: Overflows\(.*not finite\. The"):
         fit(loop, tmp_path / "once", data=data, rounds=3, callbacks=[record])
 
     assert torch.equal(models[0], models[1])
@@ -226,7 +224,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
     Overflows.rounds = (1, 2)
     with (
         pytest.warns(UserWarning, match="the round before"),
-        pytest.raises(RuntimeError, match="round 3: .* second time running"),
+        pytest.raises(RuntimeError, match="round 3:.*second time running"),
     ):
         fit(
             FederatedLoop(aggregator=Overflows(), seed=1),
@@ -259,7 +257,7 @@ def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
         checkpoint = tmp_path / "last.ckpt"
 
     loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
-    with pytest.warns(UserWarning, match=r"round 2: .* not finite\. The model stays that"):
+    with pytest.warns(UserWarning, match=r"round 2:.*not finite\. The"):
         fit(loop, tmp_path / "run", data=make_data(), rounds=3, ckpt_path=checkpoint)
 
     assert loop.participations.tolist() == [3, 3, 3, 3]
@@ -348,9 +346,7 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path):
     second_round, third_round = 1, 2
     nan_of_client_1 = make_diverging_module((second_round, 1), (third_round, 1))
 
-    with pytest.warns(
-        UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"
-    ):
+    with pytest.warns(UserWarning, match="client 1 returned.*round 2"):
         module = fit(loop, tmp_path, nan_of_client_1)
 
     assert state_vector(module).isfinite().all()
@@ -364,9 +360,7 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
     all_fail = make_diverging_module((1, 0), (1, 1), (1, 2))
     with (
         pytest.warns(UserWarning, match="3 of 3 clients returned"),
-        pytest.raises(
-            RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"
-        ),
+        pytest.raises(RuntimeError, match="round 2: every client.*NaN"),
     ):
         fit(FederatedLoop(seed=1), tmp_path, all_fail)
 

@@ -236,10 +236,10 @@ def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):
     loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
     with pytest.raises(
         ConfigurationError,
-        match=r"metrics \['fedce'\] need validation samples at every client.*0.2",
+        match=r"metrics \['fedce'\] need validation.*client.*0.2",
     ):
         fit(loop, tmp_path, data=toy_data())
 
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
-        with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
+        with pytest.raises(ConfigurationError, match="error is 1 - score"):
             ContributionEstimation(performance=wrong)

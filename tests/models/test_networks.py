@@ -148,7 +148,7 @@ def test_build_network_passes_options_to_timm():
 def test_build_network_refuses_options_of_another_network(name):
     with pytest.raises(
         ConfigurationError,
-        match=rf"{name}\(hidden=\[64\]\): the network has no such option.*--model.network_args=\{{\}}",
+        match=rf"{name}\(hidden=\[64\]\):.*network.*no such option.*--model.network_args=\{{\}}",
     ):
         models.build_network(name, 10, (3, 32, 32), hidden=[64])
 
@@ -157,6 +157,6 @@ def test_build_network_refuses_options_of_another_network(name):
 def test_build_network_with_an_unknown_name_raises(name):
     with pytest.raises(
         ConfigurationError,
-        match=rf"Unknown network '{name}'\..* flsv's own networks are fast_text, lenet5",
+        match=rf"network '{name}'\..* flsv's.*fast_text, lenet5",
     ):
         models.build_network(name, 10, (4,))

@@ -87,7 +87,7 @@ def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
 def test_regressor_with_wrong_shapes_is_refused(fit_module):
     with pytest.raises(
         ConfigurationError,
-        match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)",
+        match=r"input_shape=\(3,\),.*data \(Lines\) has input_shape=\(4,\)",
     ):
         fit_module(input_shape=(3,))
 
@@ -98,7 +98,7 @@ def test_regressor_with_wrong_shapes_is_refused(fit_module):
 
     model = RegressorClient(input_shape=(4,))
     for y in (torch.rand(3, 1), torch.rand(1)):  # would be broadcast
-        with pytest.raises(ConfigurationError, match=r"one number per sample was expected, \[3\]"):
+        with pytest.raises(ConfigurationError, match=r"number per sample.*expected, \[3\]"):
             model.training_step((torch.rand(3, 4), y), 0)
 
 
@@ -235,7 +235,7 @@ def test_mixture_components_have_different_initial_weights() -> None:
 
 
 def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
+    with pytest.raises(ConfigurationError, match="Flatten has no layer.*reset_parameters"):
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 

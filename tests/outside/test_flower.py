@@ -214,9 +214,7 @@ class FailsInRound1(CosineGradientShapley):
 
 def test_a_value_that_fails_does_not_end_the_training():
     sizes = {1: 10, 2: 20}
-    with pytest.warns(
-        UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
-    ):
+    with pytest.warns(UserWarning, match="round 2.*valued.*no luck"):
         records = run_with_values(
             Grid(sizes, sizes, sizes), rounds=3, metrics={"value": FailsInRound1()}
         )
@@ -302,7 +300,7 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(folder_of_two_roun
 
 
 def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
-    with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
+    with pytest.raises(ConfigurationError, match="single rounds that FedAvg ran"):
         write_report(folder_of_two_rounds, budget=Budget(100))
 
     page = write_report(folder_of_two_rounds, budget=Budget(100, by="value")).read_text()

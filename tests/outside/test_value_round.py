@@ -240,7 +240,7 @@ def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
     )
 
     with pytest.raises(
-        ConfigurationError, match=r"client 0.*1\.running_var has negative .* set deltas=True"
+        ConfigurationError, match=r"client 0.*1\.running_var has negative.*deltas=True"
     ):
         value(updates)
 
@@ -425,7 +425,7 @@ def test_value_round_refuses_other_client_names_in_a_later_round():
     updates = [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
 
-    with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
+    with pytest.raises(ConfigurationError, match=r"rounds of.*clients \['Lyon', 'Kyoto'\]"):
         value_round(NET, VECTOR, updates, metrics=metric, client_names=["Kyoto", "Lyon"])
 
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
@@ -496,6 +496,6 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
 
     with pytest.raises(
         ConfigurationError,
-        match=r"a batch is dict\. Or measure by a value that validation_step logs",
+        match=r"dict\. Or measure.*validation_step logs",
     ):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -276,9 +276,7 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
     assert privacy.affordable_rounds() == 3
 
     loop = FederatedLoop(uploads=[privacy], seed=0)
-    with pytest.warns(
-        UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"
-    ):
+    with pytest.warns(UserWarning, match=r"client 0 has spent.*= 3\.709"):
         fit(loop, tmp_path, make_plain(), rounds=10)
 
     assert loop.round_index == 3
@@ -313,7 +311,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
         callbacks=[make_checkpoint_callback(tmp_path)],
     )
 
-    with pytest.raises(ConfigurationError, match="no budget for another round: client 0 has spent"):
+    with pytest.raises(ConfigurationError, match="no.*another round: client 0"):
         fit(loop(), tmp_path, make_plain(), rounds=5, ckpt_path=tmp_path / "checkpoints/last.ckpt")
 
 

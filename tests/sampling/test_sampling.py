@@ -170,9 +170,7 @@ class Own(ClientSampler):
     ids=repr,
 )
 def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path, cohort):
-    with pytest.raises(
-        RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
-    ):
+    with pytest.raises(RuntimeError, match="round 1: expected.*0 to 2"):
         fit(FederatedLoop(sampler=Own(cohort)), tmp_path, rounds=1)
 
 
@@ -308,7 +306,7 @@ def test_sampler_with_wrong_arguments_is_refused(tmp_path):
         PowerOfChoice(2, 1)
 
     metrics = {"ssv": SurrogateFederatedShapley()}
-    with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
+    with pytest.raises(ConfigurationError, match="client's probability to take part"):
         fit(
             make_loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics),
             tmp_path,

@@ -78,7 +78,7 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
-        pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded: .* {PLACE}"),
+        pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded:.*{PLACE}"),
         pytest.raises(type(failure), match=str(failure)) as error,
     ):
         fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)

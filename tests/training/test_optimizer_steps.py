@@ -407,7 +407,7 @@ def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_pat
 
     assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
 
-    with pytest.raises(ConfigurationError, match=r"its SGD takes a step outside of SAM.step"):
+    with pytest.raises(ConfigurationError, match="SGD takes.*outside of SAM.step"):
         fit(
             make_seeded_loop(client_algorithm=FedProx(1.0)),
             tmp_path,
@@ -456,7 +456,7 @@ def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path):
 def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path):
     """FedProx changes the gradients of a step, and not one that was computed before."""
     module = make_module_with_public_sam()
-    with pytest.raises(ConfigurationError, match="by gradients from before the step"):
+    with pytest.raises(ConfigurationError, match="gradients from before the step"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
@@ -475,7 +475,7 @@ class Stepless(Plain):
 
 
 def test_model_that_changes_without_a_step_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="Stepless changes the model, and no step"):
+    with pytest.raises(ConfigurationError, match="Stepless changes the model"):
         fit(FederatedLoop(seed=SEED), tmp_path, Stepless())
 
 

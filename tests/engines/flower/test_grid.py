@@ -179,7 +179,7 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
 
-    with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
+    with pytest.raises(ConfigurationError, match="works with.*clients' class counts"):
         app(grid=None, context=make_context(run_id=7))  # type: ignore[arg-type]
 
     status = json.loads((tmp_path / "status.json").read_text())

@@ -162,5 +162,5 @@ def undeclared(local: LocalData) -> int:
 
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
-    with pytest.raises(ConfigurationError, match="Declare what its answer must be"):
+    with pytest.raises(ConfigurationError, match="Declare what its answer must"):
         sites.ask(1, 0, undeclared, (), {})

@@ -240,9 +240,7 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path,
 )
 def test_strategy_that_lets_private_clients_tell_more_is_refused(options):
     make_private_loop(noise=0.0, **options)
-    with pytest.raises(
-        ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("
-    ):
+    with pytest.raises(ConfigurationError, match=r"noised update leaves them.*GaussianPrivacy\("):
         make_private_loop(**options)
 
 

@@ -213,7 +213,7 @@ def test_sites_know_their_own_number_of_passes(tmp_path):
 
     remote.make = make_shapfed_loop
     with pytest.raises(
-        ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2.* here"
+        ConfigurationError, match="differ in training: .*local_epochs=.*'Boston': 2"
     ):
         remote.fit()
 
@@ -412,7 +412,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
     remote.transport.on_reply = drop_answers_of_osaka
     with pytest.warns(
         UserWarning,
-        match="did not answer flsv.games.judges:judge.* judged without it in this round",
+        match="not answer flsv.games.judges:judge.* judged without",
     ):
         loop = remote.fit(rounds=2)
 
@@ -425,7 +425,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
         site_in_process.policy = SitePolicy(questions=[])
     with pytest.raises(
         ConfigurationError,
-        match="clients .0, 1, 2. do not judge models.*its policy does not let it",
+        match="clients .0, 1, 2.*its policy",
     ):
         remote.fit()
 

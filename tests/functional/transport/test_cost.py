@@ -34,7 +34,7 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
 def test_classes_without_statistics_are_refused() -> None:
     x, y = make_labeled(4)
     statistics = class_statistics(x, y)
-    with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
+    with pytest.raises(ConfigurationError, match=r"classes \[1\] are not.*statistics"):
         statistics.index(torch.tensor([0, 1]))
 
 
