@@ -9,6 +9,7 @@ import torch
 from scipy.stats import entropy
 
 from flsv.functional import divergence_weights, label_divergence
+from helpers import warns
 
 COUNTS = torch.tensor([[3, 1, 0, 6], [5, 5, 5, 5], [0, 0, 7, 0], [100, 200, 1, 1]])
 
@@ -58,7 +59,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
-    with pytest.warns(UserWarning, match="falling back to shares.*samples"):
+    with warns("falling back to shares.*samples"):
         weights = divergence_weights(
             torch.tensor([100, 300]),
             torch.ones(2),

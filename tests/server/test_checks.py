@@ -26,6 +26,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, ShapFedPersonalizer, Standalone
 from flsv.sampling import FullParticipation, SoftmaxSampler
 from flsv.uploads import TopK, Upload, UploadContext
+from helpers import warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import OfOtherPackage, Plain, network
@@ -352,7 +353,7 @@ def test_loop_with_wrong_arguments_is_refused(options, message):
 
 def test_undeclared_report_of_a_client_is_an_error(tmp_path):
     with (
-        pytest.warns(UserWarning, match="discarded"),
+        warns("discarded"),
         pytest.raises(RuntimeError, match=r"report \['width'\]"),
     ):
         fit(FederatedLoop(ReportsAnUndeclaredName()), tmp_path, rounds=1)

@@ -7,6 +7,7 @@ from paper_shapleyfl import utilities
 from torch import nn
 
 from flsv.core.parameter_space import ParameterSpace
+from helpers import make_generator
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, v
 
 def test_coalition_utilities_are_those_of_averaged_models():
     """Against torch's own forward pass of every coalition's average."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     network = nn.Sequential(
         nn.Flatten(),
         nn.Linear(6, 3),
