@@ -590,7 +590,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
     spell_a_class_otherwise: (
         "refused: the target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died', expected one of 2 classes",
-        "refused: the target has .*look like spellings of one name",
+        "refused: the target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died', expected one of 2 classes",
     ),
     write_commas_of_thousands: (
