@@ -48,7 +48,9 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, name):
+def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
+    tmp_path: Path, name: str
+) -> None:
     loop = LOOPS[name]()
     unfitted_copy = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)
@@ -81,7 +83,7 @@ class WithLambda(Plain):
         self.scale = lambda x: 2 * x
 
 
-def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path):
+def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, WithLambda(), rounds=1)
     assert pickle.loads(pickle.dumps(loop)).round_index == 1
@@ -89,7 +91,7 @@ def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path):
     assert repr(loop) == shown
 
 
-def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path):
+def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)
     assert len(pickle.dumps(loop)) < 20_000
