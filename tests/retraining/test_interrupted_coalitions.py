@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import FederatedLoop, Reporting
+from flsv.games.members import Members
 from flsv.metrics import ShadowShapley
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
@@ -30,9 +31,10 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 ) -> None:
     add = UtilityStore.add
 
-    def add_and_interrupt(*args: Any) -> None:
-        add(*args)
-        raise KeyboardInterrupt
+    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
+        add(store, seed, members, models)
+        if len(members) == 1:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(UtilityStore, "add", add_and_interrupt)
     loop = FederatedLoop(
@@ -58,31 +60,33 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 
 
 class Looks(L.Callback):
-    """Notes in each round whether a file is there."""
+    """Reads a file's first line in each round."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.was_there: list[bool] = []
+        self.first_lines: list[str] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.was_there.append(self.path.exists())
+        self.first_lines.append(self.path.read_text().splitlines()[0])
 
 
 def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path: Path) -> None:
     path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
-    presence_by_run = []
+    rows_by_run = []
     for rounds, ckpt_path in ((1, None), (2, checkpoint)):
-        path.touch()
+        if ckpt_path is None:
+            path.write_text("of an earlier run\n")
         looks = Looks(path)
         metrics = {"shadow": ShadowShapley(coalitions="singles")}
         loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
         trainer = trainer_for(loop, tmp_path, rounds=rounds, callbacks=[looks])
         trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
         trainer.save_checkpoint(checkpoint)
-        presence_by_run.append(looks.was_there)
+        rows_by_run.append(looks.first_lines)
 
-    assert presence_by_run == [[False], [True]]
+    (first_head,), (second_head,) = rows_by_run
+    assert first_head == second_head != "of an earlier run"
 
 
 def test_bar_counts_the_coalitions_that_are_trained(
@@ -203,9 +207,10 @@ def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
 
     add = UtilityStore.add
 
-    def add_and_interrupt(*args: Any) -> None:
-        add(*args)
-        raise KeyboardInterrupt
+    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
+        add(store, seed, members, models)
+        if len(members) == 1:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(UtilityStore, "add", add_and_interrupt)
