@@ -32,10 +32,8 @@ from flsv.benchmark.run import bench
 from flsv.benchmark.scores import BenchResults
 from flsv.benchmark.summary import (
     FederationTruths,
-    correlations_by_federation,
     scores_of,
     summarize,
-    table_by_set,
     two_digits,
 )
 from flsv.benchmark.truth import SEEDS
@@ -110,12 +108,11 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             folder=out,
             say=say,
         )
-        files = ["benchmark.csv", "federations.csv", "values.csv"]
         scores = scores_of(results, federations)
-        _write_tables(out, scores, federations, entries)
+        scores.to_csv(out / "scores.csv", index=False, float_format="%.3f")
         if not quiet:
             _print_summary(summarize(scores, entries), federations)
-        print(f"Written: {display_path(out)} ({', '.join(files)})")
+        print(f"Written: {display_path(out)} (scores.csv, values.csv)")
         return _say_failures(results, entries)
 
 
@@ -187,21 +184,6 @@ def _say_failures(results: BenchResults, entries: Mapping[str, Entry]) -> int:
     return 1 if errors else 0
 
 
-def _write_tables(
-    out: Path,
-    scores: DataFrame,
-    federations: FederationTruths,
-    entries: Mapping[str, Entry],
-) -> None:
-    """Write the tables as CSV files into ``out``."""
-    benchmark = table_by_set(scores, federations, entries)
-    benchmark.to_csv(out / "benchmark.csv", index=False, float_format="%.3f")
-
-    correlations = correlations_by_federation(scores).T  # a row per federation
-    ceilings = {name: truth.ceiling for name, (_federation, truth) in federations.items()}
-    correlations.assign(ceiling=ceilings).to_csv(out / "federations.csv", float_format="%.3f")
-
-
 def _print_lists() -> None:
     metrics = METRICS.values()
     columns_of_metrics = {
@@ -239,4 +221,5 @@ def _print_summary(summary: DataFrame, federations: FederationTruths) -> None:
     for _, row in summary.iterrows():
         worst = two_digits(row["worst"])
         columns["worst"].append(f"{worst} {row['where']}")
+    columns["misallocated"] = ["", *summary["misallocated"].map(two_digits)]
     print_table(title, row_names, columns, corner="metric")

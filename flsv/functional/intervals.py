@@ -109,7 +109,7 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
 def interval_over_seeds(
     values: Tensor,
     fit: Tensor | float = 0.0,
-    confidence_level: float = 0.9,
+    confidence_level: float = INTERVAL_LEVEL,
 ) -> Tensor:
     r"""Compute half the widths of the confidence intervals for mean values over seeds.
 
@@ -166,7 +166,6 @@ def interval_over_seeds(
 def seed_covariance(
     values: Tensor,
     half_widths: Tensor,
-    confidence_level: float = INTERVAL_LEVEL,
 ) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
@@ -175,15 +174,14 @@ def seed_covariance(
 
     Args:
         values: ``[S, n]``, the values in each seed's trainings.
-        half_widths: ``[n]``, half the widths of their intervals.
-        confidence_level: the confidence level of the intervals.
+        half_widths: ``[n]``, half the widths of their 90 % intervals.
     """
     num_seeds = len(values)
     degrees_of_freedom = seed_freedom(num_seeds)
     if degrees_of_freedom is None:
-        quantile = t_quantile(confidence_level)
+        quantile = t_quantile(INTERVAL_LEVEL)
     else:
-        quantile = t_quantile(confidence_level, degrees_of_freedom)
+        quantile = t_quantile(INTERVAL_LEVEL, degrees_of_freedom)
     # A half width is the quantile times the standard error.
     variances = (half_widths.double() / quantile).square()
     if num_seeds == 1:

@@ -21,6 +21,8 @@ from flsv.utilities.display import INTERVAL_LEVEL
 
 #: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
 NUM_DRAWS = 10_000
+#: Probabilities of a draw below each end of an interval.
+INTERVAL_ENDS = ((1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +127,12 @@ def draw_values(
     values: Tensor,
     errors: Sequence[ValueErrors],
     draws: int = NUM_DRAWS,
-    generator: Generator | None = None,
 ) -> Tensor:
     """Draw values together: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
 
     Errors of one source are drawn for all clients at once, and the sources are independent.
     """
-    generator = generator or Generator().manual_seed(0)
+    generator = Generator().manual_seed(0)
 
     def draw_normal(columns: int) -> Tensor:
         return torch.randn(draws, columns, dtype=torch.float64, generator=generator)
@@ -153,7 +154,6 @@ def draw_values(
 def joint_intervals(
     values: Tensor,
     errors: Sequence[ValueErrors],
-    confidence_level: float = INTERVAL_LEVEL,
 ) -> tuple[Tensor, Tensor]:
     """Compute the ends ``[n]`` of the values' intervals, as percentiles of :func:`draw_values`.
 
@@ -163,8 +163,7 @@ def joint_intervals(
     low = torch.full(values.shape, math.nan, dtype=torch.float64)
     high = low.clone()
     value_draws = draw_values(values[has_value], _errors_of_clients(errors, has_value))
-    probabilities = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
-    quantiles = np.quantile(value_draws, probabilities, axis=0)  # [2, clients with a value]
+    quantiles = np.quantile(value_draws, INTERVAL_ENDS, axis=0)  # [2, clients with a value]
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
     low[has_value] = low_quantiles
     high[has_value] = high_quantiles
@@ -196,20 +195,14 @@ def joint_shares(
     values: Tensor,
     errors: Sequence[ValueErrors],
     negatives: Negatives = "zero",
-    confidence_level: float = INTERVAL_LEVEL,
-    draws: int = NUM_DRAWS,
-    generator: Generator | None = None,
 ) -> JointShares:
-    """Compute intervals of shares from joint draws of the values.
+    """Compute 90 % intervals of shares from joint draws of the values.
 
     Args:
         values: the clients' values, ``[n]``. NaN for clients without a value, which get nothing.
         errors: the independent sources of the values' errors, see :class:`ValueErrors`. Rows and columns of clients
             without a value are not read. NaN elsewhere means that it is not known.
         negatives: the rule for values below 0, see :func:`flsv.allocate`. ``"refuse"`` draws as ``"zero"`` does.
-        confidence_level: the confidence level of each share's interval, in (0, 1).
-        draws: the number of joint draws.
-        generator: the generator of the draws. None: one with seed 0.
 
     Example:
         Two values with the same error. Either client's interval is the other's, mirrored.
@@ -227,13 +220,12 @@ def joint_shares(
             return JointShares(low, high, moved=math.nan, without_gain=math.nan)
 
     known_values = values[has_value].double()
-    value_draws = draw_values(known_values, sources, draws, generator)  # [draws, known values]
+    value_draws = draw_values(known_values, sources)  # [draws, known values]
     shares = shares_of_draws(known_values[None, :], negatives)  # [1, known values]
     share_draws = shares_of_draws(value_draws, negatives)
     share_draws = share_draws[share_draws.isfinite().all(1)]
 
-    probabilities = [(1 - confidence_level) / 2, (1 + confidence_level) / 2]
-    quantiles = np.quantile(torch.cat([share_draws, shares]), probabilities, axis=0)
+    quantiles = np.quantile(torch.cat([share_draws, shares]), INTERVAL_ENDS, axis=0)
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
     # Where draws pile up at 0, the share itself may lie beyond its quantiles.
     low[has_value] = torch.minimum(low_quantiles, shares[0])

@@ -20,7 +20,7 @@ from flsv.metrics.guide import Guide, needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
-from flsv.utilities.display import INTERVAL_LEVEL, html_table
+from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -328,14 +328,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         return {}
 
-    def intervals(
-        self, confidence_level: float = INTERVAL_LEVEL, value: Tensor | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the ends ``[num_clients]`` of intervals for the mean values over many seeds. By default
+    def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return the ends ``[num_clients]`` of 90 % intervals for the mean values over many seeds. By default
         None: the spread over the rounds of one run does not show how far another seed's values are.
 
         Args:
-            confidence_level: the confidence level, in (0, 1).
             value: the clients' values ``[num_clients]``. By default the current values.
         """
         return None

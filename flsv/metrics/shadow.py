@@ -478,15 +478,12 @@ class ShadowShapley(MeasuredMetric):
         value = self.values.masked_fill(never_took_part[:, None], float("nan"))
         return value if self.per_class else value.squeeze(-1)
 
-    def intervals(
-        self, confidence_level: float = INTERVAL_LEVEL, value: Tensor | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Compute the ends ``[num_clients]`` of intervals for the mean values over many seeds.
+    def intervals(self, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Compute the ends ``[num_clients]`` of 90 % intervals for the mean values over many seeds.
 
         None for values per class, or if ``value`` is not the current value. See :mod:`flsv.functional.intervals`.
 
         Args:
-            confidence_level: the confidence level, in (0, 1).
             value: the clients' values ``[num_clients]``. By default the current values.
 
         Example:
@@ -504,7 +501,7 @@ class ShadowShapley(MeasuredMetric):
         # The standard errors belong to the current values; for values of another round they are not known.
         if not torch.allclose(value.to(current_value), current_value, equal_nan=True):
             return None
-        half_width = t_quantile(confidence_level) * self.errors.squeeze(-1).to(value)
+        half_width = t_quantile(INTERVAL_LEVEL) * self.errors.squeeze(-1).to(value)
         return value - half_width, value + half_width
 
     def diagnostics(self) -> dict[str, Tensor]:

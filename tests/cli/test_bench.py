@@ -94,8 +94,8 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     assert values_file.read_bytes() == content
 
     # Baselines stand beside it.
-    table = pandas.read_csv(out / "benchmark.csv", index_col="metric")
-    assert set(table.index) == {"Mine", "size", "training_loss", "cgsv", "fedsv_samples"}
+    scores = pandas.read_csv(out / "scores.csv")
+    assert set(scores["metric"]) == {"Mine", "size", "training_loss", "cgsv", "fedsv_samples"}
 
 
 def test_two_classes_of_one_name_are_refused(monkeypatch, tmp_path, capsys):

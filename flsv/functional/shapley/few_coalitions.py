@@ -202,10 +202,8 @@ def _fitted_values(
     return values + gap / num_players, stderr
 
 
-def retrained_shapley(
-    masks: Tensor, utilities: Tensor, confidence_level: float = 0.9
-) -> tuple[Tensor, Tensor]:
-    """Compute Shapley values from retrained coalitions, and half the widths of their confidence intervals.
+def retrained_shapley(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute Shapley values from retrained coalitions, and half the widths of their 90 % intervals.
 
     Each seed's values are those of :func:`few_coalitions_shapley`. The result is their mean over the seeds, with the
     half widths of :func:`interval_over_seeds`.
@@ -213,7 +211,6 @@ def retrained_shapley(
     Args:
         masks: the K trained coalitions, bool ``[K, n]``, see :func:`few_coalitions_shapley`.
         utilities: ``[seeds, K]``, the coalitions' utilities for each seed.
-        confidence_level: the confidence level, in (0, 1).
 
     Returns:
         The values, float64 ``[n]``, and half the width of each value's interval, float64 ``[n]``.
@@ -225,7 +222,7 @@ def retrained_shapley(
     """
     estimate = few_coalitions_shapley(masks, utilities.T)  # a game for each seed
     fit_stderr = estimate.stderr.mean(1)
-    half_widths = interval_over_seeds(estimate.values.T, fit_stderr, confidence_level)
+    half_widths = interval_over_seeds(estimate.values.T, fit_stderr)
     return estimate.values.mean(1), half_widths
 
 

@@ -159,7 +159,7 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
     seeded = torch.Generator().manual_seed(0)
     table = torch.rand(2, len(masks), generator=seeded).double()
 
-    values, half = retrained_shapley(masks, table, confidence_level=0.5)
+    values, half = retrained_shapley(masks, table)
 
     estimates = [few_coalitions_shapley(masks, utilities) for utilities in table]
     by_seed = torch.stack([estimate.values for estimate in estimates])
@@ -167,7 +167,7 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
 
     torch.testing.assert_close(values, by_seed.mean(0))
 
-    expected = interval_over_seeds(by_seed, stderr.mean(0), confidence_level=0.5)
+    expected = interval_over_seeds(by_seed, stderr.mean(0))
     torch.testing.assert_close(half, expected)
     assert (stderr == 0).all() == (design == "all")
 
