@@ -259,8 +259,9 @@ class CoalitionPlan(RunExtension):
         if not run.resumed:
             self._score_untrained(run)
         num_clients = run.data.num_clients
-        others = self._others_in_words(num_clients, run.games)
-        rank_zero_info(f"flsv: {self._plan_in_words(num_clients)}{others}")
+        plan = self._plan_in_words(num_clients)
+        estimation = self._estimation_in_words(num_clients, run.games)
+        rank_zero_info(f"flsv: {plan}{estimation}")
 
     def _open_store(self, run: MeasuredRun) -> None:
         """Open the store of coalitions' utilities. In a run that begins, the untrained module's are the first."""
@@ -324,7 +325,7 @@ class CoalitionPlan(RunExtension):
         left_out = f", without {listed(self._left_out)}" if self._left_out else ""
         return f"{coalitions} after the run{left_out} ({cost})."
 
-    def _others_in_words(self, num_clients: int, games: Any) -> str:
+    def _estimation_in_words(self, num_clients: int, games: Any) -> str:
         """Say how the scores of the coalitions are computed that are not trained."""
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:

@@ -25,22 +25,26 @@ class ModelScoring:
         self._measures = measures
         self.evaluators: dict[Hashable, VectorEvaluator] = {}
         for measure in measures.values():
-            if _key(measure) not in self.evaluators:
-                self.evaluators[_key(measure)] = evaluator_of(measure)
+            key = _key(measure)
+            if key not in self.evaluators:
+                self.evaluators[key] = evaluator_of(measure)
 
     def score(
-        self, module: nn.Module, untrained: Mapping[str, str | ModelScore] | None = None
+        self,
+        module: nn.Module,
+        untrained: Mapping[str, str | ModelScore] | None = None,
     ) -> ScoredModel:
         """Score a module as it is. If it is ``untrained``, ``{who asks: measure}``, its scores must be defined."""
         class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             class_weights = module.weighing_for_all()
+        scores_by_key = {}
         with class_weights:
-            scores_by_key = {
-                key: evaluator.live(module, keep=True) for key, evaluator in self.evaluators.items()
-            }
+            for key, evaluator in self.evaluators.items():
+                scores_by_key[key] = evaluator.live(module, keep=True)
         for requester, measure in (untrained or {}).items():
-            check_untrained(requester, measure, scores_by_key[_key(measure)])
+            scores = scores_by_key[_key(measure)]
+            check_untrained(requester, measure, scores)
 
         utilities = []
         outputs = {}
@@ -55,4 +59,6 @@ class ModelScoring:
 
 def _key(measure: str | ModelScore) -> Hashable:
     """Return the key of the evaluator by which models are scored: one for all measures of a classifier's outputs."""
-    return (measure.evaluator_key, measure.name) if isinstance(measure, ModelScore) else None
+    if isinstance(measure, ModelScore):
+        return measure.evaluator_key, measure.name
+    return None

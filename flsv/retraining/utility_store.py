@@ -103,37 +103,53 @@ class UtilityStore:
 
         if path is not None and ranks.rank == 0:
             columns = _columns(names, by_round)
-            self._file = ResultFile(path, columns, settings=self.settings, anew=anew)
+            self._file = ResultFile(
+                path,
+                columns,
+                settings=self.settings,
+                anew=anew,
+            )
             if outputs:
                 self._outputs_folder = path.with_suffix("")
-            for training, round_index, utilities in _read_rows(self._file.rows, names):
-                outputs_of_model = read_outputs(self._outputs_folder, training, round_index)
-                models = self._models.setdefault(training, {})
-                models[round_index] = ScoredModel(utilities, outputs_of_model)
+            self._read_back(self._file.rows)
         # All ranks take what the first one has read.
         self._models = ranks.broadcast(0, self._models, "the stored trainings")
 
-    def take_over(self, path: Path, seed: int, grand: Members) -> None:
+    def _read_back(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for training, round_index, utilities in _read_rows(rows, self.names):
+            outputs = read_outputs(self._outputs_folder, training, round_index)
+            models = self._models.setdefault(training, {})
+            models[round_index] = ScoredModel(utilities, outputs)
+
+    def take_over(
+        self,
+        path: Path,
+        seed: int,
+        grand: Members,
+    ) -> None:
         """Store the trainings in a file of the same run, which may have other coalitions, and more scores or rounds.
 
         It is the same run if settings and the last utilities of the coalition ``grand`` of all clients are the same.
         """
-        own_model = self._models.get((seed, grand), {}).get(self.rounds[-1])
-        if self._file is None or own_model is None:
+        last_round = self.rounds[-1]
+        if self._file is None or self.missing(seed, [grand]):
             return
         trainings = _trainings_of_run(path, self.settings, self.names)
-        stored_grand = trainings.get((seed, grand), {})
-        if stored_grand.get(self.rounds[-1]) != own_model.utilities:
+        stored_rows = trainings.get((seed, grand), {})
+        last_row = self.rows(seed, grand)[-1]
+        if stored_rows.get(last_round) != last_row:
             return
+
         folder = path.with_suffix("")
         for training, row_by_round in trainings.items():
             _seed, members = training
             if not self.missing(seed, [members]):
                 continue
             models = {}
-            for round_index in row_by_round.keys() & set(self._rounds_of(members)):
-                outputs = read_outputs(folder, training, round_index)
-                models[round_index] = ScoredModel(row_by_round[round_index], outputs)
+            for round_index in self._rounds_of(members):
+                if round_index in row_by_round:
+                    outputs = read_outputs(folder, training, round_index)
+                    models[round_index] = ScoredModel(row_by_round[round_index], outputs)
             self.add(seed, members, models)
 
     @property
@@ -156,13 +172,11 @@ class UtilityStore:
 
     def _is_complete(self, seed: int, members: Members) -> bool:
         models = self._models.get((seed, members), {})
-        needed_rounds = self._rounds_of(members)
-        if not models.keys() >= set(needed_rounds):
-            return False
-        return all(
-            models[round_index].outputs.keys() >= self.measures_with_outputs
-            for round_index in needed_rounds
-        )
+        for round_index in self._rounds_of(members):
+            model = models.get(round_index)
+            if model is None or not model.outputs.keys() >= self.measures_with_outputs:
+                return False
+        return True
 
     def _rounds_of(self, members: Members) -> Sequence[int]:
         return self.rounds if members else (NO_ROUND,)
@@ -174,9 +188,15 @@ class UtilityStore:
             return [models[NO_ROUND]] * len(self.rounds)
         return [models[round_index] for round_index in self.rounds]
 
-    def outputs(self, seed: int, members: Members, name: str) -> Tensor:
+    def outputs(
+        self,
+        seed: int,
+        members: Members,
+        name: str,
+    ) -> Tensor:
         """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
-        return torch.stack([model.outputs[name] for model in self._models_of(seed, members)])
+        models = self._models_of(seed, members)
+        return torch.stack([model.outputs[name] for model in models])
 
     def rows(self, seed: int, members: Members) -> list[Row]:
         """Return a coalition's utilities after each round, or raise KeyError."""
@@ -232,11 +252,14 @@ class UtilityStore:
             return
         lines = []
         names_of_outputs = set()
-        for seed, members in sorted(self._models, key=_sort_key):
-            models = self._models[seed, members]
-            rounds = [index for index in self._rounds_of(members) if index in models]
-            lines += self._lines(seed, members, {index: models[index] for index in rounds})
-            names_of_outputs |= {outputs_file((seed, members), index) for index in rounds}
+        for training in sorted(self._models, key=_sort_key):
+            seed, members = training
+            models = {}
+            for round_index in self._rounds_of(members):
+                if round_index in self._models[training]:
+                    models[round_index] = self._models[training][round_index]
+                    names_of_outputs.add(outputs_file(training, round_index))
+            lines += self._lines(seed, members, models)
         self._file.replace(lines)
         if self._outputs_folder is not None:
             for path in self._outputs_folder.glob("*.pt"):
@@ -319,7 +342,11 @@ def outputs_file(training: Training, round_index: int) -> str:
     return f"{seed}_{members_text(members)}_{round_index}.pt"
 
 
-def read_outputs(folder: Path | None, training: Training, round_index: int) -> Outputs:
+def read_outputs(
+    folder: Path | None,
+    training: Training,
+    round_index: int,
+) -> Outputs:
     """Read the outputs of a coalition's model by performance, empty if there is no file."""
     if folder is None:
         return {}

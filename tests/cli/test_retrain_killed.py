@@ -35,11 +35,17 @@ def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     federation = {"reporting": {"table": False, "figures": 0}}
     config = write_config(
-        folder / "fed.yaml", model=model, trainer=trainer, federation=federation, seed_everything=3
+        folder / "fed.yaml",
+        model=model,
+        trainer=trainer,
+        federation=federation,
+        seed_everything=3,
     )
 
-    for arguments in (["fit", "--config", str(config)], RETRAIN):
-        status, output = start_command(folder, *arguments).wait()
+    fit = ["fit", "--config", str(config)]
+    for arguments in (fit, RETRAIN):
+        process = start_command(folder, *arguments)
+        status, output = process.wait()
         assert status == 0, output
 
     return folder
@@ -49,8 +55,10 @@ def num_trained_coalitions(run: Path) -> int:
     count = 0
     for file in run.glob("retrained/seed_*/coalitions.csv"):
         _settings, _columns, *rows = file.read_text().splitlines()
-        # Without those of the run itself.
-        count += len([row for row in rows if row.split(",")[1] not in ("'-", "0+1+2")])
+        for row in rows:
+            _seed, coalition, *_numbers = row.split(",")
+            if coalition not in ("'-", "0+1+2"):  # those of the run itself
+                count += 1
     return count
 
 

@@ -32,8 +32,9 @@ class InstantTrainer:
             if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
             self.trained.append(order.members)
+            utility = utility_of_members(order.members)
             fit_result = FitResult(
-                scored=[ScoredModel([[utility_of_members(order.members)]])],
+                scored=[ScoredModel([[utility]])],
                 untrained=ScoredModel([[0.0]]),
                 start_hash="start",
             )
@@ -195,8 +196,9 @@ def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path:
     store = make_store_of_two_rounds(path, outputs=["per_class"])
 
     models = {}
-    for outputs_of_round, (round_index, row) in zip(outputs, SCORES.items()):
-        models[round_index] = ScoredModel(row, {"per_class": outputs_of_round, "other": outputs})
+    for position, (round_index, row) in enumerate(SCORES.items()):
+        named_outputs = {"per_class": outputs[position], "other": outputs}
+        models[round_index] = ScoredModel(row, named_outputs)
     store.add(seed=7, members=(0, 2), models=models)
     store.add(seed=7, members=(1,), models=models_of(SCORES))
 
@@ -233,20 +235,26 @@ def test_utility_store_of_other_scores_is_refused(tmp_path: Path) -> None:
 def test_rows_of_other_rounds_and_their_outputs_go_when_the_file_is_sorted(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
     store = make_store_of_two_rounds(path, outputs=["per_class"])
+    model = ScoredModel(SCORES[0], {"per_class": torch.zeros(5)})
     for round_index in (0, 1, 3):  # as a run adds its own
-        model = ScoredModel(SCORES[0], {"per_class": torch.zeros(5)})
-        store.add(seed=7, members=(0, 2), models={round_index: model})
+        models = {round_index: model}
+        store.add(seed=7, members=(0, 2), models=models)
 
     store.sort()
 
     _settings, _columns, *lines = path.read_text().splitlines()
-    assert [line.split(",")[:3] for line in lines] == [["7", "0+2", "0"], ["7", "0+2", "3"]]
-    names = {file.name for file in (tmp_path / "game").iterdir()}
-    assert names == {"7_0+2_0.pt", "7_0+2_3.pt"}
+    first_line, last_line = lines
+    assert first_line.startswith("7,0+2,0,")
+    assert last_line.startswith("7,0+2,3,")
+    names = [file.name for file in (tmp_path / "game").iterdir()]
+    assert sorted(names) == ["7_0+2_0.pt", "7_0+2_3.pt"]
 
 
 def models_of(scores: dict[int, Any]) -> dict[int, ScoredModel]:
-    return {round_index: ScoredModel(row) for round_index, row in scores.items()}
+    models = {}
+    for round_index, row in scores.items():
+        models[round_index] = ScoredModel(row)
+    return models
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'
