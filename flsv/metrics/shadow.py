@@ -312,10 +312,10 @@ class ShadowShapley(MeasuredMetric):
         compute_values = partial(self._value_round, coalitions.cpu(), utility)
         is_last = round_index + 1 == self._num_rounds
         if is_last or (round_index + 1) % self._rounds_per_value == 0:
-            self.put_off = None
+            self.compute_at_run_end = None
             compute_values()
         else:
-            self.put_off = compute_values  # for the case that this round is the last
+            self.compute_at_run_end = compute_values  # for the case that this round is the last
 
     def _value_round(self, masks: Tensor, utility: Callable[[Tensor], Tensor]) -> None:
         """Compute a round's values."""
