@@ -131,18 +131,18 @@ class UtilityStore:
 
         It is the same run if settings and the last utilities of the coalition ``grand`` of all clients are the same.
         """
-        last_round = self.rounds[-1]
-        if self._file is None or self.missing(seed, [grand]):
-            return
-        trainings = _trainings_of_run(path, self.settings, self.names)
-        stored_rows = trainings.get((seed, grand), {})
-        last_row = self.rows(seed, grand)[-1]
-        if stored_rows.get(last_round) != last_row:
-            return
+        if self._file is not None and not self.missing(seed, [grand]):
+            trainings = _trainings_of_run(path, self.settings, self.names)
+            stored_rows = trainings.get((seed, grand), {})
+            last_row = self.rows(seed, grand)[-1]
+            if stored_rows.get(self.rounds[-1]) == last_row:
+                self._add_rows(trainings, path.with_suffix(""))
+        self._models = self.ranks.broadcast(0, self._models, "the trainings of an earlier run")
 
-        folder = path.with_suffix("")
+    def _add_rows(self, trainings: Mapping[Training, Mapping[int, Row]], folder: Path) -> None:
+        """Add the trainings that are missing, with the outputs in ``folder``."""
         for training, row_by_round in trainings.items():
-            _seed, members = training
+            seed, members = training
             if not self.missing(seed, [members]):
                 continue
             models = {}
