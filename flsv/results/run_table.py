@@ -9,20 +9,15 @@ data frame.
 
 from __future__ import annotations
 
-import math
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, numbered, replacing
 from flsv.utilities.csv_files import (
-    NAN,
     Cell,
     csv_text,
     number_or_nan,
@@ -63,102 +58,6 @@ COLUMNS = (
 
 #: The columns of estimates, which have a row per client.
 ESTIMATE = ["value", "low", "high"]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The values of one metric after a round."""
-
-    #: The metric's name.
-    metric: str
-    #: `[n]` for n clients, or `[n, M]` with M columns. NaN where a client has no value.
-    values: Any
-    #: `{key: name}` of the M columns. None if `values` are `[n]`.
-    columns: Mapping[str, str] | None = None
-    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. Empty if there are no intervals.
-    bounds: Any = ()
-    #: The n clients' ids. None: 0 to n - 1.
-    clients: Sequence[int] | None = None
-
-
-def round_rows(
-    index: int,
-    numbers: Iterable[Numbers],
-    client_names: Sequence[str],
-) -> list[Row]:
-    """Return the rows of one round, one for each value that is not NaN.
-
-    Example:
-        >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
-        >>> print(csv_text(table).decode())
-        0,sv,0,,0.5,Boston,,,
-        0,weight,0,,0.75,Boston,,,
-        0,weight,1,,0.25,Lyon,,,
-        <BLANKLINE>
-        >>> then = round_rows(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
-        >>> csv_text(changed_rows(then, table))
-        b'1,sv,1,,0.125,Lyon,,,\\n'
-    """
-    rows = []
-    for metric_numbers in numbers:
-        columns = metric_numbers.columns or {"": ""}
-        values = np.asarray(metric_numbers.values, dtype="float64")
-        values = values.reshape(-1, len(columns))
-        clients: Sequence[int] = range(len(values))
-        if metric_numbers.clients is not None:
-            clients = metric_numbers.clients
-        intervals = _intervals(metric_numbers.bounds, len(values))
-
-        for position, (column, column_name) in enumerate(columns.items()):
-            column_values = values[:, position].tolist()
-            for client, value, (low, high) in zip(clients, column_values, intervals):
-                if math.isnan(value):
-                    continue
-                row = Row(
-                    index,
-                    metric_numbers.metric,
-                    client=client,
-                    column=column,
-                    value=value,
-                    client_name=client_names[client],
-                    class_name=column_name,
-                    low=low,
-                    high=high,
-                )
-                rows.append(row)
-    return rows
-
-
-def _intervals(
-    bounds: Any,
-    num_values: int,
-) -> list[list[float]]:
-    """Return each interval's low and high bound, NaN if unknown."""
-    intervals = np.full((num_values, 2), NAN)
-    if len(bounds):
-        intervals[:, 0], intervals[:, 1] = bounds
-    intervals[np.isnan(intervals).any(1)] = NAN
-    return intervals.tolist()
-
-
-def changed_rows(
-    rows: Iterable[Row],
-    earlier_rows: Iterable[Row],
-) -> list[Row]:
-    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there."""
-    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
-    new_rows = []
-    for row in rows:
-        earlier = earlier_by_key.get((row.metric, row.client, row.column))
-        if earlier is None or row.value != earlier.value or _has_another_interval(row, earlier):
-            new_rows.append(row)
-    return new_rows
-
-
-def _has_another_interval(row: Row, earlier: Row) -> bool:
-    if math.isnan(row.low):  # it has none
-        return False
-    return (row.low, row.high) != (earlier.low, earlier.high)
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
@@ -281,14 +180,14 @@ class CSV(Sink):
 
     def write_round(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""
-        self.append(result.changes)
+        self.append(result.rows_of_file)
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
         late_metrics = set()
         for result in results:
-            late_rows += result.changes
+            late_rows += result.rows_of_file
             for row in result.table:
                 late_metrics.add((row.round, row.metric))
         if not late_metrics:
