@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import is_
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -20,6 +21,8 @@ from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.reachable import LIBRARIES, attributes_of
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
+#: The type of functions that ``functools.lru_cache`` returns.
+CACHE_TYPE: Any = type(lru_cache(len))
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.
 _COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _CONSTANTS = frozenset(CONSTANT_TYPES)
@@ -34,6 +37,24 @@ _CLOSED_TYPES = (
     Dataset,
     DataLoader,
 )
+
+
+class Reference(NamedTuple):
+    """Where a program keeps an object: by which name or key of a namespace or a collection."""
+
+    holder: Any
+    key: Any
+    value: Any
+
+    def write(self, value: Any) -> None:
+        """Let the holder have another object in its place."""
+        if isinstance(self.holder, set):
+            self.holder.discard(self.value)
+            self.holder.add(value)
+        elif isinstance(self.holder, _COLLECTIONS):
+            self.holder[self.key] = value
+        else:
+            _write_name(self.holder, self.key, value)
 
 
 class ProgramState:
@@ -82,8 +103,7 @@ class ProgramState:
         if kind in _COLLECTIONS:
             self._visited.add(id(value))
             self._collections.append((value, value.copy()))
-            entries = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, entry in entries:
+            for key, entry in _items_of(value):
                 if type(entry) not in _CONSTANTS:
                     self._add(entry, f"{path}[{key!r}]")
         elif issubclass(kind, Tensor) and not value.is_inference():
@@ -99,6 +119,21 @@ class ProgramState:
         if issubclass(kind, type):
             kind = value
         return getattr(kind, "__module__", None) in self._module_names
+
+    def references_to(self, ids: Container[int], with_caches: bool = False) -> list[Reference]:
+        """Return where the program keeps objects with these ids, but for holders that have such ids themselves. With
+        caches, also where it keeps functions with a cache.
+        """
+        references = []
+        for holder, entries in (*self._namespaces, *self._collections):
+            if id(holder) in ids:
+                continue
+            for key, value in _items_of(entries):
+                is_cache = with_caches and type(value) is CACHE_TYPE
+                is_copied = type(value) not in _CONSTANTS and id(value) in ids
+                if is_copied or is_cache:
+                    references.append(Reference(holder, key, value))
+        return references
 
     def restore(self) -> list[str]:
         """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
@@ -116,17 +151,36 @@ class ProgramState:
         return changed_tensors
 
 
+def _items_of(collection: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys or positions of a collection, with its entries."""
+    if isinstance(collection, dict):
+        return collection.items()
+    return enumerate(collection)
+
+
+#: Names of modules that are not the program's: there are thousands, which are looked at once.
+_INSTALLED_NAMES: set[str] = set()
+
+
 def _modules_of_program() -> list[ModuleType]:
     modules = []
-    for name, module in list(sys.modules.items()):
-        package, _, _ = name.partition(".")
-        file = getattr(module, "__file__", None) or ""
-        is_installed = package in LIBRARIES or not file
-        if any(folder in file for folder in _INSTALLED):
-            is_installed = True
-        if type(module) is ModuleType and (name == "__main__" or not is_installed):
+    for name in sorted(sys.modules.keys() - _INSTALLED_NAMES):
+        module = sys.modules.get(name)
+        if name == "__main__" or not _is_installed(name, module):
             modules.append(module)
+        else:
+            _INSTALLED_NAMES.add(name)
     return modules
+
+
+def _is_installed(name: str, module: Any) -> bool:
+    package, _, _ = name.partition(".")
+    if package in LIBRARIES or type(module) is not ModuleType:
+        return True
+    file = vars(module).get("__file__")
+    if not file:
+        return True
+    return any(folder in file for folder in _INSTALLED)
 
 
 def _values_of(namespace: Any) -> dict[str, Any]:

@@ -12,8 +12,10 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -29,7 +31,9 @@ from torch.utils.data import DataLoader, Dataset
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
 from flsv.utilities.program_state import (
+    CACHE_TYPE,
     ProgramState,
+    Reference,
     restore_torch,
     restored_program,
     torch_settings,
@@ -51,8 +55,8 @@ class RunCopy:
     """The state of a Trainer and a module, taken before their fit.
 
     Data, classes and functions without a state are shared. All else is copied, with the references that its objects
-    have to each other. Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a
-    copy is loaded.
+    have to each other. Where the program's globals refer to one of them, they refer to the copy's once it is loaded.
+    Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a copy is loaded.
 
     Args:
         trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.
@@ -95,7 +99,14 @@ class RunCopy:
             all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
         def dump(value: Any) -> Pickled:
-            return pickled(value, data, all_reductions, locations=locations or {})
+            return pickled(
+                value,
+                data,
+                all_reductions,
+                locations=locations or {},
+                program=self._program,
+                has_own_caches=True,
+            )
 
         def dump_and_load(value: Any) -> None:
             with restored_program():
@@ -134,7 +145,7 @@ class RunCopy:
         restore_global_rngs(self._global_rngs)
         restore_torch(self._torch_settings)
         data = copy.copy(self._data)
-        trainer, module = self._pickled.load(data)
+        trainer, module = self._pickled.load(data, as_program=True)
         return trainer, module, data
 
 
@@ -242,6 +253,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _empty_function, (_Original(value), cells), state, None, None, _fill_function
         if kind is CellType:
             return CellType, (), _contents_of(value), None, None, _fill_cell
+        if kind is CACHE_TYPE:
+            return _empty_cache, (value.__wrapped__, value.cache_parameters())
         if kind is random.SystemRandom:  # it has no state
             return kind, ()
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
@@ -299,6 +312,10 @@ def _fill_function(function: FunctionType, state: tuple[Any, Any, dict[str, Any]
     vars(function).update(attributes)
 
 
+def _empty_cache(function: Any, parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
+
+
 def _contents_of(cell: CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
@@ -319,19 +336,44 @@ class Pickled:
     storages: list[torch.Tensor]
     shared: list[Any]
     blank_positions: Collection[int] = ()
+    # Where the program keeps objects that are copied.
+    references: Sequence[Reference] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker imports classes and functions, or has those of a program's main module by value.
         storages = [storage.cpu() for storage in self.storages]
-        return {**vars(self), "storages": storages, "shared": cloudpickle.dumps(self.shared)}
+        return {
+            **vars(self),
+            "storages": storages,
+            "shared": cloudpickle.dumps(self.shared),
+            "references": (),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = pickle.loads(state["shared"])
         vars(self).update(state, shared=shared)
 
-    def load(self, data: Any = None, *, copies_memory: bool = True) -> Any:
-        """Return a copy of the object that refers to these data. The last one may have the memory itself."""
-        return _Unpickler(self, data, copies_memory).load()
+    def load(
+        self,
+        data: Any = None,
+        *,
+        copies_memory: bool = True,
+        as_program: bool = False,
+    ) -> Any:
+        """Return a copy of the object.
+
+        Args:
+            data: the data to which it refers.
+            copies_memory: whether it has memory of its own. The last copy may have that of the pickle.
+            as_program: whether the program refers to the copy from now on where it kept the original.
+        """
+        unpickler = _Unpickler(self, data, copies_memory)
+        value = unpickler.load()
+        if as_program and self.references:
+            copied_values = unpickler.load()
+            for reference, copied_value in zip(self.references, copied_values):
+                reference.write(copied_value)
+        return value
 
 
 def pickled(
@@ -344,6 +386,8 @@ def pickled(
     blank_storages: Collection[int] = (),
     stand_ins: Mapping[int, StandIn] = {},
     locations: Mapping[str, str] = {},
+    program: ProgramState | None = None,
+    has_own_caches: bool = False,
 ) -> Pickled:
     """Pickle an object.
 
@@ -357,6 +401,8 @@ def pickled(
         blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
         stand_ins: ``{id of an object: what copies have in its place}``.
         locations: ``{a folder: its path below the folder in which a copy is loaded}``.
+        program: the program's state, in which objects are looked for that are copied.
+        has_own_caches: whether the program has empty caches in place of its ``functools.lru_cache``, too.
     """
     file = io.BytesIO()
     pickler = _Pickler(
@@ -371,7 +417,18 @@ def pickled(
         locations=locations,
     )
     pickler.dump(value)
-    return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
+    references: list[Reference] = []
+    if program is not None:
+        ids_of_copied = pickler.memo.copy().keys()
+        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
+        pickler.dump([reference.value for reference in references])
+    return Pickled(
+        bytes=file.getvalue(),
+        storages=pickler.storages,
+        shared=pickler.shared,
+        blank_positions=pickler.blank_positions,
+        references=references,
+    )
 
 
 def copy_of_data_module(
@@ -429,6 +486,19 @@ class NotCopied(ConfigurationError):
     """Error: a copy is asked for a part of which it has only a stand-in."""
 
 
+#: Why the stand-ins that were used refused it, since a program may catch the errors.
+_refusals: list[str] = []
+
+
+@contextmanager
+def checked_stand_ins() -> Iterator[None]:
+    """Raise :class:`NotCopied` at the end of this context if a stand-in was used, and the program caught its error."""
+    _refusals.clear()
+    yield
+    if _refusals:
+        raise NotCopied(_refusals[0])
+
+
 class StandIn:
     """What a copy has in place of a part that refuses pickling. Using it raises :class:`NotCopied`."""
 
@@ -436,7 +506,9 @@ class StandIn:
         object.__setattr__(self, "_reason", reason)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotCopied(object.__getattribute__(self, "_reason"))
+        reason = object.__getattribute__(self, "_reason")
+        _refusals.append(reason)
+        raise NotCopied(reason)
 
     __getattribute__ = __setattr__ = __delattr__ = _refuse
     __call__ = __iter__ = __next__ = __len__ = __bool__ = __contains__ = _refuse
