@@ -111,28 +111,34 @@ def language_model(folder: str) -> str:
 
 def fit(name: str, files: list[Path], rounds: int, root: str, folder: str) -> dict[str, list[Any]]:
     """The figures of one training."""
+    from flsv._lightning.patches import find_loop
     from flsv.cli.parser import make_cli
 
-    options = [option for file in files for option in ("--config", str(file))]
-    options += [*OPTIONS, f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={folder}"]
-    natural = name.startswith("natural/")
-    options.append(
-        f"--data.source.init_args.root={root}" if natural else f"--data.files.root={root}"
-    )
+    options = []
+    for file in files:
+        options += ["--config", str(file)]
+    options += OPTIONS
+    options.append(f"--trainer.max_epochs={rounds}")
+    options.append(f"--trainer.default_root_dir={folder}")
+    # A source that is a class has a folder of its own, a file is found below `files.root`.
+    is_class = "source:\n" in files[-1].read_text()
+    has_root = name.startswith("natural/") and is_class
+    root_option = "data.source.init_args.root" if has_root else "data.files.root"
+    options.append(f"--{root_option}={root}")
     if name == "natural/tales_lora":
         options.append(f"--model.init_args.network={language_model(folder)}")
     if name == "cifar10_resnet34":
         options += ["--trainer.limit_train_batches=1", "--data.splits.max_samples=4000"]
+
     cli = make_cli(options, run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
-    loop = next(each for each in cli.trainer.callbacks if type(each).__name__ == "FederatedLoop")
-    values = {name: metric.compute() for name, metric in loop.metrics.items()}
-    found = {
+    loop = find_loop(cli.trainer.callbacks)
+    results = {
         "weights": together(cli.model.state_dict()),
         "received": together(loop.received()),
-        "values": values,
+        "values": {metric_name: metric.compute() for metric_name, metric in loop.metrics.items()},
     }
-    return dict(figures(found))
+    return dict(figures(results))
 
 
 def value(files: list[Path], folder: str) -> dict[str, list[Any]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import (
     Checkpoint,
     DeviceStatsMonitor,
@@ -22,7 +21,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -53,8 +52,7 @@ _INHERITED = object()
 class PatchedAttributes:
     """Changes of attributes, each ``(object, name, value)``, that :meth:`restore` undoes."""
 
-    def __init__(self, changes: list[Patch] | None = None) -> None:
-        changes = changes or []
+    def __init__(self, changes: Sequence[Patch] = ()) -> None:
         self._originals = []
         for owner, name, _ in changes:
             original = getattr(owner, name)
@@ -122,7 +120,7 @@ def find_loop(callbacks: Iterable[object]) -> Any:
 
 
 @contextmanager
-def unlogged(module: nn.Module) -> Iterator[None]:
+def discarded_logs(module: nn.Module) -> Iterator[None]:
     """Discard all values that the module logs within the context."""
     changes = []
     for name in ("log", "log_dict"):
@@ -164,7 +162,7 @@ def put_metric_states(states: list[MetricState]) -> None:
 def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
     """Return the patch ``(object, name, value)`` with which loggers plot all that is logged over rounds.
 
-    Single steps are left out if they are on curves by client, see :func:`client_curves_patch`.
+    Single steps are left out if they are on curves by client, see :mod:`flsv._lightning.client_curves`.
     """
     connector = trainer._logger_connector
     log_metrics: Callable[..., None] = connector.log_metrics
@@ -195,85 +193,6 @@ def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
                 logger.save()
 
     return connector, "log_metrics", log_with_round_as_step
-
-
-def client_curves_patch(
-    trainer: L.Trainer, position: Callable[[], tuple[str, int] | None]
-) -> Patch:
-    """Return the patch with which loggers plot single steps by client, where ``position`` gives name and step."""
-    connector = trainer._logger_connector
-    update = connector.update_train_step_metrics
-    last_values: dict[str, Tensor] = {}
-
-    def update_with_curves() -> None:
-        update()
-        logged_values = connector.metrics["log"]
-        new_values = _newly_logged(logged_values, last_values)
-        client_and_step = position()
-        if client_and_step is None or not new_values:
-            return
-        client, step = client_and_step
-        value_by_curve: dict[str, float] = {ROUND_NAME: trainer.current_epoch}
-        for name, value in new_values.items():
-            value_by_curve[f"{name}/{client}"] = float(value)
-        for logger in trainer.loggers:
-            logger.log_metrics(value_by_curve, step=step)
-
-    return connector, "update_train_step_metrics", update_with_curves
-
-
-def _newly_logged(
-    logged_values: Mapping[str, Any], last_values: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the values that the last batch has logged, and store all in ``last_values``."""
-    # Lightning repeats what an earlier batch has logged, maybe of another client. Such a value is at the same place
-    # of the memory, which no other takes while it is in `last_values`.
-    new_values = {}
-    for name, logged_value in logged_values.items():
-        value = torch.as_tensor(logged_value)
-        last_value = last_values.get(name)
-        is_repeated = last_value is not None and last_value.data_ptr() == value.data_ptr()
-        if not is_repeated:
-            new_values[name] = value
-        last_values[name] = value
-    return new_values
-
-
-def client_means_patches(trainer: L.Trainer, client_name: Callable[[], str | None]) -> list[Patch]:
-    """Return the patches with which loggers plot, by client and round, the values that it logs for the epoch."""
-    results = trainer.fit_loop.epoch_loop._results
-    connector = trainer._logger_connector
-    results_class = type(results)
-    original_log = results.log
-    original_end = connector.epoch_end_reached
-    results_by_client: dict[str, Any] = {}
-
-    def log_for_client(hook: str, name: str, value: Any, **options: Any) -> None:
-        original_log(hook, name, value, **options)
-        client = client_name()
-        # A metric that is logged as an object counts all clients' samples.
-        if client is None or isinstance(value, Metric):
-            return
-        if client not in results_by_client:
-            results_by_client[client] = results_class(training=True)
-        client_results = results_by_client[client]
-        client_results.batch_size = results.batch_size
-        client_results.log(hook, name, value, **options)
-
-    def plot_and_end() -> None:
-        value_by_curve: dict[str, float] = {}
-        for client, client_results in results_by_client.items():
-            logged_values = client_results.metrics(on_step=False)["log"]
-            for name, value in logged_values.items():
-                value_by_curve[f"{name}/{client}"] = float(value)
-        results_by_client.clear()
-        if value_by_curve:
-            value_by_curve[ROUND_NAME] = trainer.current_epoch
-            for logger in trainer.loggers:
-                logger.log_metrics(value_by_curve, step=trainer.current_epoch)
-        original_end()
-
-    return [(results, "log", log_for_client), (connector, "epoch_end_reached", plot_and_end)]
 
 
 def no_placeholder_patches(trainer: L.Trainer) -> list[Patch]:

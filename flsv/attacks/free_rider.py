@@ -61,7 +61,6 @@ class FreeRider(Attack):
     ) -> Tensor:
         if self.mode == "zero":
             return torch.zeros_like(update)
-        noise = torch.randn(len(update), generator=generator)
-        noise = noise.to(update)
+        noise = torch.randn(len(update), generator=generator).to(update)
         factor = self.scale * update.norm() / noise.norm()
         return noise * factor

@@ -20,7 +20,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.benchmark.federation import Federation
-from flsv.configuration.identity import described, source_hash_of
+from flsv.configuration.identity import described
+from flsv.configuration.option_texts import source_hash_of
 from flsv.core.needs import needs_of
 from flsv.core.vocabulary import NEEDS
 from flsv.metrics import ContributionMetric

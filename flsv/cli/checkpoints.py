@@ -34,13 +34,12 @@ class BestCheckpoint(ModelCheckpoint):
     A resumed run has a folder of its own, into which the best checkpoint before it is copied.
     """
 
+    # Lightning's key contains the monitor, which is not known when a run is resumed.
+    state_key = "BestCheckpoint"
+
     def __init__(self) -> None:
         super().__init__(filename=Path(BEST_FILE).stem)
         self._earlier_best: Path | None = None
-
-    @property
-    def state_key(self) -> str:
-        return "BestCheckpoint"  # Lightning's key contains the monitor, which is not known when a run is resumed
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._has_monitored_value(trainer):

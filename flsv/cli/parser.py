@@ -41,7 +41,8 @@ from flsv.cli.options import (
     subparsers_of,
     with_merged_options,
 )
-from flsv.configuration.identity import Identity, config_settings, sample_hashes
+from flsv.configuration.identity import Identity, sample_hashes
+from flsv.configuration.option_texts import config_settings
 from flsv.engines.ranks import FederatedStrategy, started_by_script
 from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric

@@ -42,7 +42,8 @@ from flsv.cli.command import (
 )
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
-from flsv.configuration.identity import Identity, config_settings
+from flsv.configuration.identity import Identity
+from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
 from flsv.report.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.report.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary

@@ -12,20 +12,19 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge
 from torch import Tensor
-from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.core.needs import needs_of
-from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import Share, check_share
 from flsv.core.state import LocalWork
-from flsv.core.strategy import FederationInfo, Strategy
+from flsv.core.strategy import Strategy
 from flsv.core.vocabulary import TOLD_BY_CLIENTS
-from flsv.data import FederatedDataModule
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
+from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, FullParticipation
+from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import PrivateUpload, Upload, check_uploads
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
@@ -134,44 +133,42 @@ class Reporting:
         return is_last or rounds_done % rounds_between == 0
 
 
-@dataclass(frozen=True)
 class FederationConfig:
     """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
 
-    aggregator: Aggregator
-    metrics: Mapping[str, Metric]
-    personalizer: Personalizer | None
-    sampler: ClientSampler
-    client_algorithm: Strategy | None
-    uploads: tuple[Upload, ...]
-    filters: tuple[UpdateFilter, ...]
-    local_epochs: int | dict[str, int] | str
-    optimizer_state: Literal["reset", "persist"]
-    share: Share
-    evaluation: ClientEvaluation
-    reporting: Reporting
-    seed: int | None
-    engine: str | Callable[..., Any]
+    def __init__(
+        self,
+        aggregator: Aggregator | None = None,
+        metrics: dict[str, ContributionMetric] | None = None,
+        *,
+        personalizer: Personalizer | None = None,
+        sampler: ClientSampler | None = None,
+        client_algorithm: ClientAlgorithm | None = None,
+        uploads: list[Upload] | None = None,
+        filters: list[UpdateFilter] | None = None,
+        local_epochs: LocalEpochs = 1,
+        optimizer_state: Literal["reset", "persist"] = "reset",
+        share: str | list[str] | Callable[[str, Tensor], bool] = "all",
+        evaluation: ClientEvaluation = ClientEvaluation(),
+        reporting: Reporting = Reporting(),
+        seed: int | None = None,
+        engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
+    ) -> None:
+        self.aggregator: Aggregator = aggregator or FedAvg()
+        self.metrics: Mapping[str, Metric] = dict(metrics or {})
+        self.personalizer = personalizer
+        self.sampler: ClientSampler = sampler or FullParticipation()
+        self.client_algorithm = client_algorithm
+        self.uploads = tuple(uploads or ())
+        self.filters = with_finite_check([OutlierFilter()] if filters is None else filters)
+        self.local_epochs = _checked_epochs(local_epochs)
+        self.optimizer_state = optimizer_state
+        self.share: Share = list(share) if isinstance(share, list | tuple) else share
+        self.evaluation = evaluation
+        self.reporting = reporting
+        self.seed = seed
+        self.engine = engine
 
-    def __post_init__(self) -> None:
-        arguments: Any = self  # some fields are None, or unchecked, until they are replaced below
-        filters = arguments.filters
-        if filters is None:
-            filters = [OutlierFilter()]
-        share = arguments.share
-        if isinstance(share, list | tuple):
-            share = list(share)
-
-        # The dataclass is frozen: its fields cannot be assigned to.
-        vars(self).update(
-            aggregator=arguments.aggregator or FedAvg(),
-            metrics=dict(arguments.metrics or {}),
-            sampler=arguments.sampler or FullParticipation(),
-            uploads=tuple(arguments.uploads or ()),
-            filters=with_finite_check(filters),
-            local_epochs=_checked_epochs(arguments.local_epochs),
-            share=share,
-        )
         self._check_options()
         self._check_privacy()
         check_share(self.share)
@@ -269,37 +266,6 @@ class FederationConfig:
             name = type(part).__name__
             if name in state["filters"]:
                 part.load_state_dict(state["filters"][name])
-
-    def federation_info(
-        self,
-        global_vector: Tensor,
-        space: ParameterSpace,
-        data: FederatedDataModule,
-        seed: int,
-        optimizers: Sequence[Optimizer],
-        metrics: Mapping[str, Metric],
-    ) -> FederationInfo:
-        """Return the description of the federation that strategies get before the first round."""
-        clients = range(data.num_clients)
-        split_sizes = {}
-        for split in ("train", "val", "test"):
-            counts = [len(data.client_indices(client, split)) for client in clients]
-            split_sizes[split] = torch.tensor(counts)
-        return FederationInfo(
-            global_vector=global_vector,
-            space=space,
-            num_clients=data.num_clients,
-            num_classes=data.num_classes,
-            split_sizes=split_sizes,
-            seed=seed,
-            optimizers=optimizers,
-            strategies=self.strategies,
-            local_epochs=min(self.work_of(name).epochs for name in data.client_names),
-            uploads=self.uploads,
-            client_names=data.client_names,
-            metrics=metrics,
-            filters=self.filters,
-        )
 
     @property
     def privacy(self) -> PrivateUpload | None:

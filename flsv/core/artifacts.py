@@ -59,8 +59,8 @@ def keep_artifact(
     draw: Draw,
 ) -> None:
     """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
-    name = plain_name(name, "picture")
-    local.memory.setdefault(_MEMORY_KEY, {})[name] = draw
+    artifacts = local.memory.setdefault(_MEMORY_KEY, {})
+    artifacts[plain_name(name, "picture")] = draw
 
 
 def write_artifacts(

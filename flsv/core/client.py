@@ -342,8 +342,7 @@ def map_clients(
     """
     if not clients:
         return []
-    if map is None:
-        map = clients[0].map_conversations
+    hold_conversations = map or clients[0].map_conversations
     owners = clients[0]._owners
     channel = clients[0]._channel
     num_earlier_messages = 0
@@ -351,7 +350,7 @@ def map_clients(
         num_earlier_messages = len(channel.messages)
 
     if owners is None or owners.in_map_clients:
-        results = list(map(conversation, clients))
+        results = list(hold_conversations(conversation, clients))
         if channel is not None:
             new_messages = channel.messages[num_earlier_messages:]
             channel.messages[num_earlier_messages:] = _in_order_of(clients, new_messages)
@@ -361,7 +360,8 @@ def map_clients(
     ids_of_rank = [client.id for client in clients_of_rank]
     owners.in_map_clients = True
     try:
-        results_of_rank = dict(zip(ids_of_rank, map(conversation, clients_of_rank)))
+        conversations_of_rank = hold_conversations(conversation, clients_of_rank)
+        results_of_rank = dict(zip(ids_of_rank, conversations_of_rank))
     finally:
         owners.in_map_clients = False
     messages_of_rank = []

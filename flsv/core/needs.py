@@ -53,23 +53,23 @@ def needs_of(
 ) -> tuple[str, ...]:
     """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
     # The vocabulary has the needs of what a part reads of a round. The part's attributes tell of its other needs.
-    needs: set[str] = set()
+    keywords: set[str] = set()
     for name in reads_of(part, only_required):
-        needs.update(VOCABULARY[name].needs)
+        keywords.update(VOCABULARY[name].needs)
     if getattr(part, "evaluates", False):
         if _is_metric(part):
             # Clients are asked for scores only, and their validation samples replace the server's validation set.
-            needs -= {"answers", "validation"}
-            needs.add("client validation")
+            keywords -= {"answers", "validation"}
+            keywords.add("client validation")
         else:
-            needs.add("answers")
+            keywords.add("answers")
     if getattr(part, "needs_classes", False):
-        needs.add("classes")
+        keywords.add("classes")
     if getattr(part, "uses_ground_truth", False):
-        needs.add("counts")
+        keywords.add("counts")
     if getattr(part, "reports", ()) or getattr(part, "reported_by", None):
-        needs.add("reports")
-    return tuple(need for need in NEEDS if need in needs)  # in one order
+        keywords.add("reports")
+    return tuple(keyword for keyword in NEEDS if keyword in keywords)  # in the order of display
 
 
 def check_declared(part: Any, reader: str) -> None:

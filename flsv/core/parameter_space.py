@@ -133,7 +133,7 @@ class ParameterSpace:
     ) -> None:
         """Decide which entries each client keeps to itself, and which are constant."""
         # Private: floating-point entries that a pattern names, and all of `kept_names`, which may be integer buffers.
-        # Constant: those of `candidate_constants` that no pattern names. All are listed in the module's order.
+        # Of the candidates, the entries that no pattern names are constant. Both lists are in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -126,7 +126,7 @@ class ClientPlacement:
         """Return the clients that stay on their rank because they keep state."""
         return frozenset(self._bound)
 
-    def bind(self, clients: Collection[int]) -> None:
+    def bind(self, clients: Iterable[int]) -> None:
         """Set the clients that stay on their rank because they keep state."""
         self._bound = set(clients)
 

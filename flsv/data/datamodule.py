@@ -31,7 +31,7 @@ from flsv.data.sources.source import loader_options, open_source, source_name
 from flsv.data.splits import Splits
 from flsv.utilities.declared import Count, check_argument
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.run_copy import copy_of_data_module
+from flsv.utilities.pickles import copy_of_data_module
 from flsv.utilities.seeding import generator_for, kept_global_seed
 
 if TYPE_CHECKING:

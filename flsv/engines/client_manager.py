@@ -104,7 +104,7 @@ class ClientManager:
 
     def forget(self, client: int) -> None:
         """Discard the models and the changed state that a client has in this round."""
-        self.locals[client].set_models(None, None)
+        self.locals[client].set_models(initial_model=None, model=None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:

@@ -374,7 +374,7 @@ class Engine:
 
     def _forget(self) -> None:
         for visit in self._visits:
-            self.manager.locals[visit.client].set_models(None, None)
+            self.manager.locals[visit.client].set_models(initial_model=None, model=None)
         self._matrix = self._matrix.new_empty(0)
         self.updates = []
         self._instructions = {}
@@ -438,7 +438,7 @@ class Engine:
             with opened(self.manager.locals[client]) as local:
                 write_artifacts(local, folder / names[client], round_index)
 
-    def kept(self) -> dict[int, Any]:
+    def client_states(self) -> dict[int, Any]:
         """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""
         return self.store.state_dict()
 
@@ -472,7 +472,7 @@ class Engine:
         )
 
 
-def where(
+def describe_place(
     client: int | None,
     round_index: int,
     names: Sequence[str] = (),
@@ -480,9 +480,9 @@ def where(
     """Describe, for an error message, which client trained in which round.
 
     Example:
-        >>> where(None, 5)
+        >>> describe_place(None, 5)
         'at the server in round 6'
-        >>> where(1, 5, ("Boston", "Lyon"))
+        >>> describe_place(1, 5, ("Boston", "Lyon"))
         "while client 1 ('Lyon') trained in round 6"
     """
     if client is None:

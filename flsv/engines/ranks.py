@@ -69,9 +69,11 @@ class RankGroup(Ranks):
     """Communication between ranks in several processes, over Gloo."""
 
     def __init__(self, group: Any, device: torch.device, store: Any = None) -> None:
-        self.rank, self.size = group.rank(), group.size()
-        # Rank 0 serves `store`, at which the ranks have met.
-        self._group, self._device, self._store = group, device, store
+        self.rank = group.rank()
+        self.size = group.size()
+        self._group = group
+        self._device = device
+        self._store = store  # rank 0 serves it, and the ranks have met there
 
     def all_gather(self, value: Any, exchange_name: str) -> list[Any]:
         return [self.broadcast(rank, value, exchange_name) for rank in range(self.size)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -142,7 +143,7 @@ class SeveralRanks(Engine):
             "updates": updates,
             "broken": self.broken_clients,
             "trained": self._models_unlike_sent() if keep_trained else {},
-            "values": self.local_training.state.values.exchanged(),
+            "values": self.local_training.state.values.changes_to_send(),
             "counted": TrainingCounts() if self._is_idle() else rank_counts,
             "generators": None,
         }
@@ -214,8 +215,10 @@ class SeveralRanks(Engine):
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
-        parts = self.ranks.all_gather(sorted(self.store.clients()), "clients that keep something")
-        self.placement.bind([client for part in parts for client in part])
+        clients_of_ranks = self.ranks.all_gather(
+            sorted(self.store.clients()), "clients that keep something"
+        )
+        self.placement.bind(chain.from_iterable(clients_of_ranks))
         self._gather_states()
 
     def discard(self) -> bool:
@@ -227,7 +230,7 @@ class SeveralRanks(Engine):
         models_of_rank = super().received(instruct)
         return _merge_by_client(self.ranks.all_gather(models_of_rank, "the clients' own models"))
 
-    def kept(self) -> dict[int, Any]:
+    def client_states(self) -> dict[int, Any]:
         """Return the states of this rank's clients. Rank 0 returns those of all clients, for checkpoints."""
         return self._states
 
@@ -291,7 +294,7 @@ class SeveralRanks(Engine):
         return self.placement.mine(range(self._state.num_clients))
 
     def _gather_states(self) -> None:
-        self._states: dict[int, Any] = super().kept()
+        self._states: dict[int, Any] = super().client_states()
         if self.placement.bound:
             parts = self.ranks.all_gather(self._states, "what clients keep")
             if self.ranks.rank == 0:

@@ -16,8 +16,8 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
     for copies in all_copies:
         other_clients = [] if copies.other_client is None else [copies.other_client]
         event = Event(
-            copies.client,
-            DOUBT,
+            client=copies.client,
+            what=DOUBT,
             first=0,
             last=0,
             others=other_clients,

@@ -20,8 +20,6 @@ from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
     PatchedAttributes,
     callbacks_of,
-    client_curves_patch,
-    client_means_patches,
     no_placeholder_patches,
     no_profiling_patches,
     round_axis_patch,
@@ -32,7 +30,7 @@ from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
 from flsv.core.extension import EndedRun, RunExtension
 from flsv.data import FederatedDataModule
-from flsv.engines.engine import ENGINES, Engine, where
+from flsv.engines.engine import ENGINES, Engine, describe_place
 from flsv.federation.reports import RunReports
 from flsv.federation.resume import check_sharing, requested_seed
 from flsv.federation.run import FederationRun, RunState
@@ -242,8 +240,9 @@ class LightningFit(Rounds):
                 "Leave it out."
             )
         position = partial(self.steps.position_on_curves, interval)
-        self._change(client_curves_patch(self.trainer, position))
-        self._change(*client_means_patches(self.trainer, self.steps.client_name))
+        curves: Any = resolve_name("flsv._lightning.client_curves")
+        self._change(curves.client_curves_patch(self.trainer, position))
+        self._change(*curves.client_means_patches(self.trainer, self.steps.client_name))
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""
@@ -311,7 +310,7 @@ class LightningFit(Rounds):
 
     def place(self) -> str:
         """Describe the client and the round that train now, for messages."""
-        return where(self.current_client, self.state.round_index, self.data.client_names)
+        return describe_place(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- a round
 
@@ -416,9 +415,10 @@ class LightningFit(Rounds):
             )
 
     def _own_validation(self) -> Any:
-        if not self.is_fitting or self.federation is None or self.federation.server.games is None:
+        if not self.is_fitting or self.federation is None:
             return None
-        return self.federation.server.games.own_validation
+        games = self.federation.server.games
+        return None if games is None else games.own_validation
 
     def discard(self, why: str) -> None:
         """Discard an unfinished round with a warning, if there is one."""

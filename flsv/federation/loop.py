@@ -5,26 +5,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+import inspect
+from collections.abc import Mapping
 from functools import cached_property, partial
 from operator import attrgetter
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.round_boundary import install_checkpoint_io
-from flsv.aggregation import Aggregator
-from flsv.configuration.federation_config import (
-    ClientEvaluation,
-    FederationConfig,
-    LocalEpochs,
-    Reporting,
-)
+from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity, fit_identity, settings_of
 from flsv.core import FederationState
 from flsv.core.extension import extension_of
@@ -43,24 +37,18 @@ from flsv.federation.resume import (
     requested_seed,
 )
 from flsv.federation.run import FederationRun, RunState
-from flsv.filters import UpdateFilter
-from flsv.metrics import ContributionMetric
-from flsv.personalization import Personalizer
 from flsv.results.round_result import Event, faults_in
-from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup, federated_data
-from flsv.training.algorithms import ClientAlgorithm
-from flsv.uploads import Upload
 from flsv.utilities.arguments import ReadOnlyArguments
-from flsv.utilities.declared import checked
+from flsv.utilities.declared import checked, with_arguments_of
 from flsv.utilities.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pandas
 
 
-_ARGUMENT_NAMES = tuple(field.name for field in fields(FederationConfig))
+_ARGUMENT_NAMES = tuple(inspect.signature(FederationConfig).parameters)
 
 
 class FederatedLoop(ReadOnlyArguments, L.Callback):
@@ -132,27 +120,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             """Return an attribute of :attr:`config`."""
 
     @checked
-    def __init__(
-        self,
-        aggregator: Aggregator | None = None,
-        metrics: dict[str, ContributionMetric] | None = None,
-        *,
-        personalizer: Personalizer | None = None,
-        sampler: ClientSampler | None = None,
-        client_algorithm: ClientAlgorithm | None = None,
-        uploads: list[Upload] | None = None,
-        filters: list[UpdateFilter] | None = None,
-        local_epochs: LocalEpochs = 1,
-        optimizer_state: Literal["reset", "persist"] = "reset",
-        share: str | list[str] | Callable[[str, Tensor], bool] = "all",
-        evaluation: ClientEvaluation = ClientEvaluation(),
-        reporting: Reporting = Reporting(),
-        seed: int | None = None,
-        engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
-    ) -> None:
-        arguments = dict(locals())
-        del arguments["self"]
-        config = FederationConfig(**arguments)
+    @with_arguments_of(FederationConfig.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        config = FederationConfig(*args, **kwargs)
         self.config = config
         for name in _ARGUMENT_NAMES:
             if name != "metrics":  # the property returns the live metrics
@@ -168,7 +138,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._extension = extension_of(config)
         self._is_prepared = False
         for update_filter in config.filters:
-            update_filter.check(personalizer, list(self.contribution_metrics.evaluating))
+            update_filter.check(config.personalizer, list(self.contribution_metrics.evaluating))
         self._reset()
         self._read_only = frozenset(_ARGUMENT_NAMES)
 
@@ -198,7 +168,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        copied_arguments = {}
+        arguments = {}
         functions = {}
         for name in _ARGUMENT_NAMES:
             if name in changes:
@@ -206,8 +176,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             if name in ("engine", "share"):  # functions are not copied
                 functions[name] = getattr(self.config, name)
             else:
-                copied_arguments[name] = getattr(self.config, name)
-        copied_arguments = copy.deepcopy(copied_arguments)  # at once: arguments may share objects
+                arguments[name] = getattr(self.config, name)
+        copied_arguments = copy.deepcopy(arguments)  # at once: arguments may share objects
         return type(self)(**copied_arguments, **functions, **changes)
 
     # ---- Lightning's hooks
@@ -417,7 +387,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     @property
     def strategies(self) -> Mapping[str, Strategy]:
         """Return the loop's strategies (aggregator, personalizer, sampler, client algorithm) by role."""
-        return MappingProxyType(self.config.strategies)
+        return self.config.strategies
 
     @property
     def contributions(self) -> dict[str, Contribution]:

@@ -127,7 +127,7 @@ class RunReports:
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
         unlike_run = [
-            Event(None, UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
+            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
             for doubt in [*self._extension.doubts, *self._federation.doubts]
         ]
         return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]
@@ -318,7 +318,7 @@ class RunReports:
         changed_keys = {_row_key(row) for row in result.changes}
         if changed_keys:
             return changed_keys <= self._logged_keys
-        # Values that are those of the round before have no rows. A key begins with the round.
+        # A round whose values are equal to the last round's has no rows. A key begins with the round.
         logged_rounds = {round_index for round_index, *_ in self._logged_keys}
         return result.round_index in logged_rounds
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import Identity
-from flsv.core import VOCABULARY, FederationState, Instruction, Round
+from flsv.core import VOCABULARY, FederationState, Instruction, Round, Split
 from flsv.core.needs import reads_of
 from flsv.core.sharing import warn_of_sharing
 from flsv.core.state import GLOBAL_MODEL
@@ -89,13 +90,26 @@ class FederationRun:
 
     def info(self) -> FederationInfo:
         """Return the description of the federation that strategies get before the first round."""
-        return self.config.federation_info(
+        config = self.config
+        data = self.engine.data
+        split_sizes = {}
+        for split in get_args(Split):
+            counts = [len(data.client_indices(client, split)) for client in range(data.num_clients)]
+            split_sizes[split] = torch.tensor(counts)
+        return FederationInfo(
             global_vector=self.state.model(),
             space=self.space,
-            data=self.engine.data,
+            num_clients=data.num_clients,
+            num_classes=data.num_classes,
+            split_sizes=split_sizes,
             seed=self.state.seed,
             optimizers=self.engine.trainer.optimizers,
+            strategies=config.strategies,
+            local_epochs=min(config.work_of(name).epochs for name in data.client_names),
+            uploads=config.uploads,
+            client_names=data.client_names,
             metrics=self.metrics.metrics,
+            filters=config.filters,
         )
 
     def begin(self, resumed: bool) -> None:
@@ -260,7 +274,7 @@ class FederationRun:
             ) from reason
 
         state.failed = sorted(failed_clients)
-        state.note(None, NO_UPDATE)
+        state.note(client=None, fault=NO_UPDATE)
         for client in engine.broken_clients:
             state.note(client, ALL_DIVERGED)
         with self._warnings_once():
@@ -375,7 +389,7 @@ class RunState:
             shared = engine.space.described()
 
         if engine is not None and engine.has_begun:
-            client_states = engine.kept()
+            client_states = engine.client_states()
             buffers: dict[str, Any] | None = engine.local_training.state.buffers()
         else:
             client_states = self.store.state_dict()

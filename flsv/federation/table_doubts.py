@@ -17,8 +17,8 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
     events = []
     for doubt in data.table_doubts:
         event = Event(
-            client_of_name.get(doubt.site),  # None: it is about the server's tables
-            DOUBT,
+            client=client_of_name.get(doubt.site),  # None: it is about the server's tables
+            what=DOUBT,
             first=0,
             last=0,
             column=doubt.column,

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import StoredBatches, on_device, store_batches
+from flsv._lightning.evaluation import on_device
+from flsv._lightning.validation_run import StoredBatches, store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies

@@ -17,7 +17,6 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import free_cached_memory
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,
@@ -284,7 +283,7 @@ class ModelEvaluator(VectorEvaluator):
                 first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
-                free_cached_memory(self.device)
+                _free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
     def _try_to_score(
@@ -585,3 +584,10 @@ def _outputs_of(module: nn.Module, x: Any) -> Any:
     """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
     outputs = module(x)
     return outputs[None] if isinstance(outputs, Tensor) else [outputs]
+
+
+def _free_cached_memory(device: torch.device) -> None:
+    """Release the memory that torch holds on a device without using it."""
+    backend: Any = getattr(torch, device.type, None)
+    if hasattr(backend, "empty_cache"):
+        backend.empty_cache()

@@ -18,21 +18,16 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from flsv._lightning.evaluation import copy_of_trainer
 from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.private import forget_compilation, trainer_of
 from flsv._lightning.rounding import MAX_ROUNDING
+from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import is_dense
 from flsv.utilities.program_state import ProgramState, restored_program
-from flsv.utilities.run_copy import (
-    Pickled,
-    StandIn,
-    checked_stand_ins,
-    find_refused,
-    pickled,
-)
+from flsv.utilities.run_copy import find_refused
 from flsv.utilities.seeding import seed_global_rngs
 
 #: Types of objects that a copy has in common with the run's module.

@@ -8,8 +8,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from flsv._lightning.evaluation import store_batches
 from flsv._lightning.rounding import rounding_of
+from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.validated_models import ValidatedModels

@@ -14,8 +14,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import StoredBatches, ValidationRun, logged_number
 from flsv._lightning.rounding import rounding_of
+from flsv._lightning.validation_run import StoredBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,

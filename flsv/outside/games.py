@@ -12,8 +12,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flsv._lightning.evaluation import StoredBatches, all_on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.private import attach, detach_fabric
+from flsv._lightning.validation_run import StoredBatches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames
 from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators

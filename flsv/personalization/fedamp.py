@@ -65,12 +65,12 @@ class FedAMP(UploadKeeper):
         points = parameters.double()
         distances = torch.cdist(points, points, compute_mode=_EXACT_MODE)  # [m, m]
         similarities = torch.exp(-(distances**2) / self.sigma)
-        weights_of_others = self.alpha / self.sigma * similarities
-        weights_of_others.fill_diagonal_(0)
+        attractions = self.alpha / self.sigma * similarities
+        attractions.fill_diagonal_(0)
 
-        # A row of them sums to at most 1. The rest is the weight of a client's own model.
-        totals = weights_of_others.sum(1, keepdim=True)
-        weights_of_others = weights_of_others / totals.clamp_min(1)
+        # A row of weights sums to at most 1. The rest is the weight of a client's own model.
+        totals = attractions.sum(1, keepdim=True)
+        weights_of_others = attractions / totals.clamp_min(1)
         self_weights = 1 - weights_of_others.sum(1)
         return weights_of_others + torch.diag(self_weights)
 
@@ -85,8 +85,8 @@ class FedAMP(UploadKeeper):
         uploaded_models = torch.stack(uploads)
         weights = self.attention(uploaded_models[:, : round.space.num_parameters])
         mixed_models = weights.to(uploaded_models) @ uploaded_models
-        mixed_models = keep_common(mixed_models, uploaded_models)
-        return dict(zip(self._uploads, mixed_models))
+        initial_models = keep_common(mixed_models, uploaded_models)
+        return dict(zip(self._uploads, initial_models))
 
 
 class HeurFedAMP(FedAMP):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from pandas import DataFrame
 from torch import Tensor
 
 from flsv.functional.intervals import seed_covariance, seed_freedom
-from flsv.functional.joint_shares import joint_intervals
+from flsv.functional.joint_shares import CaseValues, joint_intervals
 from flsv.report.reading import Run, final_values, over_seeds
-from flsv.results.record import read_case_values
+from flsv.results.folder import CASE_VALUES
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -303,3 +305,14 @@ def _seeds_and_rounds(
         count += f" of {planned}"
     descriptions.append(f"{count} rounds")
     return descriptions
+
+
+def read_case_values(folder: Path, metric: str) -> CaseValues | None:
+    """Read a metric's values on each validation sample, or return None if a run has written none."""
+    path = folder / CASE_VALUES
+    if not path.is_file():
+        return None
+    states: Any = torch.load(path, weights_only=True)
+    if metric not in states:
+        return None
+    return CaseValues(**states[metric])

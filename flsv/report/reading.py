@@ -14,7 +14,8 @@ import torch
 import yaml
 from pandas import DataFrame, Series
 
-from flsv.configuration.identity import Identity, option_texts
+from flsv.configuration.identity import Identity
+from flsv.configuration.option_texts import option_texts
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.metrics.coalitions.evidence import untrained_stderr

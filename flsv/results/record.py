@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -22,7 +22,6 @@ from torch import nn
 from torchmetrics import Metric
 
 from flsv.data import FederatedDataModule
-from flsv.functional.joint_shares import CaseValues
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
 from flsv.results.folder import CASE_VALUES, RECORD
@@ -31,6 +30,9 @@ from flsv.utilities.atomic_files import replacing
 from flsv.utilities.display import plain
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import check_format
+
+if TYPE_CHECKING:
+    from flsv.functional.joint_shares import CaseValues
 
 #: Version of the layout of ``run.json``.
 RECORD_VERSION = 3
@@ -201,17 +203,6 @@ def write_case_values(folder: Path, values_by_metric: Mapping[str, CaseValues | 
     if states:
         with replacing(folder / CASE_VALUES) as file:
             torch.save(states, file)
-
-
-def read_case_values(folder: Path, metric: str) -> CaseValues | None:
-    """Read a metric's values on each validation sample, or return None if a run has written none."""
-    path = folder / CASE_VALUES
-    if not path.is_file():
-        return None
-    states: Any = torch.load(path, weights_only=True)
-    if metric not in states:
-        return None
-    return CaseValues(**states[metric])
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quie
 from flsv.retraining.fit_order import FitOrder
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, copied, digest
-from flsv.utilities.run_copy import pickled
 
 #: Types of objects that a callback refers to, and that are not its own state.
 _SHARED_TYPES = (

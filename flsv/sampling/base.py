@@ -123,8 +123,8 @@ def cohort_of(
     model: Tensor,
 ) -> list[int]:
     """Draw the client ids of the round's cohort, and check them."""
-    ids = sampler.choose(clients, model, contributions, generator, round_index)
-    ids = torch.as_tensor(ids)
+    chosen_ids = sampler.choose(clients, model, contributions, generator, round_index)
+    ids = torch.as_tensor(chosen_ids)
     cohort: list[int] = ids.tolist()
 
     are_integers = ids.dtype != torch.bool and not ids.is_floating_point()

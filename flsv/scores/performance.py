@@ -274,15 +274,13 @@ if less is.
     if isinstance(performance, ModelScore):  # checked before, for another object
         return performance
     if isinstance(performance, Metric):
-        higher_is_better = performance.higher_is_better
-        if mode is None and higher_is_better is None:
+        if mode is None and performance.higher_is_better is None:
             raise ConfigurationError(
                 f"{owner_name}({argument}={type(performance).__name__}()): the metric does not say whether more of it "
                 'is better. Say mode="min" or mode="max".'
             )
-        if mode is None:
-            mode = "max" if higher_is_better else "min"
-        return ModelScore(copy.deepcopy(performance), mode)
+        better_direction: Mode = "max" if performance.higher_is_better else "min"
+        return ModelScore(copy.deepcopy(performance), mode or better_direction)
     if performance in CLASSIFICATION:
         if mode == "min":
             raise ConfigurationError(

@@ -144,22 +144,22 @@ def check_needs(
             f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
             "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
         )
-    parts = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
-    if parts and not getattr(config.personalizer, "gives_peer_values", False):
+    readers_of_peers = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
+    if readers_of_peers and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
-            f"{parts} ask what the clients find each other to be worth, and {config.personalizer!r} does not say. Use "
-            "flsv.personalization.PFedSV or FedFomo, or leave those out."
+            f"{readers_of_peers} ask what the clients find each other to be worth, and {config.personalizer!r} does "
+            "not say. Use flsv.personalization.PFedSV or FedFomo, or leave those out."
         )
-    parts = _name_parts(metrics, config, _needs_answers)
-    if parts and config.is_private:
+    readers_of_answers = _name_parts(metrics, config, _needs_answers)
+    if readers_of_answers and config.is_private:
         raise ConfigurationError(
-            f"{parts} need what clients tell beside their updates, and nothing but a noised update leaves them with "
-            f"{config.privacy!r}. Leave one of the two out, or let the server judge."
+            f"{readers_of_answers} need what clients tell beside their updates, and nothing but a noised update leaves "
+            f"them with {config.privacy!r}. Leave one of the two out, or let the server judge."
         )
-    parts = _name_parts(metrics, config, _needs_validation)
-    if parts and not data.val_dataloader():
+    readers_of_validation = _name_parts(metrics, config, _needs_validation)
+    if readers_of_validation and not data.val_dataloader():
         raise ConfigurationError(
-            f"The server's validation set, which these need, is empty: {parts}. Set "
+            f"The server's validation set, which these need, is empty: {readers_of_validation}. Set "
             "FederatedDataModule(splits=Splits(server_val=0.1)), leave them out, or let the clients judge metrics that "
             'have the argument (judges="clients").'
         )

@@ -154,7 +154,7 @@ class RoundServer:
             if type(strategy).before_filters is not Strategy.before_filters:
                 strategy.before_filters(updates, clients)
         numbers = partial(torch.tensor, device=model.device)
-        cohort = Cohort(
+        received_cohort = Cohort(
             round_index=state.round_index,
             updates=tuple(updates),
             matrix=matrix,
@@ -164,22 +164,21 @@ class RoundServer:
             model=model,
             broken=broken,
         )
-        norms = cohort.norms.tolist()
-        self.norms = dict(zip(cohort.ids, norms))
-        cohort = self._apply_filters(cohort)
-        updates = cohort.updates
+        norms = received_cohort.norms.tolist()
+        self.norms = dict(zip(received_cohort.ids, norms))
+        cohort = self._apply_filters(received_cohort)
         starts, silent = self._find_initial_models(cohort, instructions, clients)
         return Round(
             round_index=state.round_index,
             client_ids=from_host(cohort.ids, model.device),
             num_samples=cohort.num_samples,
-            losses=from_host([update.loss for update in updates], model.device),
-            num_steps=numbers([update.num_steps for update in updates]),
+            losses=from_host([update.loss for update in cohort.updates], model.device),
+            num_steps=numbers([update.num_steps for update in cohort.updates]),
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=starts,
-            reports=_stacked_reports(updates, model.device),
-            clients=tuple(clients[update.client_id] for update in updates),
+            reports=_stacked_reports(cohort.updates, model.device),
+            clients=tuple(clients[update.client_id] for update in cohort.updates),
             all_clients=clients,
             server_data=server_data,
             space=self.space,

@@ -81,16 +81,15 @@ class PartCheck:
         return f"{self.case.name}-{self.check.__name__}"
 
 
-def checks_of(case: Case, further_checks: Sequence[Check] = ()) -> list[PartCheck]:
-    """Return all checks of a case, and the further ones, as callables."""
-    checks = [*case.checks, *further_checks]
-    names = [check.__name__ for check in checks]
+def checks_of(case: Case) -> list[PartCheck]:
+    """Return all checks of a case, as callables."""
+    names = [check.__name__ for check in case.checks]
     unknown = sorted(case.expected_failures.keys() - set(names))
     if unknown:
         raise ConfigurationError(
             f"expected_failures={unknown}: {case.name} has the checks {names}."
         )
-    return [PartCheck(case, check) for check in checks]
+    return [PartCheck(case, check) for check in case.checks]
 
 
 def ensure(holds: object, got: object) -> None:

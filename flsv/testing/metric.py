@@ -60,10 +60,10 @@ class MetricCase(fits.FitCase):
         self.round_functions = dict(given or {})
         self._results: dict[RoundKind | None, dict[str, Any]] = {}
         super().__init__(part, **options)
-        self.checks = (*_FIRST, *_OF_ALL)
+        self.checks = (is_one, *_OF_ALL)
         if isinstance(part, ContributionMetric):
             of_claims = checks_of_claims(part)
-            self.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *of_claims, *_OF_ALL)
+            self.checks = (is_one, *_OF_CONTRIBUTIONS, *of_claims, *_OF_ALL)
 
     def loop_arguments(self, part: Any) -> dict[str, Any]:
         return {"metrics": {"mine": part, **self.loop.get("metrics", {})}}
@@ -159,11 +159,6 @@ def results_of(metric: Any, value: Tensor | None = None) -> dict[str, Any]:
         "intervals": metric.intervals(value=overall),
         **metric.diagnostics(),
     }
-
-
-def asks_for_what_there_is(case: MetricCase) -> None:
-    """Check that update has arguments, each named after a field of a round, such as client_ids, or a key of given."""
-    ensure(case.fields, "an update without arguments")
 
 
 def one_row_per_client(case: MetricCase) -> None:
@@ -458,7 +453,6 @@ def checks_of_claims(metric: ContributionMetric) -> list[Check]:
     return list(checks)
 
 
-_FIRST: Sequence[Check] = (is_one, asks_for_what_there_is)
 _OF_CONTRIBUTIONS: Sequence[Check] = (
     one_row_per_client, never_seen_is_nan, clients_permuted, alone_is_a_number, still_is_a_number,
     buffers_do_not_count, values_are_in_bounds, guide_says_the_unit, fits.resumes_in_a_fit, fits.vmap_is_equal,
@@ -467,4 +461,4 @@ _OF_CONTRIBUTIONS: Sequence[Check] = (
 _OF_ALL: Sequence[Check] = (
     inputs_stay, forward_counts_once, parts_merge, resumes_bitwise, any_precision, states_move,
 )  # fmt: skip
-MetricCase.checks = (*_FIRST, *_OF_CONTRIBUTIONS, *_OF_ALL)
+MetricCase.checks = (is_one, *_OF_CONTRIBUTIONS, *_OF_ALL)

@@ -266,12 +266,6 @@ def trains_alone(case: ClientAlgorithmCase) -> None:
     ensure(equal(alone, together), f"{together.tolist()} after others and {alone.tolist()} alone")
 
 
-def reports_are_declared(case: ClientAlgorithmCase) -> None:
-    """Check that the names in sends and reports are not empty and occur once. Declare all that is sent."""
-    names = [*case.part.sends, *case.part.reports]
-    ensure(all(names) and len(set(names)) == len(names), names)
-
-
 ODD_ROUNDS = (
     one_client_is_enough,
     updates_may_be_zero,
@@ -294,7 +288,6 @@ AggregatorCase.checks = (
 ClientAlgorithmCase.checks = (
     is_one,
     pickles,
-    reports_are_declared,
     trains_alone,
     learns,
     state_changes,

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
-from flsv._lightning.patches import PatchedAttributes, unlogged
+from flsv._lightning.patches import PatchedAttributes, discarded_logs
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.errors import ConfigurationError
 
@@ -537,7 +537,7 @@ def deny_client_attributes(module: L.LightningModule) -> Iterator[None]:
     # Lightning's setter of `trainer` would also replace the trainer of the module's layers.
     patches = PatchedAttributes([(module, "_trainer", _TrainerOfManyClients(module.trainer))])
     try:
-        with unlogged(module):
+        with discarded_logs(module):
             yield
     finally:
         patches.restore()

@@ -67,7 +67,7 @@ class ClientValues:
         """Forget excluded clients. Without the first one other values than means stay as they were."""
         self._changes = [changes for changes in self._changes if changes.client not in clients]
 
-    def exchanged(self) -> list[ClientChanges]:
+    def changes_to_send(self) -> list[ClientChanges]:
         """Return changes for other processes."""
         sent_changes = []
         for changes in self._changes:

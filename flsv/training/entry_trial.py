@@ -19,9 +19,9 @@ from torchmetrics import Metric
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import find_optimizers
 from flsv.utilities.errors import listed
+from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import digest
 from flsv.utilities.reachable import GENERATORS, LIBRARIES, package_of
-from flsv.utilities.run_copy import pickled
 
 #: Types of objects that are not a client's, or that are shared on purpose.
 SHARED_TYPES = (

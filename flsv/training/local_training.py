@@ -100,7 +100,7 @@ class LocalTraining:
         state.begin_clients()  # does something for the round's first client only
         with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
-            local.set_models(initial_model, None)
+            local.set_models(initial_model, model=None)
             private_entries: Mapping[str, Tensor] = {}
             if state.space.private_names:
                 private_entries = local.private
@@ -231,9 +231,10 @@ class LocalTraining:
             global_vector=self.state.global_vector,
             context=upload_context,
         )
+        trained_model = trained
         if sent is not vector:
             if trained is vector:
-                trained = trained.clone()
+                trained_model = trained.clone()
             vector.copy_(sent)
 
         # Read both numbers at once: each read waits for the device.
@@ -246,15 +247,11 @@ class LocalTraining:
         if uploads:
             tell = partial(sanitize_report, uploads, upload_context)
         reported_loss = sanitize_report(uploads, upload_context, "loss", loss)
-        local.set_models(context.start, trained, vector, tell)
-        # Models that are trained at once round otherwise in other company.
-        if instruction.round_index == 0 and not self._trains_at_once:
-            update = self.state.space.unflatten(trained - context.start)
-            norms = torch._foreach_norm([entry.float() for entry in update.values()])
-            self.first_updates[instruction.client_id] = torch.stack(norms)
+        local.set_models(context.start, trained_model, sent=vector, tell=tell)
+        self._store_first_update(instruction, trained_model - context.start)
         self.state.keep_values(instruction.client_id, context.samples)
 
-        context.trained = trained
+        context.trained = trained_model
         context.sent = vector
         context.upload = partial(self._upload, upload_context)
         reports = self._reports(local, context)
@@ -280,6 +277,15 @@ class LocalTraining:
             reports=reports,
             traffic=traffic,
         )
+
+    def _store_first_update(self, instruction: Instruction, update: Tensor) -> None:
+        """Store the norms of an update's entries in the first round."""
+        # Models that are trained at once round otherwise in other company.
+        if instruction.round_index > 0 or self._trains_at_once:
+            return
+        entries = self.state.space.unflatten(update).values()
+        norms = torch._foreach_norm([entry.float() for entry in entries])
+        self.first_updates[instruction.client_id] = torch.stack(norms)
 
     def _upload_context(self, context: ClientContext) -> UploadContext:
         """Return what the uploads know of a client's model."""

@@ -425,7 +425,7 @@ class OptimizerOptions:
         groups = []
         for optimizer in self._optimizers:
             groups += optimizer.param_groups
-        # The groups now have the checkpoint's options. Configured ones are those of this start of the program.
+        # The groups now have the checkpoint's options. `self._options` are what configure_optimizers has set.
         for group, configured_options, saved_options in zip(
             groups, self._options, saved["options"]
         ):

@@ -18,7 +18,9 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Concatenate,
     Literal,
+    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -40,10 +42,12 @@ Count = Annotated[int, Ge(1)]
 Rules = Sequence[tuple[Callable[[Any], bool], str]]
 
 _T = TypeVar("_T")
+_Arguments = ParamSpec("_Arguments")
 #: One kind of values that an annotation allows, as a pair: a function that converts a value of this kind, or raises an
 #: error for other values, and a description of the kind.
 _Choice = tuple[Callable[[Any], Any], str]
-_BOUNDS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
+#: For each marker: its attribute with the bound, the comparison, and how a message says it.
+_COMPARISONS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
     Ge: ("ge", operator.ge, "of at least"),
     Lt: ("lt", operator.lt, "below"),
@@ -62,6 +66,13 @@ def checked(function_or_class: _T) -> _T:
     return checked_class
 
 
+def with_arguments_of(
+    constructor: Callable[Concatenate[Any, _Arguments], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Arguments], None]]:
+    """Decorate a constructor that passes all arguments on to show the arguments of ``constructor``."""
+    return functools.wraps(constructor)
+
+
 def _add_checks(function: Any, rules: Rules) -> Any:
     """Return a function that checks its arguments, and then calls ``function``."""
     signature = inspect.signature(function)
@@ -69,14 +80,14 @@ def _add_checks(function: Any, rules: Rules) -> Any:
 
     @functools.wraps(function)
     def call_with_checks(*args: Any, **kwargs: Any) -> Any:
-        try:
-            call = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # raises Python's own message on a wrong signature
         if is_constructor:
             owner = type(args[0]).__name__  # of the object, perhaps a subclass
         else:
             owner = function.__name__
+        try:
+            call = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{owner}() {error}") from None
         converted_arguments = check_arguments(owner, function, call.arguments)
         call.arguments.update(converted_arguments)
         if rules:
@@ -218,8 +229,8 @@ def _choices(hint: Any) -> list[_Choice]:
     type_arguments = get_args(hint)
     if kind is Annotated:
         inner_hint, *metadata = type_arguments
-        bounds = [marker for marker in metadata if type(marker) in _BOUNDS]
-        return [_bounded(choice, bounds) for choice in _choices(inner_hint)]
+        markers = [marker for marker in metadata if type(marker) in _COMPARISONS]
+        return [_within_bounds(choice, markers) for choice in _choices(inner_hint)]
     if kind in _UNIONS:
         choices = []
         for member in type_arguments:
@@ -322,31 +333,31 @@ def _list_of(choices: Sequence[_Choice]) -> _Choice:
     return convert_entries, f"a list (each: {_in_words(choices)})"
 
 
-def _bounded(choice: _Choice, markers: Sequence[Any]) -> _Choice:
+def _within_bounds(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     """Return the kind of values of ``choice`` that lie within bounds."""
     # A marker is annotated_types' Gt, Ge, Lt or Le. Two of them are the ends of an interval.
     convert, description = choice
     is_interval = len(markers) == 2
-    bounds = []
-    comparisons = []
+    limits = []
+    conditions = []
     for marker in markers:
-        attribute, is_within, word = _BOUNDS[type(marker)]
-        bound = getattr(marker, attribute)
-        bounds.append(bound)
-        comparisons.append((is_within, bound))
+        attribute, is_within, word = _COMPARISONS[type(marker)]
+        limit = getattr(marker, attribute)
+        limits.append(limit)
+        conditions.append((is_within, limit))
         if not is_interval:
-            description += f" {word} {bound:g}"
+            description += f" {word} {limit:g}"
 
     if is_interval:
         low, high = markers
         opening = "[" if isinstance(low, Ge) else "("
         closing = "]" if isinstance(high, Le) else ")"
-        description += f" in {opening}{bounds[0]:g}, {bounds[1]:g}{closing}"
+        description += f" in {opening}{limits[0]:g}, {limits[1]:g}{closing}"
 
     def convert_and_check(value: Any) -> Any:
         converted = convert(value)
-        for is_within, bound in comparisons:
-            if not is_within(converted, bound):
+        for is_within, limit in conditions:
+            if not is_within(converted, limit):
                 raise ValueError
         return converted
 

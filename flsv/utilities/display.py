@@ -37,11 +37,10 @@ def display_path(path: Path) -> str:
         >>> display_path(Path("runs/my run"))
         "'runs/my run'"
     """
-    try:
-        path = path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        path = path.resolve()
-    return shlex.quote(str(path))
+    shown_path = path.resolve()
+    if shown_path.is_relative_to(Path.cwd()):
+        shown_path = shown_path.relative_to(Path.cwd())
+    return shlex.quote(str(shown_path))
 
 
 def plain(text: str) -> str:

@@ -22,10 +22,10 @@ VERSION_PREFIX = "version of "
 
 def package_versions() -> dict[str, str]:
     """Return ``{package: version}`` of what a run's numbers depend on."""
-    versions = {"flsv": __version__}  # a checkout's metadata are old, or are not there
-    for name in PACKAGES:
-        versions[name] = version(name)
-    return versions
+    version_by_package = {"flsv": __version__}  # a checkout's metadata are old, or are not there
+    for package in PACKAGES:
+        version_by_package[package] = version(package)
+    return version_by_package
 
 
 def check_format(

@@ -13,7 +13,7 @@ from flsv.cli import main
 from flsv.cli.config_errors import OptionError
 from flsv.cli.options import with_sections_of_flsv
 from flsv.cli.parser import make_cli
-from flsv.configuration.identity import option_texts
+from flsv.configuration.option_texts import option_texts
 from helpers.data import CONFIGS
 from helpers.runs import QUIET
 

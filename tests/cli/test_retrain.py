@@ -20,8 +20,7 @@ from flsv.metrics import (
     ClassSpecificShapley,
 )
 from flsv.report import open_run
-from flsv.report.basis import basis_by_retraining
-from flsv.results.record import read_case_values
+from flsv.report.basis import basis_by_retraining, read_case_values
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.utilities.errors import ConfigurationError
 from helpers.coalitions_by_hand import GameByFits

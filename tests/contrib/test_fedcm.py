@@ -24,11 +24,12 @@ from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
     assert_same_state,
-    cohort_of_round,
-    copy_buffers,
+    average_models,
+    cohorts_by_hand,
     copy_parameters,
+    federate,
     load_batches,
-    set_state,
+    set_parameters,
 )
 from helpers.models import Plain, network
 
@@ -62,33 +63,26 @@ def fedcm_by_hand(
     net: nn.Module, data: FederatedDataModule, weighting: str, server_lr: float
 ) -> tuple[nn.Module, Tensor]:
     """The global model after the last round, and the next round's direction."""
-    server = copy.deepcopy(net)
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
-    for r in range(ROUNDS):
-        initial = copy_parameters(server)
-        models = []
-        buffers = []
-        sizes = []
-        steps = []
-        for i in cohort_of_round(r):
-            client = copy.deepcopy(server).train()
-            steps.append(train_by_hand(client, load_batches(data, r, i), direction))
-            models.append(copy_parameters(client))
-            buffers.append(copy_buffers(client))
-            sizes.append(float(data.num_samples[i]) if weighting == "samples" else 1.0)
+    steps: dict[int, int] = {}
 
-        weights = [size / sum(sizes) for size in sizes]
-        update = [torch.zeros_like(parameter) for parameter in initial]
-        mean_steps = 0.0
-        for weight, model, num_steps in zip(weights, models, steps):
-            mean_steps += weight * num_steps
-            for total, parameter, anchor in zip(update, model, initial):
-                total += weight * (parameter - anchor)
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        batches = load_batches(data, round_index, client)
+        steps[client] = train_by_hand(model, batches, direction)
 
-        direction = [-moved / (mean_steps * LR) for moved in update]
-        parameters = [anchor + server_lr * moved for anchor, moved in zip(initial, update)]
-        set_state(server, parameters, buffers, weights)
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        sizes = [float(data.num_samples[client]) for client in models]
+        if weighting == "uniform":
+            sizes = [1.0] * len(models)
+        mean = average_models([*models.values()], sizes)
+        mean_steps = sum(size * steps[client] for size, client in zip(sizes, models)) / sum(sizes)
+        anchors = copy_parameters(server)
+        update = [new - anchor for new, anchor in zip(copy_parameters(mean), anchors)]
+        direction[:] = [-moved / (mean_steps * LR) for moved in update]
+        set_parameters(mean, [old + server_lr * moved for old, moved in zip(anchors, update)])
+        return mean
 
+    server = federate(net, cohorts_by_hand(), visit, combine)
     return server, torch.cat([part.flatten() for part in direction])
 
 

@@ -29,6 +29,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.fits import trainer_for
+from helpers.loops_by_hand import federate
 from helpers.models import network, sgd
 from helpers.sites import SiteTransport
 
@@ -214,33 +215,31 @@ def train_by_hand(
     case: Case, members: tuple[int, ...] = BOTH
 ) -> tuple[Tensor, list[list[list[float]]]]:
     """The parameters ``[P]`` after federated averaging, and each step's loss, by round and member."""
-    losses = []
-    net = network(batch_norm=False)
-    server = read_parameters(net)
+    losses: list[list[list[float]]] = [[] for _ in range(ROUNDS)]
     sizes = [case.sizes[client] for client in members]
-    shares = torch.tensor(sizes).double() / sum(sizes)
-    weights = shares.float()
-    for round_index in range(ROUNDS):
-        clients = []
-        losses_of_round = []
-        for client in members:
-            losses_of_client = []
-            vector_to_parameters(server.clone(), net.parameters())
-            optimizer = sgd(net.parameters())
-            for batch in case.make_batches(round_index, client):
-                optimizer.zero_grad()
-                loss = loss_of(net, batch)
-                loss.backward()
-                optimizer.step()
-                losses_of_client.append(float(loss))
-            clients.append(read_parameters(net))
-            losses_of_round.append(losses_of_client)
-        losses.append(losses_of_round)
+    weights = (torch.tensor(sizes).double() / sum(sizes)).float()
 
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        losses_of_client = []
+        optimizer = sgd(model.parameters())
+        for batch in case.make_batches(round_index, client):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            losses_of_client.append(float(loss))
+        losses[round_index].append(losses_of_client)
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
         # The weights sum to 1 but for rounding.
-        mean = weights @ torch.stack(clients)
-        server = mean + (1 - weights.sum()) * server
-    return server, losses
+        mean = weights @ torch.stack([read_parameters(model) for model in models.values()])
+        vector = mean + (1 - weights.sum()) * read_parameters(server)
+        model = models[members[0]]
+        vector_to_parameters(vector, model.parameters())
+        return model
+
+    server = federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
+    return read_parameters(server), losses
 
 
 def read_parameters(module: nn.Module) -> Tensor:

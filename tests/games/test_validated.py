@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flsv import Reporting, value_round
-from flsv._lightning.evaluation import store_batches
+from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels

@@ -15,6 +15,7 @@ from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for, seed_global_rngs
 from helpers.data import toy_data
+from helpers.loops_by_hand import average_models, federate
 
 SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
 
@@ -26,11 +27,11 @@ class CoalitionByHand:
         self.net = net
         self.make = optimizer
 
-    def train(self, batches: list[Any]) -> None:
-        optimizer = self.make(self.net.parameters())
+    def train(self, model: nn.Module, batches: list[Any]) -> None:
+        optimizer = self.make(model.parameters())
         for x, y in batches:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(self.net(x), y).backward()
+            nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
 
     def utility(
@@ -43,28 +44,16 @@ class CoalitionByHand:
         if cohorts is None:
             cohorts = [members] * (FIT_ROUNDS if members else 0)
 
-        for round_index, cohort in enumerate(cohorts):
-            initial_state = copy.deepcopy(self.net.state_dict())
-            states = []
-            sizes = []
-            for client in cohort:
-                self.net.load_state_dict(initial_state)
-                seed_global_rngs(SEED, "train", round_index, client)
-                stream = generator_for(SEED, "shuffle", round_index, client, 0)
-                batches = list(dealt.client_loader(client, "train", generator=stream))
-                self.train(batches)
-                states.append(copy.deepcopy(self.net.state_dict()))
-                sizes.append(float(dealt.num_samples[client]))
-            if not states:
-                continue
-            mean = {}
-            for name, value in initial_state.items():
-                mean[name] = states[0][name]
-                if value.is_floating_point():
-                    total = sum(size * state[name] for size, state in zip(sizes, states))
-                    mean[name] = total / sum(sizes)
-            self.net.load_state_dict(mean)
+        def visit(model: nn.Module, round_index: int, client: int) -> None:
+            seed_global_rngs(SEED, "train", round_index, client)
+            stream = generator_for(SEED, "shuffle", round_index, client, 0)
+            self.train(model, list(dealt.client_loader(client, "train", generator=stream)))
 
+        def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+            sizes = [float(dealt.num_samples[client]) for client in models]
+            return average_models([*models.values()], sizes) if models else server
+
+        self.net = federate(self.net, cohorts, visit, combine)
         return -self.validation_loss(val)
 
     @torch.no_grad()

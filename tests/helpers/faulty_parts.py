@@ -4,12 +4,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torchmetrics.utilities import dim_zero_mean
 
 from flsv.aggregation import FedAvg
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 from flsv.metrics.guide import Guide
 from flsv.personalization import Personalizer
+from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm
 
 NAN = float("nan")
@@ -71,6 +73,28 @@ class ComparesWithOthers(Norm):
         return updates.std(0).sum()
 
 
+class ByPosition(Norm):
+    """Gives values to the clients of the lowest ids, whoever was in the round."""
+
+    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+        super().update(torch.arange(len(client_ids)), client_updates)
+
+
+class AveragesStates(Norm):
+    """Merges norms by their mean."""
+
+    initial_norm = 0.0
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        super().init_states(num_clients, num_classes)
+        self._reductions["norms"] = dim_zero_mean
+
+
+def claiming(*claims: str, **changes: Any) -> Any:
+    """The norm, with what its values are said to be."""
+    return faulty(Norm, claims=claims, **changes)
+
+
 def with_games(round: Any) -> Tensor:
     """The updates, and in passing a game that the part has not declared."""
     assert round.games
@@ -87,11 +111,6 @@ class PlaysInSecret(Norm):
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
     ("is_one", FedAvg(), {}),
-    (
-        "asks_for_what_there_is",
-        faulty(Norm, update=lambda self, client_ids, colors: None),
-        {},
-    ),
     (
         "one_row_per_client",
         faulty(Norm, compute=lambda self: self.norms.nanmean()),
@@ -127,6 +146,34 @@ METRICS: list[Fault] = [
     ),
     ("states_move", KeepsScale(), {}),
     ("guide_says_the_unit", NoUnit(), {}),
+    ("clients_permuted", ByPosition(), {}),
+    ("forward_counts_once", AveragesStates(), {}),
+    ("parts_merge", AveragesStates(), {}),
+    ("resumes_in_a_fit", COUNTS, {}),
+    ("values_are_in_bounds", faulty(Norm, plot_upper_bound=0.0), {}),
+    (
+        "still_is_a_number",
+        faulty(Norm, value=lambda self, updates: updates.norm(dim=1) / updates.norm()),
+        {},
+    ),
+    (
+        "equal_clients_are_equal",
+        claiming("value", value=lambda self, updates: updates.norm(dim=1).cumsum(0)),
+        {},
+    ),
+    ("wrong_labels_are_worth_less", claiming("value"), {}),
+    (
+        "other_clients_do_not_count",
+        claiming("value", compute=lambda self: self.norms / len(self.norms)),
+        {},
+    ),
+    (
+        "no_samples_are_worth_nothing",
+        claiming("effect", compute=lambda self: self.norms + 1),
+        {},
+    ),
+    ("length_does_not_count", claiming("agreement"), {}),
+    ("shares_sum_to_one", claiming("weight"), {}),
 ]
 
 
@@ -149,6 +196,10 @@ def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
     return FedAvg.weights(self, round, contributions) * (NAN if round.round_index == 2 else 1)
 
 
+def opposite_weights(self: Any, round: Any, contributions: Any) -> Tensor:
+    return -FedAvg.weights(self, round, contributions)
+
+
 def the_first_alone(self: Any, round: Any, contributions: Any) -> Tensor:
     return (torch.arange(len(round)) == 0).float()
 
@@ -158,6 +209,10 @@ AGGREGATORS: list[Fault] = [
     ("pickles", Nameless(), {}),
     ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
+    ("common_model_is_kept", faulty(FedAvg, weights=opposite_weights), {}),
+    ("learns", faulty(FedAvg, weights=opposite_weights), {}),
+    ("attack_moves_little", faulty(FedAvg, robust=True), {}),
+    ("state_changes", faulty(FedAvg, saved=("server_lr",)), {}),
 ]
 
 
@@ -188,6 +243,7 @@ class WeighsStatistics(FedAvg):
 
 AGGREGATORS += [
     ("statistics_do_not_weigh", WeighsStatistics(), {}),
+    ("updates_may_be_zero", WeighsStatistics(), {}),
     ("one_client_is_enough", NeedsTwo(), {}),
     ("statistics_stay_valid", Extrapolates(), {}),
 ]
@@ -208,9 +264,22 @@ class Slows(ClientAlgorithm):
 
 
 ALGORITHMS: list[Fault] = [
-    ("reports_are_declared", faulty(ClientAlgorithm, sends=("one", "one")), {}),
     ("trains_alone", faulty(Slows, begin_client=Slows.count), {}),
     ("sides_are_apart", faulty(Slows, end_round=Slows.count), {}),
+]
+
+
+def sample_downwards(self: Any, num_clients: int, *_: Any, **__: Any) -> Tensor:
+    return torch.arange(num_clients).flip(0)
+
+
+def sample_the_first(*_: Any, **__: Any) -> Tensor:
+    return torch.tensor([0])
+
+
+SAMPLERS: list[Fault] = [
+    ("draws_clients", faulty(FullParticipation, sample=sample_downwards), {}),
+    ("probabilities_are_true", faulty(FullParticipation, sample=sample_the_first), {}),
 ]
 
 

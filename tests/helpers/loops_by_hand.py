@@ -2,7 +2,8 @@
 values sample by sample."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,18 @@ def cohort_of_round(round_index: int) -> list[int]:
     return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
 
 
-def load_batches(
-    data: FederatedDataModule, round_index: int, client: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of all local epochs."""
+def load_epochs(data: FederatedDataModule, round_index: int, client: int) -> list[list[Any]]:
+    """A client's batches, a list for every local epoch."""
+    epochs = []
     for epoch in range(LOCAL_EPOCHS):
         stream = generator_for(SEED, "shuffle", round_index, client, epoch)
-        yield from data.client_loader(client, "train", generator=stream)
+        epochs.append(list(data.client_loader(client, "train", generator=stream)))
+    return epochs
+
+
+def load_batches(data: FederatedDataModule, round_index: int, client: int) -> Iterator[Any]:
+    """Of all local epochs."""
+    return itertools.chain(*load_epochs(data, round_index, client))
 
 
 def copy_parameters(net: nn.Module) -> list[Tensor]:
@@ -59,21 +65,9 @@ def copy_parameters(net: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def set_state(
-    net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]
-) -> None:
-    """New parameters, and the clients' buffers averaged; of integer ones the first."""
-    for parameter, value in zip(net.parameters(), parameters):
+def set_parameters(net: nn.Module, values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(net.parameters(), values):
         parameter.copy_(value)
-
-    for name, buffer in net.named_buffers():
-        if not buffer.is_floating_point():
-            buffer.copy_(buffers[0][name])
-            continue
-        total = 0
-        for weight, client_buffers in zip(weights, buffers):
-            total = total + weight * client_buffers[name]
-        buffer.copy_(total / sum(weights))
 
 
 @torch.no_grad()
@@ -92,8 +86,37 @@ def average_models(models: Sequence[Any], sizes: Sequence[float]) -> Any:
     return mean
 
 
-def copy_buffers(net: nn.Module) -> dict[str, Tensor]:
-    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+Visit = Callable[[nn.Module, int, int], None]
+Combine = Callable[[nn.Module, dict[int, nn.Module]], nn.Module]
+
+
+def federate(
+    net: nn.Module,
+    cohorts: Iterable[Sequence[int]],
+    visit: Visit,
+    combine: Combine,
+) -> nn.Module:
+    """The server's model after a round of each cohort: the reference of all that is compared with a loop by hand.
+
+    Args:
+        net: the initial model, which stays as it is.
+        cohorts: each round's clients.
+        visit: trains in place a client's copy of the server's model, given the round's index and the client.
+        combine: the server's next model, of its present one and the clients' models.
+    """
+    server = net
+    for round_index, cohort in enumerate(cohorts):
+        models = {}
+        for client in cohort:
+            model = copy.deepcopy(server).train()
+            visit(model, round_index, client)
+            models[client] = model
+        server = combine(server, models)
+    return server
+
+
+def cohorts_by_hand(rounds: int = ROUNDS) -> list[list[int]]:
+    return [cohort_of_round(round_index) for round_index in range(rounds)]
 
 
 #: float32's rounding over some rounds, which differs between versions of torch.
@@ -124,38 +147,23 @@ def train_sharing_by_hand(
 ) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
     """FedAvg by ``state_dict``s in which the names ``private`` stay at their client: the global model, and what every
     client keeps. ``train`` is given a client's batches, a list for every local epoch."""
-    if data is None:
-        data = make_unequal_data()
-
-    server = copy.deepcopy(net)
+    dealt = data or make_unequal_data()
     private_parts: dict[int, dict[str, Tensor]] = {}
-    for r in range(rounds):
-        states = []
-        sizes = []
-        for i in cohort_of_round(r):
-            client = copy.deepcopy(server).train()
-            client.load_state_dict({**client.state_dict(), **private_parts.get(i, {})})
-            client_batches = list(load_batches(data, r, i))
-            length = len(client_batches) // LOCAL_EPOCHS
-            epochs = [
-                client_batches[epoch * length : (epoch + 1) * length]
-                for epoch in range(LOCAL_EPOCHS)
-            ]
-            train(client, epochs)
-            state = {name: value.clone() for name, value in client.state_dict().items()}
-            private_parts[i] = {name: state[name] for name in private}
-            states.append(state)
-            sizes.append(1.0 if uniform else float(data.num_samples[i]))
-        total = sum(sizes)
-        for name, value in server.state_dict().items():
-            if name in private:
-                continue
-            if value.is_floating_point():
-                value.copy_(sum(size / total * state[name] for size, state in zip(sizes, states)))
-            else:
-                value.copy_(states[0][name])
 
-    return server, private_parts
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        model.load_state_dict({**model.state_dict(), **private_parts.get(client, {})})
+        train(model, load_epochs(dealt, round_index, client))
+        state = model.state_dict()
+        private_parts[client] = {name: state[name].clone() for name in private}
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        sizes = [1.0 if uniform else float(dealt.num_samples[client]) for client in models]
+        mean = average_models([*models.values()], sizes)
+        state = server.state_dict()
+        mean.load_state_dict({**mean.state_dict(), **{name: state[name] for name in private}})
+        return mean
+
+    return federate(net, cohorts_by_hand(rounds), visit, combine), private_parts
 
 
 def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:

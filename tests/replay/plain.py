@@ -5,6 +5,7 @@ take 10, 4, 8, 4 and 2 steps.
 """
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from helpers.loops_by_hand import (
     PROPORTIONS,
-    ROUNDS,
-    cohort_of_round,
+    cohorts_by_hand,
+    federate,
     load_batches,
     make_unequal_data,
 )
@@ -35,7 +36,7 @@ class PlainRound:
     samples: dict[int, int]
     steps: dict[int, int]
     class_counts: Tensor
-    #: What a rule keeps from round to round: ``"starts"``, by client, where it is not x.
+    #: What a rule keeps from round to round.
     memory: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,37 +69,36 @@ def sgd(net: nn.Module, epochs: Batches) -> None:
 def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = None) -> Tensor:
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
     data = make_unequal_data()
-    server = copy.deepcopy(net)
     memory: dict[str, Any] = {}
-    for number in range(ROUNDS):
-        global_vector = parameters_to_vector(server.parameters()).detach()
-        rows = {}
-        steps = {}
-        for client in cohort_of_round(number):
-            model = copy.deepcopy(server)
-            initial = memory.get("starts", {}).get(client, global_vector)
-            vector_to_parameters(initial.clone(), model.parameters())
-            client_batches = list(load_batches(data, number, client))
-            train(model, client_batches)
-            trained = parameters_to_vector(model.parameters()).detach()
-            # The client's own update, as if it had started from the global model.
-            rows[client] = global_vector + trained - initial
-            steps[client] = len(client_batches)
+    steps: dict[int, int] = {}
+    numbers = itertools.count()
 
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        batches = list(load_batches(data, round_index, client))
+        train(model, batches)
+        steps[client] = len(batches)
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
         plain_round = PlainRound(
-            number=number,
-            x=global_vector,
-            rows=rows,
-            samples={client: int(data.num_samples[client]) for client in rows},
-            steps=steps,
+            number=next(numbers),
+            x=read_parameters(server),
+            rows={client: read_parameters(model) for client, model in models.items()},
+            samples={client: int(data.num_samples[client]) for client in models},
+            steps={client: steps[client] for client in models},
             class_counts=data.class_counts,
             memory=memory,
         )
         if send is not None:
             send(plain_round)
-        vector_to_parameters(rule(plain_round), server.parameters())
+        next_server = copy.deepcopy(server)
+        vector_to_parameters(rule(plain_round), next_server.parameters())
+        return next_server
 
-    return parameters_to_vector(server.parameters()).detach()
+    return read_parameters(federate(net, cohorts_by_hand(), visit, combine))
+
+
+def read_parameters(model: nn.Module) -> Tensor:
+    return parameters_to_vector(model.parameters()).detach()
 
 
 CLIENTS = len(PROPORTIONS)

@@ -30,12 +30,11 @@ from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
     assert_same_state,
-    copy_buffers,
-    copy_parameters,
+    average_models,
+    federate,
     load_batches,
     make_sgd_training,
     make_unequal_data,
-    set_state,
 )
 from helpers.models import Plain, network
 
@@ -230,51 +229,38 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
 
 def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
     data = make_unequal_data()
-    server = copy.deepcopy(net)
-    num_clients = len(PROPORTIONS)
-    sizes_of_clients = [len(data.client_indices(client)) for client in range(num_clients)]
+    sizes_of_clients = [len(data.client_indices(client)) for client in range(len(PROPORTIONS))]
     sizes = torch.tensor(sizes_of_clients).double()
     candidates = []
     cohorts = []
-    for r in range(ROUNDS):
-        probabilities = sizes / sizes.sum()
-        generator = generator_for(SEED, "cohort", r)
-        draw = torch.multinomial(probabilities, D, generator=generator).tolist()
 
+    def choose(server: nn.Module) -> list[int]:
+        generator = generator_for(SEED, "cohort", len(cohorts))
+        draw = torch.multinomial(sizes / sizes.sum(), D, generator=generator).tolist()
         losses = {}
         server.eval()
-        for k in draw:
-            batches = data.client_loader(k, "train", shuffle=False)
+        for client in draw:
+            batches = data.client_loader(client, "train", shuffle=False)
             x, y = (torch.cat(parts) for parts in zip(*batches))
-            loss = nn.functional.cross_entropy(server(x), y)
-            losses[k] = loss.item()
+            losses[client] = nn.functional.cross_entropy(server(x), y).item()
 
-        by_loss = sorted(draw, key=lambda k: -losses[k])
-        chosen = sorted(by_loss[:M])
-        models = []
-        buffers = []
-        for k in chosen:
-            client = copy.deepcopy(server).train()
-            make_sgd_training(LR, momentum=0.0)(
-                client,
-                [
-                    list(
-                        load_batches(
-                            data,
-                            r,
-                            k,
-                        )
-                    )
-                ],
-            )
-            models.append(copy_parameters(client))
-            buffers.append(copy_buffers(client))
-        mean_model = [sum(parts) / M for parts in zip(*models)]
-        set_state(server, mean_model, buffers, [1.0] * M)
+        by_loss = sorted(draw, key=lambda client: -losses[client])
         candidates.append(sorted(draw))
-        cohorts.append(chosen)
+        cohorts.append(sorted(by_loss[:M]))
+        return cohorts[-1]
 
-    return server, candidates, cohorts
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        batches = list(load_batches(data, round_index, client))
+        make_sgd_training(LR, momentum=0.0)(model, [batches])
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        mean = average_models([*models.values()], [1.0] * M)
+        if len(cohorts) < ROUNDS:
+            choose(mean)
+        return mean
+
+    choose(copy.deepcopy(net))  # the first of the cohorts, which grow with the rounds
+    return federate(net, cohorts, visit, combine), candidates, cohorts
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,13 @@ from helpers.part_cases import (
 Checks = list[PartCheck]
 
 
-def make_checks(case: Any, part: Any, **options: Any) -> Checks:
-    further_checks: Sequence[Any] = ()
-    if case in (AggregatorCase, ClientAlgorithmCase):
-        further_checks = MORE
-    if case is SamplerCase:
-        further_checks = (repr_is_code,)
-    return checks_of(case(part, **options), further_checks)
+def make_checks(kind: Any, part: Any, **options: Any) -> Checks:
+    case = kind(part, **options)
+    if kind in (AggregatorCase, ClientAlgorithmCase):
+        case.checks = (*kind.checks, *MORE)
+    if kind is SamplerCase:
+        case.checks = (*kind.checks, repr_is_code)
+    return checks_of(case)
 
 
 aggregator, personalizer, sampler = (

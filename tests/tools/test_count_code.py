@@ -5,7 +5,7 @@ from pathlib import Path
 
 import count_code
 import pytest
-from count_code import DENSITY_OF_CODE, digest_of, hard_to_read, is_dense, tokens_by_line
+from count_code import digest_of, hard_to_read, tokens_by_line
 
 SOURCE = '''"""Text."""
 
@@ -73,30 +73,6 @@ def test_names_for_which_the_glossary_has_another_word_are_refused_also_in_exemp
         ["flsv/packed.py:2", "total;"],
     ]
     assert problems[0].endswith(f"{count_code.GLOSSARY} says sum")
-
-
-def test_layout_and_docstring_of_an_exempt_function_may_change() -> None:
-    packed = digest_of(ast.parse("def f(x):\n    return g(x, 1)").body[0])
-    unfolded = digest_of(
-        ast.parse('def f(x):\n    """Text."""\n    return g(\n        x, 1\n    )').body[0]
-    )
-
-    assert packed == unfolded
-
-
-@pytest.mark.parametrize(
-    ("counts", "dense"),
-    [
-        ([], False),
-        ([9, 9, 9], False),
-        ([9, 9, 29], False),
-        ([9, 9, 30], True),
-        ([2, 3, 20], False),
-        ([2, 2, 2, 2, 2, 2, 20, 20], True),
-    ],
-)
-def test_average_and_a_second_long_line_make_code_dense(counts: list[int], dense: bool) -> None:
-    assert is_dense(counts, DENSITY_OF_CODE) is dense
 
 
 def test_a_leaf_of_contrib_is_neither_counted_nor_measured(packed_file: Path) -> None:

@@ -15,50 +15,6 @@ from table_report import markdown, paired, report
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 NAMES = sorted(path.stem for path in TABLES.glob("*.yaml"))
-TABLE = """
-_few: &few {set: {data.splits.max_samples: 300}}
-short: [{set: {e: 1}}, {if: {row: p*}, set: {e: 2}}]
-blocks:
-  - axes:
-      source: {digits: *few, mnist: {only: full}}
-      rate: [0.1, 1]
-      row: {FedAvg: {files: [fedavg.yaml]}, pFedMe: {files: [pfedme.yaml], small: {a: 1}, full: {a: 2}}}
-    column: "{source}, {rate}"
-    files: [digits.yaml]
-    set: {data.source: "{source}", lr: "{rate}", b: 3}
-    rules:
-      - {if: {row: p*}, unset: [b], measure: "tools.test_tables:run_cell"}
-      - {if: {row: FedAvg, rate: 1}, drop: true}
-tables: [{title: Accuracy, value: accuracy}]
-"""
-
-
-# ---- cells of a file
-
-
-def test_table_file_expands_to_one_run_per_row_column_and_seed(tmp_path):
-    path = tmp_path / "made_up.yaml"
-    path.write_text(TABLE)
-    table = read_table(path)
-
-    small_cells = {cell.key: cell for cell in cells_of(table, full=False, seeds=[0, 5])}
-    keys_of_first_seed = list(small_cells)[:3]
-    assert keys_of_first_seed == [
-        ("FedAvg", "digits, 0.1", 0),  # and none of rate 1, which a rule drops
-        ("pFedMe", "digits, 0.1", 0),
-        ("pFedMe", "digits, 1", 0),
-    ]
-    assert len(small_cells) == 2 * 3  # seeds x rows and columns
-
-    cell = small_cells["pFedMe", "digits, 1", 5]
-    assert cell.files == ("digits.yaml", "pfedme.yaml")
-    assert cell.overrides == {
-        "data.source": "digits",
-        "lr": 1,
-        "data.splits.max_samples": 300,
-        "a": 1,  # of a table that is not full; the block's b is unset by a rule
-    }
-    assert cell.measure == "tools.test_tables:run_cell"
 
 
 # ---- the shipped tables

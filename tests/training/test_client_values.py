@@ -99,7 +99,7 @@ def test_structure_that_another_process_lacks_is_refused():
         trained=trained,
     )
 
-    parts = [values.exchanged(), other_values.exchanged()]
+    parts = [values.changes_to_send(), other_values.changes_to_send()]
     other_values.merge(parts, [1, 0])
     with pytest.raises(ConfigurationError, match="layer was Linear with 1"):
         other_values.write(other_module, other_initial)

@@ -415,10 +415,10 @@ class RemoteSites:
         self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Let a site call the function ``question`` on its data, and return the result."""
-        while isinstance(question, partial):
-            args = (*question.args, *args)
-            kwargs = {**question.keywords, **kwargs}
-            question = question.func
+        if isinstance(question, partial):
+            all_args = (*question.args, *args)
+            all_kwargs = {**question.keywords, **kwargs}
+            return self.ask(site, round_index, question.func, all_args, all_kwargs)
         name = name_of_question(question)
         expected = self._expected_answer(site, question, args, kwargs)
 
@@ -559,7 +559,8 @@ class RemoteClient(Client):
         round_index: Callable[[], int],
     ) -> None:
         super().__init__(id, data, channel)
-        self._remote, self._round_index = remote, round_index
+        self._remote = remote
+        self._round_index = round_index
 
     def _answer(
         self,

@@ -35,8 +35,7 @@ class GreetedRun:
     """
 
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
-        greeting = plain.get("greeting")
-        greeting = str(greeting)
+        greeting = str(plain.get("greeting"))
         if not re.fullmatch(r"[0-9a-f]{16}", greeting):
             raise Refused(f"{greeting!r:.80} names no greeting: expected 16 hexadecimal digits")
         self.greeting = greeting

@@ -106,11 +106,14 @@ class SitePolicy:
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""
-        return [] if self.tells is None else [name for name in names if name not in self.tells]
+        if self.tells is None:
+            return []
+        return [name for name in names if name not in self.tells]
 
     def check_told(self, names: Iterable[str]) -> None:
         """Raise Refused unless the site may report all losses and scores in ``names``."""
-        if withheld := self.withheld(names):
+        withheld = self.withheld(names)
+        if withheld:
             raise Refused(f"its policy does not let it tell {listed(withheld, show=repr):.120}")
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from flsv._lightning.patches import metric_states, put_metric_states, unlogged
+from flsv._lightning.patches import discarded_logs, metric_states, put_metric_states
 from flsv._lightning.private import trainer_of
 from flsv.core import Instruction, LocalData
 from flsv.core.parameter_space import ParameterSpace
@@ -271,16 +272,30 @@ class ClientContext:
             training_step = module.training_step
         else:
             training_step = trainer.strategy.training_step
-        trained = [parameter for parameter in self._names if parameter.requires_grad]
+        trained_parameters = [parameter for parameter in self._names if parameter.requires_grad]
 
+        with self._module_lent():
+            self.space.write(module, model)
+            batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
+            arguments = step_arguments(module, batch, batch_index)
+            loss = training_loss(training_step(*arguments))
+            gradients = torch.autograd.grad(loss, trained_parameters, allow_unused=True)
+            buffers = self.space.read(module)[self.num_parameters :]
+            model[self.num_parameters :] = buffers
+        return loss.detach(), self.flat(trained_parameters, gradients)
+
+    @contextmanager
+    def _module_lent(self) -> Iterator[None]:
+        """Let another model use the module within this context, which leaves module and client as they were."""
+        module = self.module
         terms_of_batch = self.loss_terms
         self.loss_terms = []  # they are terms of the client's training only
-        space = self.space
-        vector = space.read(module)
-        private_entries = space.read_private(module)
+        vector = self.space.read(module)
+        private_entries = self.space.read_private(module)
         states_of_metrics = metric_states(module)
 
         instruction = self.instruction
+        # What the random numbers are for: the same words give the same numbers.
         purpose = (
             "second model",
             instruction.round_index,
@@ -290,25 +305,18 @@ class ClientContext:
         self._num_second_steps += 1
         with (
             isolated_rngs(instruction.seed, *purpose),
-            unlogged(module),
+            discarded_logs(module),
             torch.enable_grad(),
         ):
             snapshot = ModuleSnapshot(module)  # with its patched methods
-            space.write(module, model)
             try:
-                batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
-                arguments = step_arguments(module, batch, batch_index)
-                loss = training_loss(training_step(*arguments))
-                gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-                buffers = space.read(module)[self.num_parameters :]
-                model[self.num_parameters :] = buffers
+                yield
             finally:
                 self.loss_terms = terms_of_batch
                 snapshot.restore()
-                space.write(module, vector)
-                space.write_private(module, private_entries)
+                self.space.write(module, vector)
+                self.space.write_private(module, private_entries)
                 put_metric_states(states_of_metrics)
-        return loss.detach(), self.flat(trained, gradients)
 
 
 def _upload_unchanged(vector: Tensor, initial_model: Tensor, name: str) -> Tensor:

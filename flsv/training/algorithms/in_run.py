@@ -214,17 +214,18 @@ class InRunValues(ClientAlgorithm):
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost_products is not None
-        classes = batch_labels(batch)
-        if classes is None and self._loss == "negative_loss":
+        labels = batch_labels(batch)
+        if labels is None and self._loss == "negative_loss":
             raise ConfigurationError(
                 f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
                 f"{type(batch).__name__} without. Where the module logs its loss, take InRunShapley(loss='val_loss')."
             )
-        if classes is None:
+        if labels is None:
             classes = torch.full((extract_batch_size(batch),), NO_CLASS)
+        else:
+            classes = labels.clone()
         batch_size = len(classes)
         samples = self._next_samples(context, batch_size)
-        classes = classes.clone()
         self._batches.append((samples, classes))
 
         is_watched = (context.num_steps - self._first_watched_step) % self.every == 0

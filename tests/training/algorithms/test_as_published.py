@@ -36,12 +36,14 @@ from helpers.loops_by_hand import (
     Train,
     assert_private_parts,
     assert_same_state,
+    average_models,
     cohort_of_round,
-    copy_buffers,
+    cohorts_by_hand,
     copy_parameters,
+    federate,
     load_batches,
     make_unequal_data,
-    set_state,
+    set_parameters,
     train_sharing_by_hand,
 )
 from helpers.models import Diverges, Plain, network
@@ -75,25 +77,22 @@ def train_by_hand(
 ) -> nn.Module:
     """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
     data = make_unequal_data()
-    server = copy.deepcopy(net)
-    for round_index in range(ROUNDS):
-        models = []
-        buffers = []
-        for client in cohort_of_round(round_index):
-            if (round_index, client) in failing:
-                continue
-            model = copy.deepcopy(server).train()
-            visit(model, round_index, client, load_batches(data, round_index, client))  # in place
-            models.append(copy_parameters(model))
-            buffers.append(copy_buffers(model))
+    cohorts = []
+    for round_index, cohort in enumerate(cohorts_by_hand()):
+        cohorts.append([client for client in cohort if (round_index, client) not in failing])
 
-        parameters = [sum(parts) / len(parts) for parts in zip(*models)]  # the mean
+    def train(model: nn.Module, round_index: int, client: int) -> None:
+        visit(model, round_index, client, load_batches(data, round_index, client))
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        trained = [*models.values()]
+        mean = average_models(trained, [1.0] * len(trained))
         if merge is not None:
-            parameters = merge(copy_parameters(server), models, parameters)
-        equal_weights = [1.0] * len(models)
-        set_state(server, parameters, buffers, weights=equal_weights)
+            parameters = [copy_parameters(model) for model in trained]
+            set_parameters(mean, merge(copy_parameters(server), parameters, copy_parameters(mean)))
+        return mean
 
-    return server
+    return federate(net, cohorts, train, combine)
 
 
 def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,256 @@
+"""Lightning's validation without side effects on the fit's trainer.
+
+During validation a module reads its trainer, logs to it, and gets its batches from it. Therefore the module gets a
+shallow copy of the trainer, with its own validation loop, results and strategy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from flsv._lightning.data_source import data_of
+from flsv._lightning.evaluation import as_module_input, list_loaders, validating
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.pickles import copy_of_data_module
+
+_TRANSFER_HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
+
+
+class StoredBatches:
+    """Batches of one validation loader, read once and stored."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        # Clones: a slice of a data set would carry the whole data set into every copy.
+        self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(copy.deepcopy, self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def samples(self) -> int:
+        """Count the samples as Lightning does, by the first dimension of a batch's tensors."""
+        return sum(extract_batch_size(batch) for batch in self._batches)
+
+
+@torch.inference_mode(False)
+def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
+    """Read and store the batches of one or several validation loaders."""
+    has_hooks = _has_transfer_hooks(trainer)
+    device = trainer.lightning_module.device
+    limit: Any = trainer.limit_val_batches
+    has_limit = isinstance(limit, int) and limit > 0
+    stored_loaders = []
+    for loader in list_loaders(loaders):
+        limited_loader: Iterable[Any] = loader
+        if has_limit and sized_len(loader) is None:  # the loader may be infinite
+            limited_loader = islice(loader, limit)
+        if has_hooks:  # the hooks move batches themselves
+            stored_loaders.append(StoredBatches(limited_loader))
+        else:
+            moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
+            stored_loaders.append(StoredBatches(moved_batches))
+
+    _check_copies(stored_loaders)
+    has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
+    if not has_batches:
+        raise ConfigurationError(
+            "there are no validation batches: models cannot be evaluated on nothing."
+        )
+    return stored_loaders
+
+
+def _has_transfer_hooks(trainer: L.Trainer) -> bool:
+    """Return whether the module or the data module has hooks that move batches."""
+    for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
+        if owner is not None and any(is_overridden(hook, owner) for hook in _TRANSFER_HOOKS):
+            return True
+    return False
+
+
+def _check_copies(stored_loaders: Sequence[StoredBatches]) -> None:
+    """Raise ConfigurationError if a loader's first batch cannot be copied."""
+    try:
+        for stored_loader in stored_loaders:
+            next(iter(stored_loader), None)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a validation batch cannot be copied ({error}), and every model is evaluated on batches of its own, "
+            "because a step may change them. Keep tensors with gradients and open files out of batches."
+        ) from error
+
+
+class ValidationRun:
+    """Validation of a module on batches that are already stored.
+
+    Args:
+        trainer: the fit's trainer.
+        trainer_copy: a copy of it from :func:`copy_of_trainer`, with the module.
+        loaders: the batches.
+    """
+
+    def __init__(
+        self, trainer: L.Trainer, trainer_copy: Any, loaders: Sequence[StoredBatches]
+    ) -> None:
+        self._trainer = trainer
+        self.module = trainer_copy.lightning_module
+        self._loaders = loaders
+        self._trainer_copy = trainer_copy
+        # Validate on all stored batches, and on no training batches in their place.
+        self._trainer_copy.limit_val_batches = 1.0
+        self._trainer_copy.overfit_batches = 0.0
+        inference_mode = trainer.fit_loop.epoch_loop.val_loop.inference_mode
+        self._loop = _Loop(self._trainer_copy, loaders, inference_mode)
+        self._trainer_copy.fit_loop.epoch_loop.val_loop = self._loop
+
+    def logged(self) -> dict[str, Tensor]:
+        """Run the validation, and return all logged values by name."""
+        with validating(self._trainer):
+            self._loop.run()
+        # The trainer's copy has the values as Lightning names them. `weighted_values` has those of several loaders.
+        logged_values = dict(self._trainer_copy._logger_connector._callback_metrics)
+        for name, weighted_values in self._loop.weighted_values.items():
+            if name not in logged_values:
+                logged_values[name] = _weighted_mean(weighted_values)
+        return logged_values
+
+    def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
+        """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
+        None for a single loader."""
+        self.module.on_validation_model_eval()
+        precision = self._trainer_copy.precision_plugin
+        has_several_loaders = len(self._loaders) > 1
+        with validating(self._trainer), torch.no_grad():
+            for loader_index, loader in enumerate(self._loaders):
+                for batch_index, batch in enumerate(loader):
+                    module_input = as_module_input(self._trainer_copy, batch, loader_index)
+                    hook_arguments = OrderedDict(batch=module_input, batch_idx=batch_index)
+                    if has_several_loaders:
+                        hook_arguments["dataloader_idx"] = loader_index
+                    step_arguments = self._loop._build_step_args_from_hook_kwargs(
+                        hook_arguments, "validation_step"
+                    )
+                    logged_index = loader_index if has_several_loaders else None
+                    with precision.val_step_context():
+                        yield step_arguments, logged_index
+
+
+class _Loop(_EvaluationLoop):
+    """Lightning's evaluation loop, which also records each loader's values and weights."""
+
+    weighted_values: dict[str, list[tuple[Tensor, float]]]
+
+    def __init__(
+        self, trainer: L.Trainer, loaders: Sequence[StoredBatches], inference_mode: bool
+    ) -> None:
+        super().__init__(
+            trainer,
+            TrainerFn.FITTING,
+            RunningStage.VALIDATING,
+            verbose=False,
+            inference_mode=inference_mode,
+        )
+        # The name of a hook is needed only if a module, as the instance, has the loaders.
+        self._data_source = _DataLoaderSource(instance=list(loaders), name="")
+        self._loaders = loaders
+        self.weighted_values = {}
+
+    def _store_dataloader_outputs(self) -> None:
+        super()._store_dataloader_outputs()
+        for _, result in self._results.valid_items():
+            meta = result.meta
+            if meta.dataloader_idx is None or not meta.add_dataloader_idx or not meta.on_epoch:
+                continue
+            if result.is_tensor and meta.is_mean_reduction:
+                weight = float(result.cumulated_batch_size)
+            else:
+                weight = float(self._loaders[meta.dataloader_idx].samples)
+            names = (meta.name, meta.forked_name(on_step=False))
+            for name in dict.fromkeys(names):  # one name, unless steps are logged, too
+                weighted_values = self.weighted_values.setdefault(name, [])
+                weighted_values.append((result.compute(), weight))
+
+
+def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
+    total = sum(weight for _, weight in weighted_values)
+    summands = [value * (weight / total) for value, weight in weighted_values]
+    return torch.stack(summands).sum(0)
+
+
+def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
+    """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
+    # Lightning's private attributes: each object that refers to the trainer or the module, or that changes in a
+    # validation, is copied. The original then stays as it is.
+    trainer_copy: Any = copy.copy(trainer)
+
+    # The strategy calls the module's steps.
+    accelerator_connector = copy.copy(trainer_copy._accelerator_connector)
+    trainer_copy._accelerator_connector = accelerator_connector
+    strategy = copy.copy(accelerator_connector.strategy)
+    accelerator_connector.strategy = strategy
+    strategy.connect(module)
+    # The ranks validate different models, in different numbers: no rank may wait for another. A strategy without ranks
+    # of its own is alone.
+    vars(strategy).pop("ranks", None)
+
+    # What hooks set on the data module is not the run's.
+    data = getattr(trainer_copy, "datamodule", None)
+    if data is not None:
+        is_users_own = data is not data_of(trainer)
+        trainer_copy.datamodule = copy_of_data_module(data) if is_users_own else copy.copy(data)
+        trainer_copy.datamodule.trainer = trainer_copy
+    # The data connector calls the hooks around batches.
+    data_connector = copy.copy(trainer_copy._data_connector)
+    trainer_copy._data_connector = data_connector
+    data_connector.trainer = trainer_copy
+    data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
+
+    # What is logged, called or measured is the copy's alone.
+    trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
+    trainer_copy.callbacks = []
+    trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
+    trainer_copy.profiler = PassThroughProfiler()
+
+    # The caller sets the validation loop.
+    fit_loop = copy.copy(trainer_copy.fit_loop)
+    trainer_copy.fit_loop = fit_loop
+    fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
+    fit_loop.trainer = trainer_copy
+    fit_loop.epoch_loop.trainer = trainer_copy
+
+    module.trainer = trainer_copy
+    module._metric_attributes = None  # Lightning's map from ids of the original module's metrics
+    return trainer_copy
+
+
+def logged_number(name: str, logged: Mapping[str, Any]) -> float:
+    """Return the single number in ``logged`` under ``name``."""
+    value = torch.as_tensor(logged[name])
+    if value.numel() != 1:
+        raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")
+    return float(value)

@@ -1,0 +1,110 @@
+"""Texts of the options of a configuration file that determine a run's results, and of the code that they name."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from pydoc import locate
+from typing import Any
+
+from flsv.utilities.formats import PACKAGES, version_settings
+from flsv.utilities.plain_values import digest
+
+#: Options that change no result: those for folders, output and speed. ``loader.eval_batch_size`` does change results if
+#: a module logs values with a batch_size of its own.
+IDLE_OPTIONS = {
+    "trainer": {
+        "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
+        "enable_model_summary", "num_sanity_val_steps", "profiler", "devices", "num_nodes", "strategy", "benchmark",
+    },
+    "data": {
+        "files.root", "files.download", "loader.num_workers", "loader.pin_memory", "loader.on_device",
+        "loader.eval_batch_size",
+    },
+    "federation": {"reporting", "seed"},
+}  # fmt: skip
+#: Sections of a configuration that determine a run's results.
+SECTIONS = ("model", "optimizer", "lr_scheduler", "data", "federation", "trainer")
+#: Packages whose classes' source is not hashed.
+INSTALLED_PACKAGES = {
+    "flsv",
+    *PACKAGES,
+    "torchvision",
+    "torchmetrics",
+    "timm",
+    *sys.stdlib_module_names,
+}
+
+
+def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``{dotted name: text}`` of the options and the code of ``flsv fit`` that determine its results."""
+    settings = version_settings() | option_texts(config)
+    present_sections = [section for section in SECTIONS if config.get(section)]
+    for section in present_sections:
+        for name, value in _leaves(config[section], section):
+            is_class = name.endswith("class_path")
+            if name not in settings or not is_class:
+                continue
+            hash_of_code = source_hash_of(locate(str(value)))
+            if hash_of_code:
+                settings[f"{name}, its code"] = hash_of_code
+    return settings
+
+
+def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return ``{dotted name: text}`` of the options of ``flsv fit`` that determine its results."""
+    texts = {}
+    present_sections = [section for section in SECTIONS if config.get(section)]
+    for section in present_sections:
+        is_data = section == "data"
+        idle_options = IDLE_OPTIONS.get(section, set())
+        for name, value in _leaves(config[section], section):
+            _, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
+            option_and_suboption = ".".join([option, *suboptions[:1]])
+            is_idle = option in idle_options or option_and_suboption in idle_options
+            is_data_root = is_data and name.endswith(".root")
+            if is_idle or is_data_root or value is None:
+                continue  # such an option changes no number of the run
+
+            if is_data and isinstance(value, str):
+                # The same data in another folder are the same data: hashes of the samples compare them.
+                texts[name] = repr(PurePath(value).name)
+            else:
+                texts[name] = repr(value)
+    return texts
+
+
+def source_hash_of(class_or_function: Any) -> str:
+    """Compute a hash of the source files of a class and its bases, or of a function. "" for installed packages."""
+    definitions: tuple[Any, ...]
+    if isinstance(class_or_function, type):
+        definitions = class_or_function.__mro__
+    else:  # a function
+        definitions = (class_or_function,)
+    sources = []
+    for definition in definitions:
+        module_name = getattr(definition, "__module__", None) or "builtins"
+        package, _, _ = module_name.partition(".")
+        if package in INSTALLED_PACKAGES:
+            continue
+        file = inspect.getsourcefile(definition)
+        if file and Path(file).is_file():
+            sources.append(Path(file).read_text())
+        else:
+            sources.append(inspect.getsource(definition))
+    if not sources:
+        return ""
+    return digest(sources).hex()[:12]
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}")
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{index}")
+    else:
+        yield name, value
