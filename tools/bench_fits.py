@@ -2,7 +2,7 @@
 
     python tools/bench_fits.py
     python tools/bench_fits.py lenet-8 retrain --repeats 5
-    python tools/bench_fits.py lenet-8 lenet-40 --coalitions halves
+    python tools/bench_fits.py lenet-8 --coalitions singles halves both all
 
 Seven clients train by FedAvg: LeNet5 on scikit-learn's digits in 28x28, and ``resnet18`` of timm on 2,100 images of
 CIFAR-10 (from ``$FLSV_DATA_ROOT``). A row has the seconds of the fit without the metric, and how many of these the fit
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -50,6 +51,8 @@ CASES = {
     "resnet18-6": ("resnet18", 6),
 }
 PARTS = ("copy", "coalitions", "scoring", "twin")
+#: Values of ``ShadowShapley(coalitions=)``.
+TRAININGS = ("singles", "halves", "both", "all")
 
 
 class PartTimer:
@@ -200,7 +203,7 @@ def main() -> None:
         help=f"of {cases}",
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--coalitions", choices=["singles", "halves"], default="singles")
+    parser.add_argument("--coalitions", nargs="+", choices=TRAININGS, default=["singles"])
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -213,21 +216,21 @@ def main() -> None:
             print_retrain(timer, options.repeats)
             continue
         network, rounds = CASES[name]
-        works = {
-            "alone": partial(fit, network, rounds, None),
-            "valued": partial(fit, network, rounds, options.coalitions),
-        }
+        works = {"alone": partial(fit, network, rounds, None)}
+        for coalitions in options.coalitions:
+            works[coalitions] = partial(fit, network, rounds, coalitions)
         best_seconds = measure(timer, works, options.repeats)
-        print_row(name, best_seconds["alone"], best_seconds["valued"])
+        for coalitions in options.coalitions:
+            print_row(f"{name} {coalitions}", best_seconds["alone"], best_seconds[coalitions])
 
 
 def print_retrain(timer: PartTimer, repeats: int) -> None:
-    """Print the row of ``flsv retrain``, which finds what the run's own coalitions gave."""
+    """Print the row of ``flsv retrain``, without the repetitions that an earlier call has left."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "lightning_logs/version_0"
 
         def retrain() -> None:
-            (run / "retrained_scores.csv").unlink(missing_ok=True)
+            shutil.rmtree(run / "retrained", ignore_errors=True)
             run_command("retrain", str(run), "--seeds", "3")
 
         root = f"--trainer.default_root_dir={folder}"

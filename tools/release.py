@@ -40,7 +40,7 @@ TOOLS = (
 )
 TOOLS += ("mkdocs", "mkdocs-material", "mkdocstrings", "mkdocs-autorefs", "latex2mathml")
 #: Versions that are tagged later than they were made, and whose sections were shortened in between.
-REVISED = ("1.0.0", "1.2.0")
+REVISED = ("1.0.0", "1.1.0", "1.2.0", "2.0.0", "2.1.0")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 _HEAD = re.compile(
     r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE

@@ -18,6 +18,13 @@ from flsv.core.strategy import Contributions, FederationInfo
 from flsv.utilities.declared import Count
 
 
+def _works_per_client(aggregator: Aggregator) -> bool:
+    """Return whether an aggregator works with each client's own steps, report or contribution."""
+    if aggregator.metric or aggregator.of_clients:
+        return True
+    return bool(aggregator.sends or aggregator.reports)
+
+
 class Bucketing(Aggregator):
     """Aggregator that averages clients in random buckets and combines the means by another aggregator.
 
@@ -43,14 +50,7 @@ class Bucketing(Aggregator):
 
     rules = (
         (
-            lambda a: (
-                not (
-                    a.aggregator.metric
-                    or a.aggregator.sends
-                    or a.aggregator.reports
-                    or a.aggregator.of_clients
-                )
-            ),
+            lambda arguments: not _works_per_client(arguments.aggregator),
             "it works with every client's own steps, report or contribution, which a bucket has not. Give one that "
             "looks at models only, such as TrimmedMean or GeometricMedian.",
         ),
@@ -79,7 +79,8 @@ class Bucketing(Aggregator):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         device = round.client_vectors.device
         num_clients = len(round)
-        order = torch.randperm(num_clients, generator=round.generator("buckets")).to(device)
+        generator = round.generator("buckets")
+        order = torch.randperm(num_clients, generator=generator).to(device)
         # The first clients in this order are bucket 0, and so on.
         bucket_of_client = torch.empty_like(order)
         bucket_of_client[order] = torch.arange(num_clients, device=device) // self.size

@@ -43,7 +43,7 @@ class SampleCount(ContributionMetric):
     sample_counts: Tensor
 
     def __init__(self, num_clients: int | None = None, **kwargs: Any) -> None:
-        super().__init__(num_clients, None, **kwargs)
+        super().__init__(num_clients, num_classes=None, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state(
@@ -119,16 +119,16 @@ class Entry:
         return self.made_by
 
     @cached_property
-    def needed(self) -> tuple[str, ...]:
+    def requirements(self) -> tuple[str, ...]:
         """Return the names of all that the metric needs, see :data:`flsv.core.vocabulary.NEEDS`."""
         arguments = dict(self.arguments)
         if "rounds" in inspect.signature(self._metric_class).parameters:
             arguments.setdefault("rounds", 1)
-        needs = set(self.needs)
-        with suppress(TypeError, ValueError):  # the first federation's `build` raises these
+        declared = set(self.needs)
+        with suppress(TypeError, ValueError):  # :meth:`build` raises an error that names the metric
             metric = self._metric_class(**arguments)
-            needs.update(needs_of(metric))
-        return tuple(need for need in NEEDS if need in needs)
+            declared.update(needs_of(metric))
+        return tuple(name for name in NEEDS if name in declared)
 
     @property
     def is_users(self) -> bool:
@@ -151,7 +151,7 @@ class Entry:
 
     def build(self, federation: Federation) -> Metric:
         """Build a new metric for a federation."""
-        if "classes" in self.needed and not federation.classifies:
+        if "classes" in self.requirements and not federation.classifies:
             raise ConfigurationError(
                 f"{self.title}: the samples of {federation.name} have no classes."
             )
@@ -243,7 +243,7 @@ def entry(name: str) -> tuple[str, Entry]:
     metric_class = _import_class(path)
     if isinstance(metric_class, type) and not issubclass(metric_class, Metric):
         raise ConfigurationError(f"--metric {name}: {path} is no metric.")
-    # What another entry of the class needs, this one needs, too.
+    # An entry of metrics.yaml with the same class has the same needs.
     needs: tuple[str, ...] = ()
     client_algorithm = None
     for packaged in METRICS.values():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
-from flsv.benchmark.scores import BenchResults, Values
+from flsv.benchmark.scores import BenchResults, RunResults
 from flsv.benchmark.truth import Truth
 from flsv.configuration.federation_config import Reporting
 from flsv.federation import FederatedLoop
@@ -20,26 +20,26 @@ from flsv.results.rows import overall
 from flsv.utilities.seeding import isolated_rngs
 
 
-def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
+def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int) -> RunResults:
     """Train a federation with the metrics, in as few training runs as possible. Return the metrics' values."""
     if not entries:
         return _fit(federation, {}, seed)
-    result = Values()
+    result = RunResults()
     # Metrics that can share a training run.
-    groups: dict[_Requirements, dict[str, Entry]] = {}
+    groups: dict[_Training, dict[str, Entry]] = {}
     for name, entry in entries.items():
         try:
-            requirements = _requirements(entry, federation)
+            training = _training_of(entry, federation)
         except WrongArguments:
             raise
         except Exception as error:
             result.record_error(name, error)
         else:
-            groups.setdefault(requirements, {})[name] = entry
+            groups.setdefault(training, {})[name] = entry
 
-    for requirements, group in sorted(groups.items(), key=itemgetter(0)):
+    for training, group in sorted(groups.items(), key=itemgetter(0)):
         variant = federation
-        if requirements.clients_evaluate:
+        if training.clients_evaluate:
             variant = federation.with_client_validation
         try:
             result.add(_fit(variant, group, seed))
@@ -56,15 +56,15 @@ def run_metrics(federation: Federation, entries: Mapping[str, Entry], seed: int)
     return result
 
 
-class _Requirements(NamedTuple):
-    """Requirements of the metrics in the same training run."""
+class _Training(NamedTuple):
+    """Description of a training run. Metrics with equal ones share the run."""
 
-    #: What is trained: the client algorithm's class path, or the coalitions beside the run, or "".
+    #: The client algorithm's class path, or the coalitions that are trained after the run, or "".
     trained: str
     clients_evaluate: bool
 
 
-def _requirements(entry: Entry, federation: Federation) -> _Requirements:
+def _training_of(entry: Entry, federation: Federation) -> _Training:
     metric = entry.build(federation)
     if entry.client_algorithm:
         trained = entry.client_algorithm
@@ -77,10 +77,10 @@ def _requirements(entry: Entry, federation: Federation) -> _Requirements:
     if isinstance(metric, ContributionMetric):
         metric.check(federation.num_samples)  # raises unless it suits the federation
         clients_evaluate = metric.evaluates
-    return _Requirements(trained, clients_evaluate)
+    return _Training(trained, clients_evaluate)
 
 
-def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Values:
+def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> RunResults:
     gc.collect()  # the trainer, module and data of the previous run refer to each other, and are large
     metrics: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def _fit(federation: Federation, entries: Mapping[str, Entry], seed: int) -> Val
         trainer = federation.trainer(loop)
         start_time = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
-        result = Values(fit_seconds=time.process_time() - start_time)
+        result = RunResults(fit_seconds=time.process_time() - start_time)
 
     contributions = loop.contribution_metrics.contributions
     for name, metric in metrics.items():

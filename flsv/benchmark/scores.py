@@ -94,7 +94,7 @@ Key = tuple[str, int, str]
 
 
 @dataclass(eq=False)
-class Values:
+class RunResults:
     """Results of metrics in one run of a federation."""
 
     #: `{metric: values}`, the clients' values `[n]`.
@@ -113,11 +113,11 @@ class Values:
         else:
             self.failed[metric] = "".join(traceback.format_exception(error))
 
-    def add(self, results: Values) -> None:
+    def add(self, results: RunResults) -> None:
         """Add the results of another fit."""
-        for name, result in vars(results).items():
-            if name != "fit_seconds":
-                getattr(self, name).update(result)
+        self.values |= results.values
+        self.refused |= results.refused
+        self.failed |= results.failed
         self.fit_seconds += results.fit_seconds
 
 
@@ -146,7 +146,7 @@ class BenchResults:
         self,
         federation: str,
         seed: int,
-        run: Values,
+        run: RunResults,
     ) -> None:
         """Add and store the results ``run`` of metrics in one run of a federation."""
         rows: list[list[Any]] = []

@@ -19,17 +19,22 @@ SCORE_COLUMNS = ["federation", "set", "seed", "metric", "spearman", "misallocate
 
 def summarize(scores: DataFrame, metrics: Iterable[str]) -> DataFrame:
     """Summarize the metrics' :func:`scores_of` runs over sets and all federations, the best metric first."""
-    correlations = scores.pivot_table("spearman", "metric", "federation")  # means over seeds
-    set_names = scores.groupby("federation")["set"].first()
+    # Means over seeds, [metrics, federations].
+    correlations = scores.pivot_table("spearman", "metric", "federation")
+    misallocated = scores.pivot_table("misallocated", "metric", "federation")
 
     # A column per set of federations, then one for all.
-    correlations_of_sets = correlations.T.groupby(set_names).mean()  # [sets, metrics]
+    first_rows = scores.groupby("federation").first()
+    by_set = correlations.T.groupby(first_rows["set"])
+    correlations_of_sets = by_set.mean()  # [sets, metrics]
     summary = correlations_of_sets.T.reindex(columns=SETS)
-    summary["all"] = correlations.mean(axis=1)
-    summary["worst"] = correlations.min(axis=1)
-    summary["where"] = correlations.idxmin(axis=1)
-    errors = scores.pivot_table("misallocated", "metric", "federation")
-    summary["misallocated"] = errors.mean(axis=1)
+    overall = {
+        "all": correlations.mean(axis=1),
+        "worst": correlations.min(axis=1),
+        "where": correlations.idxmin(axis=1),
+        "misallocated": misallocated.mean(axis=1),
+    }
+    summary = summary.assign(**overall)
 
     summary = summary.reindex(list(metrics))
     summary = summary.fillna({"where": ""})

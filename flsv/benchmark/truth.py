@@ -183,7 +183,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     Raises:
         ConfigurationError: a training failed.
     """
-    store = UtilityStore(None, [UTILITY_NAME])
+    store = UtilityStore(path=None, names=[UTILITY_NAME])
     _train(federation, masks, seed, store)
     return store.table(seed, masks)[:, 0]
 

@@ -188,7 +188,7 @@ def _print_lists() -> None:
     metrics = METRICS.values()
     columns_of_metrics = {
         "what it is": [metric.title for metric in metrics],
-        "needs": [", ".join(metric.needed) or "nothing" for metric in metrics],
+        "needs": [", ".join(metric.requirements) or "nothing" for metric in metrics],
     }
     print_table("Metrics", list(METRICS), columns_of_metrics, corner="metric")
 

@@ -56,34 +56,30 @@ def explain(
     for name in [*_names_behind(message), *error.names]:
         known_names += _prefixes(name)
     texts = [path.read_text("utf-8") for path in files]
-    wrong_word, question = _question(
-        message,
-        known_names,
-        texts=[*words, *texts],
-    )
+    wrong_word, suggestion = _suggestion(message, known_names, texts=[*words, *texts])
     keys = _KEY_IN_MESSAGE.findall(message)
     if keys and not wrong_word:
         wrong_word = _last_part(keys[-1])
 
-    origin = ""
+    line_of_word = ""
     if not _stands_in(words, wrong_word):
-        for line, _texts in _lines_with(wrong_word, files):
-            origin = line
-    return f"{origin}{message}{question}"
+        for line, _value_texts in _lines_with(wrong_word, files):
+            line_of_word = line
+    return f"{line_of_word}{message}{suggestion}"
 
 
-def _question(
+def _suggestion(
     message: str,
     known_names: Collection[str],
     texts: Sequence[str],
 ) -> tuple[str, str]:
-    """Return a word of a message that the texts have and nobody knows, and whether another was meant, or ""."""
+    """Return the wrong word of a message, which stands in the texts, and the names that may be meant, or "" twice."""
     name_by_last_part = {_last_part(name): name for name in known_names}
     for word in _unknown_names(message, known_names):
         similar = similar_names(word, name_by_last_part)
         if similar and _stands_in(texts, word):
-            suggestions = [name_by_last_part[name] for name in similar]
-            return word, f"\nDid you mean {' or '.join(suggestions)}?"
+            similar_names_in_full = [name_by_last_part[name] for name in similar]
+            return word, f"\nDid you mean {' or '.join(similar_names_in_full)}?"
     return "", ""
 
 
@@ -130,7 +126,10 @@ def _unknown_names(message: str, known_names: Collection[str]) -> Iterator[str]:
 def _imported(path: str) -> Any:
     """Return the module, or the object of a module, that has been imported from a path, or None."""
     module_name, _, name = path.rpartition(".")
-    return sys.modules.get(path) or getattr(sys.modules.get(module_name), name, None)
+    module = sys.modules.get(path)
+    if module is not None:
+        return module
+    return getattr(sys.modules.get(module_name), name, None)
 
 
 def origin_of(
@@ -145,12 +144,12 @@ def origin_of(
         word = match[1] or match[2]
         if _stands_in(words, word):
             continue
-        origins = []
-        for origin, texts in _lines_with(word, files):
-            if all(text in message for text in texts):
-                origins.append(origin)
-        if len(origins) == 1:
-            return origins[0]
+        places = []
+        for line, value_texts in _lines_with(word, files):
+            if all(text in message for text in value_texts):
+                places.append(line)
+        if len(places) == 1:
+            return places[0]
     return ""
 
 

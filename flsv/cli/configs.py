@@ -26,7 +26,10 @@ def packaged_names() -> list[str]:
         >>> "quickstart" in names, "scenarios/guo_noisy" in names
         (True, True)
     """
-    names = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
+    names = []
+    for path in FOLDER.rglob("*.yaml"):
+        relative_path = path.relative_to(FOLDER)
+        names.append(relative_path.with_suffix("").as_posix())
     return sorted(names, key=lambda name: ("/" in name, name))
 
 
@@ -45,7 +48,8 @@ def find_config(name: str) -> Path:
         return FOLDER / f"{name}.yaml"
 
     files_here = [str(path) for path in Path().glob("*.yaml")]
-    hint = nearest(name.removesuffix(".yaml"), [*map(_without_suffix, files_here), *names])
+    known_names = [*map(_without_suffix, files_here), *names]
+    hint = nearest(_without_suffix(name), known_names)
     if not hint:
         hint = (
             f" Here are {listed(files_here)}." if files_here else " No YAML file is in this folder."

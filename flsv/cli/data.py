@@ -88,7 +88,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
 
 def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, with the reason for this choice."""
-    if data.by_rarity:
+    if data.chose_rarer_class:
         reason = "the rarer one (set data.pos_label to confirm it or to choose the other one)"
     else:
         reason = "class 1"
@@ -187,9 +187,11 @@ def check_images(data: FederatedDataModule) -> None:
 
 
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
-    return frame.assign(
-        **{name: frame[name].map("{:.1%}".format).str.replace("%", " %") for name in columns}
-    )
+    columns_of_texts = {}
+    for name in columns:
+        texts = frame[name].map("{:.1%}".format)
+        columns_of_texts[name] = texts.str.replace("%", " %")
+    return frame.assign(**columns_of_texts)
 
 
 def write_dictionary(

@@ -55,7 +55,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "--nvflare", metavar="DIR", type=Path, help="a federation on NVIDIA FLARE, as a job"
     )
     options = parser.parse_args(args)
-    check_writable(options.flower or options.nvflare or options.folder or Path())
+    network_folder = options.flower or options.nvflare
+    check_writable(network_folder or options.folder or Path())
     if options.flower is not None:
         message = _copy_template("flower", options.flower)
     elif options.nvflare is not None:

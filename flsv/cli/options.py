@@ -69,24 +69,34 @@ class ConfigFile(ActionConfigFile):
             # JSON is YAML, and has quotes around texts that look like numbers.
             values = json.dumps(sections)
 
-        for key, section in _parts_in(sections):
-            earlier_section = cfg.get(key)
-            if not isinstance(earlier_section, Mapping | Namespace):
-                continue
-            earlier_class = _class_of(earlier_section)
-            if earlier_class not in (None, _class_of(section)):
-                cfg[key] = None  # its options are not the new class's
-
+        _forget_other_classes(cfg, sections)
         earlier_metrics = cfg.get(_METRICS)
         super().__call__(parser, cfg, values, option_string)
-        for action in parser._actions:
-            section = cfg.get(action.dest)
-            is_section = isinstance(action, _ActionConfigLoad)
-            if is_section and not isinstance(section, Namespace | None):
-                parser.error(f'Parser key "{action.dest}": Unable to load config "{section}"')
+        _check_sections(parser, cfg)
         metrics = cfg.get(_METRICS)
-        if isinstance(earlier_metrics, dict) and isinstance(metrics, dict) and metrics:
+        are_both_given = isinstance(earlier_metrics, dict) and isinstance(metrics, dict)
+        if are_both_given and metrics:
             cfg[_METRICS] = {**earlier_metrics, **metrics}
+
+
+def _forget_other_classes(config: Any, sections: Any) -> None:
+    """Remove each part of a configuration that has another class in ``sections``, with its options."""
+    for key, section in _parts_in(sections):
+        earlier_section = config.get(key)
+        if not isinstance(earlier_section, Mapping | Namespace):
+            continue
+        earlier_class = _class_of(earlier_section)
+        if earlier_class not in (None, _class_of(section)):
+            config[key] = None
+
+
+def _check_sections(parser: Any, config: Any) -> None:
+    """Let the parser raise an error if a section of a configuration is a single value."""
+    for action in parser._actions:
+        section = config.get(action.dest)
+        is_section = isinstance(action, _ActionConfigLoad)
+        if is_section and not isinstance(section, Namespace | None):
+            parser.error(f'Parser key "{action.dest}": Unable to load config "{section}"')
 
 
 def with_sections_of_flsv(config: Any) -> Any:
@@ -203,14 +213,16 @@ class OptionParser(ArgumentParser):
     """Parser whose errors are raised, so that they can be explained."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        if not self.exit_on_error:  # a part of a value, of which jsonargparse tells the rest
+        if (
+            not self.exit_on_error
+        ):  # jsonargparse tries a part of a value, and has an error of its own
             return super().error(message, ex)
-        names: list[str] = []
+        known_names: list[str] = []
         for package in (*PACKAGES, *PACKAGES_OF_OTHERS):
-            names += _names_in(package)
+            known_names += _names_in(package)
         for parser in [self, *subparsers_of(self)]:
-            names += parser.get_defaults(skip_validation=True).keys()
-        raise OptionError(message, names) from ex
+            known_names += parser.get_defaults(skip_validation=True).keys()
+        raise OptionError(message, known_names) from ex
 
 
 def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:

@@ -86,8 +86,8 @@ class Round:
         all_clients: all n clients of the federation, in the order of their numbers. None outside of a fit.
         server_data: the server's validation set, if it has one.
         seed: seed of the round's random choices, see :meth:`generator`.
-        chances: function that returns each client's probability ``[n]`` to be drawn into this cohort. With None all are
-            drawn.
+        drawing_probabilities: function that returns each client's probability ``[n]`` to be drawn into this cohort.
+            None if all clients are drawn.
         games: the round's ``flsv.games.CoalitionGames`` on the server's validation set, if there are any.
         channel: the count of the messages between server and clients. None outside of a fit.
         server_vector: ``[P]``, the next global model. None before aggregation.
@@ -116,7 +116,7 @@ class Round:
     all_clients: Sequence[Client] | None = None
     server_data: LocalData | None = None
     seed: int = 0
-    chances: Callable[[], Tensor] | None = None
+    drawing_probabilities: Callable[[], Tensor] | None = None
     games: Any = None
     channel: Channel | None = None
     server_vector: Tensor | None = None
@@ -187,10 +187,10 @@ class Round:
     def inclusion_probabilities(self) -> Tensor:
         """Return the probability with which each client of the cohort was drawn, ``[k]``."""
         device = self.client_ids.device
-        if self.chances is None:
+        if self.drawing_probabilities is None:
             return torch.ones(len(self), device=device)
-        chances = self.chances().to(device)
-        return chances[self.client_ids]
+        probabilities_of_all = self.drawing_probabilities().to(device)
+        return probabilities_of_all[self.client_ids]
 
     @cached_property
     def senders(self) -> Tensor:

@@ -38,7 +38,7 @@ num_samples | their numbers of training samples | int64 [k] | training | | per c
 num_steps | their numbers of optimizer steps | int64 [k] | training | | per client, loop
 losses | their mean training losses | [k] | training | losses | per client, loop
 senders | who sent an update, excluded clients last | int64 [s] | training | |
-inclusion_probabilities | the chances with which they were drawn | [k] | training | | per client
+inclusion_probabilities | the probabilities with which they were drawn | [k] | training | | per client
 global_vector | the global model at the start of the round | [P] | training | |
 client_vectors | the clients' models | [k, P] | training | updates | per client
 client_updates | the parameters minus those at their start | [k, p] | training | updates | per client, of starts
@@ -73,7 +73,7 @@ space | the map between vectors and modules | ParameterSpace | training | | inte
 seed | the seed of the round's random choices | number | training | | internal
 starts | the models that clients started from, or who knows them | list | training | | per client, internal, of starts
 reports | the reports that strategies declare | {name: [k, ...]} | training | | internal
-chances | the chances of all clients to be drawn | chances() | training | | internal
+drawing_probabilities | the probabilities of all clients to be drawn | drawing_probabilities() | training | | internal
 left_out | clients whose update was excluded | list | training | | internal
 unmeasured | clients that metrics do not see | list | training | | internal
 trained | the models of trained coalitions | TrainedCoalitions | exchange | validation | of updates, loop, internal

@@ -236,7 +236,7 @@ def _split(
         source.clients,
         column=read_column,
     )
-    if source.by_rarity and len(splits.clients) == 1:
+    if source.chose_rarer_class and len(splits.clients) == 1:
         raise ConfigurationError(
             f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
             "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."

@@ -170,9 +170,9 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         )
 
     @property
-    def by_rarity(self) -> bool:
+    def chose_rarer_class(self) -> bool:
         """Return whether the positive class is the rarer of two classes because the user named none."""
-        return self._source.by_rarity
+        return self._source.chose_rarer_class
 
     @property
     def client_names(self) -> tuple[str, ...]:

@@ -401,7 +401,7 @@ def positive_last(
         return tuple(names)
     if pos_label is not None:
         positive = named_class(names, pos_label)
-    elif not chosen_by_rarity(names, pos_label):
+    elif not chooses_rarer_class(names, pos_label):
         return in_order(names)  # the larger number, or True, is last
     elif counts[0] < counts[1]:
         positive = names[0]
@@ -424,7 +424,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
     )
 
 
-def chosen_by_rarity(names: Sequence[str], pos_label: Any) -> bool:
+def chooses_rarer_class(names: Sequence[str], pos_label: Any) -> bool:
     """Return whether :func:`positive_last` makes the rarer class the positive one."""
     return pos_label is None and len(names) == 2 and not _numbers(names)
 

@@ -159,7 +159,8 @@ _COMMAND = [sys.executable, "-c", "from flsv.engines.flower_resident import _liv
 
 def _live() -> None:
     """Answer messages until none has come for a while, or the SuperNode has ended."""
-    app, idle, address, key_file, supernode, sys.path[:] = json.loads(sys.argv.pop())
+    app, idle, address, key_file, supernode, import_paths = json.loads(sys.argv.pop())
+    sys.path[:] = import_paths
     threading.Thread(target=_end_with, args=(supernode,), daemon=True).start()
     key = Path(key_file).read_bytes()
     import_module(app.partition(":")[0])

@@ -24,7 +24,7 @@ from flsv.engines.engine import Engine
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
-from flsv.sampling.base import chances_of, cohort_of
+from flsv.sampling.base import checked_probabilities, cohort_of
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
@@ -234,8 +234,8 @@ class FederationRun:
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
 
         # A function, which computes each client's probability [n] to be drawn.
-        chances = partial(
-            chances_of,
+        drawing_probabilities = partial(
+            checked_probabilities,
             self.config.sampler,
             state.num_clients,
             contributions=self._priors,
@@ -250,7 +250,7 @@ class FederationRun:
                 state=state,
                 clients=self.clients,
                 server_data=engine.manager.server,
-                chances=chances,
+                drawing_probabilities=drawing_probabilities,
                 broken=engine.broken_clients,
             )
         senders = {update.client_id for update in engine.updates}

@@ -57,7 +57,8 @@ def personalized_weights(
         >>> personalized_weights(values, distances, own=0, self_weight=0.1)
         tensor([0.9677, 0.0323, 0.0000])
     """
-    if values.ndim != 1 or values.shape != distances.shape or not 0 <= own < len(values):
+    are_vectors = values.ndim == 1 and values.shape == distances.shape
+    if not are_vectors or not 0 <= own < len(values):
         raise ValueError(
             f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "
             f"{list(distances.shape)} and {own}."
@@ -136,7 +137,8 @@ def top_k_download(
         >>> top_k_download(relevance.nan_to_num(-0.1), torch.ones(5, dtype=torch.bool), own=0, k=3)
         tensor([1, 3])
     """
-    if relevance.ndim != 1 or relevance.shape != available.shape or not 0 <= own < len(relevance):
+    are_vectors = relevance.ndim == 1 and relevance.shape == available.shape
+    if not are_vectors or not 0 <= own < len(relevance):
         raise ValueError(
             f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "
             f"{list(available.shape)} and {own}."

@@ -168,8 +168,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """States' names in checkpoints of earlier versions, and today's."""
 
     rounds: Tensor
-    put_off: Callable[[], None] | None = None
-    """Function that ``update`` sets to compute values only after the run's last round."""
+    compute_at_run_end: Callable[[], None] | None = None
+    """Function that ``update`` sets, and that :meth:`end_run` calls if this round was the run's last."""
 
     def __init__(
         self,
@@ -249,13 +249,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
 
     def end_run(self) -> bool:
-        """Compute the values that ``update`` has put off until the run's end, see :attr:`put_off`. Return whether there
-        were any.
-        """
-        if self.put_off is None:
+        """Compute the values of the run's last round, see :attr:`compute_at_run_end`. Return whether any were left."""
+        if self.compute_at_run_end is None:
             return False
-        compute_values = self.put_off  # what the last update has left to do
-        self.put_off = None
+        compute_values = self.compute_at_run_end
+        self.compute_at_run_end = None
         self._computed = None  # torchmetrics' stored result
         compute_values()
         return True
@@ -272,8 +270,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return super().load_state_dict(states, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle or copy, without what was put off: it holds the fit's models."""
-        return {**super().__getstate__(), "put_off": None}
+        """Return the state to pickle or copy, without :attr:`compute_at_run_end`, which holds the fit's models."""
+        return {**super().__getstate__(), "compute_at_run_end": None}
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

@@ -40,5 +40,6 @@ def needs_in_words(metric: Metric) -> str:
 
 def what_it_is(metric: object) -> str:
     """Return the first paragraph of the metric's docstring, on one line."""
-    paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
-    return " ".join(paragraph.split())
+    docstring = inspect.getdoc(type(metric)) or ""
+    first_paragraph, _, _ = docstring.strip().partition("\n\n")
+    return " ".join(first_paragraph.split())

@@ -321,17 +321,18 @@ class ShadowShapley(MeasuredMetric):
 
         compute_values = partial(self._value_round, coalitions.cpu(), utility, round_index)
         if self._is_due(round_index):
-            self.put_off = None
+            self.compute_at_run_end = None
             compute_values()
         else:
-            self.put_off = compute_values  # for the case that this round is the last
+            self.compute_at_run_end = compute_values  # for the case that this round is the last
 
     def _store_untrained_utilities(self) -> None:
         """Score the untrained models, once in a run."""
-        if self._score_untrained is None or not self.starts.isnan().any():
+        has_utilities = not self.starts.isnan().any()
+        if self._score_untrained is None or has_utilities:
             return
-        untrained_utilities = self._score_untrained()
-        self.starts = untrained_utilities.to(self.starts).view(self.starts.shape)
+        utilities = self._score_untrained().to(self.starts)
+        self.starts = utilities.view(self.starts.shape)
         self._build_untrained = None
         self._score_untrained = None
 

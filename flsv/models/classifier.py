@@ -154,10 +154,13 @@ class ClassifierClient(ReadyClient):
             module = network
             # The hyper-parameters hold plain types only.
             name = f"{type(network).__module__}.{type(network).__qualname__}"
-        checked = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
-        num_classes, input_shape, scheduler_interval, label_smoothing, class_weights = (
-            checked.values()
-        )
+        # As plain Python values, which save_hyperparameters reads from these names.
+        arguments = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
+        num_classes = arguments["num_classes"]
+        input_shape = arguments["input_shape"]
+        scheduler_interval = arguments["scheduler_interval"]
+        label_smoothing = arguments["label_smoothing"]
+        class_weights = arguments["class_weights"]
         self.is_balanced = isinstance(class_weights, str)
         if class_weights is not None and not isinstance(class_weights, str):
             class_weights = [float(weight) for weight in class_weights]

@@ -105,9 +105,10 @@ class LoRAClient(ClassifierClient):
         exact: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.rank, self.alpha, self.exact = check_arguments(
-            "LoRAClient", LoRAClient.__init__, locals()
-        ).values()
+        arguments = check_arguments("LoRAClient", LoRAClient.__init__, locals())
+        self.rank = arguments["rank"]
+        self.alpha = arguments["alpha"]
+        self.exact = arguments["exact"]
         self.targets = targets
         super().__init__(**kwargs)
 

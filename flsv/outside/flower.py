@@ -307,7 +307,7 @@ class _Files:
         for metric_info in self._record["metrics"].values():
             metric_info["to_pay_by"] = False
         self._names: list[str] = []  # the names of all clients in the files
-        self._results = ResultBuilder(metrics, self._names, None)
+        self._results = ResultBuilder(metrics, self._names)
         self._csv = CSV(folder / CONTRIBUTIONS, self._names)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._tensorboard: TensorBoard | None = None
@@ -358,8 +358,14 @@ class _Files:
         if is_first_round:
             self._csv.keep_rows_before(first_round=0)
         self._names[:] = names
-        curves = curves_of(self._metrics, True)
-        self._tensorboard = TensorBoard(self._logger, self._metrics, names, None, curves)
+        curves = curves_of(self._metrics, has_class_curves=True)
+        self._tensorboard = TensorBoard(
+            self._logger,
+            self._metrics,
+            client_names=names,
+            class_names=None,
+            per_class=curves,
+        )
         return self._tensorboard
 
     def finish(self) -> None:

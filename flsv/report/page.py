@@ -214,7 +214,7 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences that tell why metrics beside the page's values have none."""
     if basis is not None and basis.key == RETRAINED:
-        return []  # instead of those
+        return []  # retrained values stand in the place of the metrics' values
     sentences = []
     reasons = dict(run.record.get("missing", {}))
     for metric, performance in run.performances.items():

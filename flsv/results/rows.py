@@ -290,17 +290,17 @@ class ResultBuilder:
 
         score_rows = self._vector_rows(index, scores)
 
-        # Numbers of the whole federation that no round's result has had.
-        shared = score_summary(scores)
+        # Numbers of the whole federation. Those that earlier rounds have written are not written again.
+        shared_numbers = score_summary(scores)
         for name, number in numbers.items():
             if name not in self._names_of_rounds:
-                shared[name] = number
+                shared_numbers[name] = number
         return RoundResult(
             index,
             table=metric_rows + score_rows,
             changes=new_rows + score_rows,
-            shared=shared,
-            shared_changes=shared,
+            shared=shared_numbers,
+            shared_changes=shared_numbers,
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )

@@ -20,7 +20,7 @@ from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.sampling import ClientSampler
-from flsv.sampling.base import chances_of, cohort_of
+from flsv.sampling.base import checked_probabilities, cohort_of
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
@@ -407,8 +407,13 @@ class _Coalition:
         )
         state.cohort = [client for client in cohort if client not in absent]
         # Each client's probability to be drawn, computed if it is needed.
-        self._drawing_chances = partial(
-            chances_of, self._sampler, state.num_clients, contributions, state.round_index, cohort
+        self._drawing_probabilities = partial(
+            checked_probabilities,
+            self._sampler,
+            state.num_clients,
+            contributions,
+            state.round_index,
+            cohort,
         )
         self._instructions = self._server.instruct(state.cohort, state)
         self.sites.discard()
@@ -442,7 +447,7 @@ class _Coalition:
             state=self.state,
             clients=self._clients,
             server_data=round.server_data,
-            chances=self._drawing_chances,
+            drawing_probabilities=self._drawing_probabilities,
             broken=broken_clients,
         )
         accepted_clients = set(received_round.client_ids.tolist())

@@ -147,7 +147,7 @@ def cohort_of(
     return cohort
 
 
-def chances_of(
+def checked_probabilities(
     sampler: ClientSampler,
     num_clients: int,
     contributions: Contributions,

@@ -49,7 +49,7 @@ class SoftmaxSampler(ClientSampler):
         self.temperature = temperature
         self.metric: str = metric
 
-    def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def first_draw_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
         """Compute each client's probability ``[n]`` to be drawn first."""
         relevance = contributions.get(self.metric)
         if relevance is None:
@@ -66,8 +66,8 @@ class SoftmaxSampler(ClientSampler):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        chances = self.chances(num_clients, contributions)
-        return chances.multinomial(self.cohort_size, generator=generator).sort().values
+        probabilities = self.first_draw_probabilities(num_clients, contributions)
+        return probabilities.multinomial(self.cohort_size, generator=generator).sort().values
 
     def inclusion_probabilities(
         self,
@@ -77,8 +77,10 @@ class SoftmaxSampler(ClientSampler):
     ) -> Tensor:
         """Estimate the probabilities ``[n]`` from 4096 draws, since they have no closed form."""
         num_draws = 4096
-        chances = self.chances(num_clients, contributions).expand(num_draws, -1)
+        probabilities = self.first_draw_probabilities(num_clients, contributions)
         generator = torch.Generator().manual_seed(0)
-        cohorts = chances.multinomial(self.cohort_size, generator=generator)
+        cohorts = probabilities.expand(num_draws, -1).multinomial(
+            self.cohort_size, generator=generator
+        )
         counts = torch.bincount(cohorts.flatten(), minlength=num_clients)
         return counts.float() / num_draws

@@ -1,4 +1,4 @@
-"""FixedCohort and UniformSampler: cohorts of a fixed size, and equal chances."""
+"""FixedCohort and UniformSampler: cohorts of a fixed size, and equal probabilities."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class FixedCohort(ClientSampler):
         contributions: Contributions,
         round_index: int = 0,
     ) -> Tensor:
-        chances = torch.zeros(num_clients)
-        chances[self.clients] = 1
-        return chances
+        probabilities = torch.zeros(num_clients)
+        probabilities[self.clients] = 1
+        return probabilities
 
     def among(self, members: Sequence[int]) -> ClientSampler:
         drawn_members = set(self.clients) & set(members)
@@ -145,9 +145,9 @@ class UniformSampler(ClientSampler):
     ) -> Tensor:
         if self.members is None:
             return torch.full((num_clients,), self.cohort_size / num_clients)
-        chances = torch.zeros(num_clients)
-        chances[list(self.members)] = min(1.0, self.cohort_size / len(self.members))
-        return chances
+        probabilities = torch.zeros(num_clients)
+        probabilities[list(self.members)] = min(1.0, self.cohort_size / len(self.members))
+        return probabilities
 
     def among(self, members: Sequence[int]) -> ClientSampler:
         sampler = copy(self)

@@ -155,7 +155,7 @@ def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
             title = title_of(measure, data.positive_class)
             if title not in titles:
                 titles.append(title)
-    if titles and data.by_rarity:
+    if titles and data.chose_rarer_class:
         counts = data.class_counts  # [clients, 2], the positive class last
         share = counts[:, 1].sum() / counts.sum()
         rank_zero_warn(

@@ -269,9 +269,8 @@ class ContributionMetrics:
         """Return the names of the metrics whose values are of an earlier round than the last."""
         names = []
         for name, metric in self.metrics.items():
-            # A metric with `put_off` computes the last round's values at the run's end. Until then it has the values of
-            # an earlier round, or none if it has `pending`.
-            awaits_last_round = attribute_of(metric, "put_off") is not None
+            # Until the run's end the metric has the values of an earlier round or, with `pending`, none.
+            awaits_last_round = attribute_of(metric, "compute_at_run_end") is not None
             has_earlier_values = attribute_of(metric, "pending") is None
             if awaits_last_round and has_earlier_values:
                 names.append(name)

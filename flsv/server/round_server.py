@@ -127,7 +127,7 @@ class RoundServer:
         state: FederationState,
         clients: Sequence[Client],
         server_data: LocalData | None = None,
-        chances: Callable[[], Tensor] | None = None,
+        drawing_probabilities: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
         """Filter the clients' updates, and return a round with those that remain.
@@ -139,8 +139,8 @@ class RoundServer:
             state: the federation at the start of the round.
             clients: all n clients of the federation.
             server_data: the server's validation set.
-            chances: function that returns each client's probability ``[n]`` to be drawn into this cohort. None if all
-                clients are drawn.
+            drawing_probabilities: function that returns each client's probability ``[n]`` to be drawn into this
+                cohort. None if all clients are drawn.
             broken: ids of the clients whose model was not finite.
 
         Raises:
@@ -183,7 +183,7 @@ class RoundServer:
             server_data=server_data,
             space=self.space,
             seed=state.seed,
-            chances=chances,
+            drawing_probabilities=drawing_probabilities,
             games=self.games,
             channel=self.channel,
             left_out=[client for client in self.norms if client not in cohort.ids],

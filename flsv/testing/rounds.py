@@ -208,7 +208,7 @@ class PreparedRounds:
             all_clients=self.clients,
             server_data=self.server,
             seed=0,
-            chances=partial(torch.full, (NUM_CLIENTS,), 0.5),
+            drawing_probabilities=partial(torch.full, (NUM_CLIENTS,), 0.5),
             games=self.games,
             channel=self.channel,
         )

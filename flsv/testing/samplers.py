@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flsv.core.strategy import FederationInfo
 from flsv.sampling import ClientSampler
-from flsv.sampling.base import chances_of, cohort_of
+from flsv.sampling.base import checked_probabilities, cohort_of
 from flsv.testing import fits
 from flsv.testing.checks import ensure, is_one, pickles, untouched_rngs
 from flsv.testing.rounds import NUM_CLASSES, NUM_CLIENTS, NUM_SAMPLES, ROUND_INDICES, PreparedRounds
@@ -91,7 +91,7 @@ class SamplerCase(fits.FitCase):
         values[num_valued:] = float("nan")
         return {self.part.metric: values}
 
-    def chances(
+    def probabilities(
         self,
         num_valued: int,
         cohort: Sequence[int],
@@ -101,14 +101,14 @@ class SamplerCase(fits.FitCase):
         sampler = self.begun(num_rounds)
         contributions = self.contributions(num_valued)
         try:
-            return chances_of(
+            return checked_probabilities(
                 sampler, NUM_CLIENTS, contributions, round_index=num_rounds, cohort=cohort
             )
         except ConfigurationError:
             return None
 
 
-def draws_clients(case: SamplerCase) -> None:
+def draws_a_cohort(case: SamplerCase) -> None:
     """Check that sample returns ids of clients, ascending, each once, and draws from its generator only. Sort the ids,
     and pass the generator on."""
     for num_valued in (0, 2, NUM_CLIENTS):
@@ -118,7 +118,7 @@ def draws_clients(case: SamplerCase) -> None:
                 cohort = draw(seed)
                 same_cohort = draw(seed)
             ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
-            case.chances(num_valued, cohort)
+            case.probabilities(num_valued, cohort)
 
 
 def probabilities_are_true(case: SamplerCase) -> None:
@@ -126,20 +126,20 @@ def probabilities_are_true(case: SamplerCase) -> None:
     probability to be in the cohort, not to be drawn first."""
     for num_valued, num_rounds in ((2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
         draw = case.draw(num_valued, num_rounds)
-        chances = case.chances(num_valued, draw(0), num_rounds)
-        if chances is None:
+        probabilities = case.probabilities(num_valued, draw(0), num_rounds)
+        if probabilities is None:
             return
         counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
         for seed in range(NUM_DRAWS):
             counts[draw(seed)] += 1
-        chances = chances.double()
+        probabilities = probabilities.double()
         frequencies = counts / NUM_DRAWS
-        variance = (chances * (1 - chances)).clamp_min(1e-4) / NUM_DRAWS
-        bound = 4.5 * variance.sqrt() + 2e-2 * chances
-        is_true = (frequencies - chances).abs() <= bound
-        ensure(is_true.all(), f"{frequencies.tolist()} instead of {chances.tolist()}")
+        variance = (probabilities * (1 - probabilities)).clamp_min(1e-4) / NUM_DRAWS
+        bound = 4.5 * variance.sqrt() + 2e-2 * probabilities
+        is_true = (frequencies - probabilities).abs() <= bound
+        ensure(is_true.all(), f"{frequencies.tolist()} instead of {probabilities.tolist()}")
 
 
 SamplerCase.checks = (
-    is_one, pickles, draws_clients, probabilities_are_true, fits.state_changes, fits.resumes_in_a_fit,
+    is_one, pickles, draws_a_cohort, probabilities_are_true, fits.state_changes, fits.resumes_in_a_fit,
 )  # fmt: skip

@@ -358,7 +358,8 @@ class _Unpickler(pickle.Unpickler):
             return self._pickled.shared[position]
         if name[0] == PATH:
             _, location = name
-            return os.path.join(os.getcwd(), location.removeprefix(os.sep)).rstrip(os.sep)
+            relative_path = location.removeprefix(os.sep)
+            return os.path.join(os.getcwd(), relative_path).rstrip(os.sep)
         position, device, dtype = name
         if position not in self._copied_storages:
             raw_bytes = self._pickled.storages[position]

@@ -303,6 +303,7 @@ class Backbone(Features):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed)
                 # Two classes, as the head itself is not used.
-                network = build_network(self.name, 2, tuple(x.shape[1:]), **options)
+                input_shape = tuple(x.shape[1:])
+                network = build_network(self.name, 2, input_shape, **options)
             self._network = network.eval().requires_grad_(False)
         return head_inputs(self._network.to(x.device), x)

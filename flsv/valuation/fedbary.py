@@ -303,7 +303,8 @@ class FedBary(ValidatedArguments, SampleFilter):
         is_finite = x.isfinite().all(1)
         if not is_finite.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
-        points, _statistics = questions.embed_labels(x[is_finite], y.cpu()[is_finite], self)
+        labels = y.cpu()[is_finite]
+        points, _statistics = questions.embed_labels(x[is_finite], labels, self)
         return points, x.shape[1]
 
     def _check_features(
@@ -403,9 +404,18 @@ def clients_of(
 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
     """Make the server's data with validation samples ``[m, ...]`` of classes ``[m]``."""
-    nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
+    batches = []
+    num_classes = 1
+    if len(y):
+        batches = [(x, y)]
+        num_classes = int(y.max()) + 1
+    no_training_samples = torch.zeros(num_classes, dtype=torch.long)
     return LocalData(
-        "the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False
+        "the server",
+        lambda split: batches,
+        no_training_samples,
+        no_training_samples,
+        guarded=False,
     )
 
 

@@ -284,7 +284,8 @@ def write_flagged(
             label = class_names[label]
         score = stored_values.gradients[position].item()
         score_text = f"{score:.6g}" if score < math.inf else ""
-        rows.append((int(indices[position]), label, score_text, stored_values.why[position]))
+        index = int(indices[position])
+        rows.append((index, label, score_text, stored_values.why[position]))
     folder.mkdir(parents=True, exist_ok=True)
     save_csv(folder / FLAGGED_FILE, rows)
 

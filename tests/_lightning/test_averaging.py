@@ -17,7 +17,7 @@ from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import toy_data
-from helpers.fits import fit, state_vector, trainer_for
+from helpers.fits import fit, plain_trainer, state_vector, trainer_for
 from helpers.models import Plain
 from helpers.recorded import Recorded
 
@@ -130,7 +130,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
         ) -> None:
             validated_models.append(state_vector(module))
 
-    trainer = trainer_for(None, tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
+    trainer = plain_trainer(tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
 
     trainer.fit(module, toy_data())
 
@@ -152,8 +152,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         saving: list[Callback], checkpoint_path: Path | None = None
     ) -> tuple[Tensor, Tensor]:
         loop, callbacks, _ = make_loop_beside(make_moving_average(), is_before_loop=False)
-        trainer = trainer_for(
-            None,
+        trainer = plain_trainer(
             tmp_path,
             rounds=4,
             callbacks=[*callbacks, *saving],
@@ -199,7 +198,7 @@ def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_av
         rounds: int, checkpoint_path: Path | None = None
     ) -> tuple[L.Trainer, Plain]:
         callbacks = callbacks_beside_a_loop(make(), is_before_loop)
-        trainer = trainer_for(None, tmp_path, rounds, callbacks=callbacks)
+        trainer = plain_trainer(tmp_path, rounds, callbacks=callbacks)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=checkpoint_path)
         return trainer, module
@@ -237,8 +236,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
 ):
     _, callbacks, aggregator = make_loop_beside(WeightAveraging(), is_before_loop)
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_on_exception=True, save_top_k=0)
-    trainer = trainer_for(
-        None,
+    trainer = plain_trainer(
         tmp_path,
         rounds=3,
         callbacks=[*callbacks, saving],
@@ -254,7 +252,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
 
     def fit_without_failure(ckpt_path: Path | None) -> Tensor:
         callbacks = callbacks_beside_a_loop(WeightAveraging(), is_before_loop)
-        trainer = trainer_for(None, tmp_path, rounds=3, callbacks=callbacks)
+        trainer = plain_trainer(tmp_path, rounds=3, callbacks=callbacks)
         module = Plain()
         trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
         return state_vector(module)

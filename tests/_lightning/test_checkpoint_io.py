@@ -42,7 +42,7 @@ def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, m
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written does not get to the disk."""
+    """Let every write to the disk fail, as a full one does."""
 
     def fsync(number: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

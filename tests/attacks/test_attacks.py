@@ -226,7 +226,7 @@ def test_alignment_mixes_own_direction_with_the_servers_last_step():
 
 
 def align(update: Tensor, server_step: Tensor) -> Tensor:
-    """What a client sends of its update after a round in which the server has moved by this step."""
+    """Return what a client sends of its update after a round in which the server has moved by this step."""
     former_model = torch.ones(3)
     state = {"attack.0.start": former_model}
     context = make_context(state, former_model + server_step)

@@ -9,7 +9,7 @@ from torch import Tensor
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
 from flsv.benchmark.run import bench, run_metrics
-from flsv.benchmark.scores import BenchResults, Values, share_error, spearman
+from flsv.benchmark.scores import BenchResults, RunResults, share_error, spearman
 from flsv.benchmark.summary import scores_of, summarize
 from flsv.metrics import ContributionMetric
 from flsv.utilities.errors import ConfigurationError
@@ -54,7 +54,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
 
     needs = set()
     for metric in METRICS.values():
-        needs |= set(metric.needed)
+        needs |= set(metric.requirements)
 
     assert needs <= set(NEEDS)
 
@@ -106,7 +106,7 @@ def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
 @pytest.mark.slow
 def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     name, in_run = entry("flsv.metrics.InRunShapley()")
-    assert in_run.needed == METRICS["in_run"].needed
+    assert in_run.requirements == METRICS["in_run"].requirements
 
     entries = {name: in_run, "size": METRICS["size"]}
     run = run_metrics(make_small_federation(), entries, seed=0)
@@ -194,7 +194,7 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
     assert list(results.values) == [("small", 0, "size")]
 
     shadow_values = [1.0, float("nan")]
-    results.add("small", 1, Values({"shadow": torch.tensor(shadow_values)}))
+    results.add("small", 1, RunResults({"shadow": torch.tensor(shadow_values)}))
     reread_results = BenchResults(tmp_path)
 
     assert reread_results.values["small", 0, "size"].tolist() == [1]

@@ -70,7 +70,7 @@ TRAINING_SEEDS = (1, 2, 3, 4)
 
 
 def make_random_truth() -> Truth:
-    """Of three clients; utilities ``[seeds, coalitions]``."""
+    """Return a truth of three clients with random utilities ``[seeds, coalitions]``."""
     generator = torch.Generator().manual_seed(0)
     utilities = torch.randn(
         len(TRAINING_SEEDS),

@@ -18,7 +18,7 @@ from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.fits import fit, trainer_for
+from helpers.fits import fit, plain_trainer
 from helpers.models import Plain
 from helpers.runs import QUIET, read_rows, write_config
 
@@ -167,7 +167,7 @@ def fit_with_default_checkpoints(folder, module):
         enable_checkpointing=True,
         callbacks=default_checkpoints([]),
     )
-    trainer = trainer_for(None, folder)
+    trainer = plain_trainer(folder)
     last_checkpoint = torch.load(find_checkpoint("last", trainer), weights_only=True)
     assert last_checkpoint["epoch"] == 2
     return trainer

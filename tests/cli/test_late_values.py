@@ -65,7 +65,7 @@ def fit_rounds(folder: Path, rounds: int, *options: str) -> Path:
 
 
 def duplicates_in(run: Path) -> list[object]:
-    """What is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
+    """Return what is in one of the run's files more than once: rows of tables, and scalars of TensorBoard."""
     entries: Counter[object] = Counter()
     for name, key in KEYS.items():
         lines = (run / name).read_text().splitlines()

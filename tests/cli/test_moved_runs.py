@@ -12,7 +12,7 @@ import flsv
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
-from helpers.fits import fit, trainer_for
+from helpers.fits import fit, plain_trainer
 from helpers.models import Plain
 
 pytestmark = pytest.mark.filterwarnings(
@@ -44,7 +44,7 @@ def train_run(folder: Path, scores: list[float], seed: int = 0, **options: Any) 
 
 
 def find_file(folder: Path, word: Any) -> Path:
-    trainer = trainer_for(None, folder)
+    trainer = plain_trainer(folder)
     return find_checkpoint(word, trainer)
 
 

@@ -247,7 +247,10 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
     seed_folder = run / "retrained" / "seed_3"
     table = (seed_folder / "coalitions.csv").read_text().splitlines()[1:]
     stored = {row["coalition"]: float(row["accuracy"]) for row in csv.DictReader(table)}
-    names = ["+".join(map(str, mask.nonzero()[:, 0].tolist())) for mask in masks[2:]]
+    names = []
+    for mask in masks[2:]:  # without the empty and the grand coalition
+        members = mask.nonzero()[:, 0].tolist()
+        names.append("+".join(map(str, members)))
 
     module = ClassifierClient.load_from_checkpoint(run / "checkpoints" / "last.ckpt").eval()
     with torch.no_grad():

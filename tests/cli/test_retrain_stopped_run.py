@@ -20,7 +20,7 @@ QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
 def early_stopping() -> dict[str, Any]:
-    """Of a value that never improves."""
+    """Return early stopping by a value that never improves."""
     arguments = {"monitor": "val_loss", "min_delta": 100.0, "patience": 1}
     return {"class_path": "EarlyStopping", "init_args": arguments}
 

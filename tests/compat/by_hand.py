@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flsv.data import FederatedDataModule
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer
 from helpers.loops_by_hand import Batches, average_models
 
 SEED = 5
@@ -127,8 +127,7 @@ def fedavg_by_hand(
                 torch.save(checkpoint, path)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                client_trainer = trainer_for(
-                    None,
+                client_trainer = plain_trainer(
                     folder,
                     rounds * epochs,
                     callbacks=[OneRound(r, client, epochs), *callbacks()],
@@ -186,7 +185,7 @@ def coalition_values(
 def validate_with_trainer(
     module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
 ) -> float:
-    """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
+    """Validate with a Trainer, from the random state of every such model. Return what is logged as ``name``."""
     validated_source = copy.copy(source)
     loaders = source.val_dataloader()
     if not isinstance(loaders, list):
@@ -197,7 +196,7 @@ def validate_with_trainer(
     validated_source.val_dataloader = lambda: batches
     with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")
-        trainer_of_one = trainer_for(None, Path(), **trainer)
+        trainer_of_one = plain_trainer(Path(), **trainer)
         results = trainer_of_one.validate(module, datamodule=validated_source, verbose=False)
 
     return next(result[name] for result in results if name in result)

@@ -143,7 +143,12 @@ def make_routine() -> L.LightningModule:
     from torch_uncertainty.routines import ClassificationRoutine
 
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    network = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.Dropout(0.2),
+        nn.Linear(8, 3),
+    )
     return ClassificationRoutine(
         network,
         num_classes=3,

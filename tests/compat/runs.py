@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
-from helpers.fits import KeepUpdates, trainer_for
+from helpers.fits import KeepUpdates, plain_trainer
 
 ROUNDS = 2
 
@@ -125,7 +125,7 @@ def train_federated(
             callbacks.insert(0, federation)
         else:
             callbacks.append(federation)
-        trainer = trainer_for(None, folder, rounds, callbacks=callbacks, **kind.trainer)
+        trainer = plain_trainer(folder, rounds, callbacks=callbacks, **kind.trainer)
         trainer.fit(module, make_federated_data(kind))
 
     return module, federation

@@ -19,7 +19,7 @@ import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from helpers import slow_except
-from helpers.fits import assert_resumes, trainer_for
+from helpers.fits import assert_resumes, plain_trainer
 
 LIBRARIES = {**libraries.KINDS, **further_libraries.KINDS}
 KINDS = {**kinds.KINDS, **LIBRARIES}
@@ -73,7 +73,7 @@ def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path
     watch = WatchesBuffers()
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     callbacks = [watch, loop, *kind.callbacks()]
-    trainer = trainer_for(None, tmp_path, rounds=1, callbacks=callbacks, **kind.trainer)
+    trainer = plain_trainer(tmp_path, rounds=1, callbacks=callbacks, **kind.trainer)
     trainer.fit(kind.module(), make_federated_data(kind))
 
     at_start, before_first_batch = watch.contents

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop, Reporting
 from flsv.data.loaders import TensorBatches
-from helpers.fits import read_logged_metrics, trainer_for
+from helpers.fits import plain_trainer, read_logged_metrics
 
 #: Batches of the two clients, see :func:`make_small_kind`.
 LENGTHS = (3, 4)
@@ -58,7 +58,7 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
 
     assert len(batches) == sum(LENGTHS)
 
-    alone = trainer_for(None, tmp_path, ROUNDS, callbacks=saving(alone_folder), **options)
+    alone = plain_trainer(tmp_path, ROUNDS, callbacks=saving(alone_folder), **options)
     alone.fit(
         Small(),
         DataLoader(batches, batch_size=None),
@@ -153,8 +153,7 @@ def fit_and_read_model(
     )
     counts = CountsHooks()
     order: list[L.Callback] = [loop, counts] if optimizer_state == "reset" else [counts, loop]
-    trainer = trainer_for(
-        None,
+    trainer = plain_trainer(
         folder,
         ROUNDS,
         callbacks=[*order, *callbacks],

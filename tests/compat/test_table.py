@@ -15,7 +15,7 @@ TESTED = {
 
 
 def rows_of_table() -> list[tuple[str, str]]:
-    """What a row is about, and the test that it names."""
+    """Return each row's subject, and the test that it names."""
     rows = []
     for line in TABLE.read_text().splitlines():
         if not line.startswith("|"):

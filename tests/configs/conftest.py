@@ -30,7 +30,7 @@ def run(monkeypatch, tmp_path):
 
 @pytest.fixture
 def load(monkeypatch, run):
-    """What a command line builds, without training: model, data and federation."""
+    """Return what a command line builds, without training: model, data and federation."""
 
     def build_from_command_line(*configs, arguments=()):
         calls_of_fit = []

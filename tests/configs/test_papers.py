@@ -160,7 +160,7 @@ def test_fedbary_scenarios_have_noise_on_the_papers_share_of_samples(
 
 
 def are_equally_sized(data, sizes=(1, 1, 1, 1, 1)):
-    """Whether the clients' totals are as ``sizes`` and every client has the same number of every class."""
+    """Return whether the clients' totals are as ``sizes`` and every client has the same number of every class."""
     counts = count_by_client_and_class(data).double()
     part = counts.sum() / sum(sizes) * torch.tensor(sizes) / 10
     return bool(((counts - part[:, None]).abs() <= 1).all()) and counts.sum() > 1000

@@ -107,7 +107,7 @@ def assert_has_test(test_file: str, parts: list[type]) -> None:
 
 
 def has_checks(part: type, test: str) -> bool:
-    """Whether a test runs the checks of flsv.testing on a part, if there are any for its kind."""
+    """Return whether a test runs the checks of flsv.testing on a part, if there are any for its kind."""
     if not issubclass(part, CHECKED):
         return True
     call = rf"(parametrize_with_checks|check_\w+)\(.*\b{part.__name__}\("

@@ -79,7 +79,7 @@ def test_client_updates_and_heads_are_differences_from_the_clients_start(starts)
 
 def test_chances_are_those_of_the_cohorts_clients():
     round = make_round()
-    with_chances = replace(round, chances=lambda: torch.tensor([0.5, 0.125, 0.25]))
+    with_chances = replace(round, drawing_probabilities=lambda: torch.tensor([0.5, 0.125, 0.25]))
 
     assert round.inclusion_probabilities.tolist() == [1, 1]
     assert with_chances.inclusion_probabilities.tolist() == [0.5, 0.25]

@@ -25,7 +25,7 @@ ROWS = 60  # of each
 
 
 def make_arrays(positive, negative):
-    """Of each client inputs and words; one in five is positive."""
+    """Return each client's inputs and words. One in five is positive."""
     rng = np.random.default_rng(0)
     is_positive = np.arange(ROWS) % 5 == 0
     sets = {}

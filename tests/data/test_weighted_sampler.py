@@ -89,7 +89,7 @@ def draw_by_torch(
     epoch: int = 0,
     replacement: bool = True,
 ) -> list[Any]:
-    """What torch's own sampler draws of a client's samples in an epoch."""
+    """Return what torch's own sampler draws of a client's samples in an epoch."""
     draw = generator_for(SEED, "shuffle", round_index, client, epoch)
     sampler = WeightedRandomSampler(WEIGHTS[indices].tolist(), count, replacement, generator=draw)
     return list(DataLoader(Subset(TRAIN, indices.tolist()), batch_size=BATCH, sampler=sampler))

@@ -21,7 +21,7 @@ from flsv.data import (
 )
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import Items
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer, trainer_for
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(200) % 5
@@ -97,7 +97,7 @@ class Somebodys(L.LightningDataModule):
 
 @pytest.fixture
 def quiet_trainer(tmp_path):
-    return lambda rounds=1, **options: trainer_for(None, tmp_path, rounds, **options)
+    return lambda rounds=1, **options: plain_trainer(tmp_path, rounds, **options)
 
 
 def test_the_centralized_baseline_trains_on_all_clients_data(quiet_trainer):
@@ -204,7 +204,7 @@ def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     with pytest.raises(
         ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Somebodys"
     ):
-        trainer_for(None, tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
+        plain_trainer(tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())
         )
 
@@ -216,8 +216,7 @@ def test_lr_and_batch_size_finders_are_refused_with_the_loop(finder, tmp_path):
     module = Linear()
     callbacks = [finder, FederatedLoop()]
     with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
-        trainer_for(
-            None,
+        plain_trainer(
             tmp_path,
             1,
             callbacks=callbacks,

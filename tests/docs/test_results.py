@@ -12,7 +12,7 @@ PAGES.append(DOCS / "benchmark.md")
 
 
 def opening_of_page(page: str) -> str:
-    """What comes before the first command, table, picture or heading of a page."""
+    """Return what comes before the first command, table, picture or heading of a page."""
     _title, text = page.split("\n", 1)
     end_of_opening = re.compile(r"^(?:```|\||!\[|## )", flags=re.MULTILINE)
     opening, *_ = end_of_opening.split(text, maxsplit=1)
@@ -26,7 +26,7 @@ def decimal_numbers(text: str) -> list[str]:
 
 
 def is_rounded(number: str, exact_numbers: set[str]) -> bool:
-    """Whether a number is one of these, or one of them with fewer decimals, whatever its sign."""
+    """Return whether a number is one of these, or one of them with fewer decimals, whatever its sign."""
     if "e" in number:
         return number in exact_numbers
 

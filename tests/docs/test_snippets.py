@@ -88,7 +88,7 @@ Crossed = set[tuple[str, str]]
 
 
 def documented_traffic() -> dict[str, Crossed]:
-    """What crosses in either direction, by configuration."""
+    """Return what crosses in either direction, by configuration."""
     crossed_by_config = {}
     for (down, up), configs in docs_site.crossings().items():
         for config in configs:

@@ -86,7 +86,7 @@ def test_only_rank_zero_writes(rank_runs: Path) -> None:
 
 
 def last_output(ended: list[Ended], ranks: Iterable[int]) -> str:
-    """What these ranks said last, all of them with an error."""
+    """Return what these ranks said last, all of them with an error."""
     processes = [ended[rank] for rank in ranks]
     outputs = [process.output[-3000:] for process in processes]
     assert {process.code for process in processes} == {1}, "\n".join(outputs)

@@ -98,7 +98,7 @@ def run_deployment(
 
 
 def read_statuses(folder: Path) -> list[str]:
-    """How all runs stand."""
+    """Return how all runs stand."""
     runs = json.loads((folder / "book.json").read_text())
     return [run["status"] for run in runs]
 

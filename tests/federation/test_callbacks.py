@@ -21,7 +21,7 @@ from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.server.checks import check_callbacks
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, toy_data
-from helpers.fits import fit, read_logged_metrics, state_vector, trainer_for
+from helpers.fits import fit, plain_trainer, read_logged_metrics, state_vector
 from helpers.models import Logs, Plain
 
 
@@ -96,7 +96,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, 
         LambdaCallback(on_validation_start=record_model),
         best,
     ]
-    trainer = trainer_for(None, tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    trainer = plain_trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
 
     with pytest.warns(UserWarning, match="round 2 is discarded") as caught:
         trainer.fit(module, toy_data())
@@ -149,8 +149,7 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path, perform
         metric = CumulativeShapley(performance=performance, mode=mode)
         loop = FederatedLoop(metrics={"game": metric}, seed=1)
         callbacks = order_callbacks(is_before_loop, Adds(hook), loop)
-        trainer = trainer_for(
-            None,
+        trainer = plain_trainer(
             tmp_path / hook,
             rounds=1,
             callbacks=callbacks,

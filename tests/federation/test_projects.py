@@ -282,7 +282,7 @@ class LogsSteps(Project):
 def logged_by(
     module: Project, case: Case, folder: Path, client_steps: int = 1, **options: Any
 ) -> pandas.DataFrame:
-    """What a fit has logged."""
+    """Return what a fit has logged."""
     loop = make_loop(client_steps)
     logger = CSVLogger(folder)
     trainer = trainer_for(loop, folder, ROUNDS, logger=logger, log_every_n_steps=1, **options)

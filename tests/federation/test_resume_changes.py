@@ -20,7 +20,7 @@ from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from helpers.data import toy_data
-from helpers.fits import fit, make_checkpoint_callback, trainer_for
+from helpers.fits import fit, make_checkpoint_callback, plain_trainer, trainer_for
 from helpers.models import Plain, adam, network
 
 
@@ -272,7 +272,7 @@ def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path):
 
 
 def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path):
-    trainer = trainer_for(None, tmp_path, rounds=1)
+    trainer = plain_trainer(tmp_path, rounds=1)
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)

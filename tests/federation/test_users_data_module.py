@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
 from flsv.metrics import ShadowShapley
-from helpers.fits import assert_resumes, trainer_for
+from helpers.fits import assert_resumes, plain_trainer, trainer_for
 
 SEED = 5
 FEATURES, CLASSES = 4, 3
@@ -251,7 +251,7 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
 def test_every_name_reads_in_every_hook_as_by_lightning_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("PL_SEED_WORKERS", raising=False)  # another test's seed_everything
     alone = reading_module(reading)
-    trainer = trainer_for(None, tmp_path, rounds=2)
+    trainer = plain_trainer(tmp_path, rounds=2)
     trainer.fit(alone, Users())
 
     federated = reading_module(reading)
@@ -351,8 +351,7 @@ def users_in_one_batch() -> Users:
 
 def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
     alone = Net()
-    trainer = trainer_for(
-        None,
+    trainer = plain_trainer(
         tmp_path,
         3,
         callbacks=[SetsLevel()],

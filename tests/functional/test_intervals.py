@@ -51,7 +51,7 @@ QUANTILE = 1.645  # of the normal distribution, for intervals of 90 %
 def share_of_covered_clients(
     values: Tensor, other_seeds: Tensor, untrained_utilities: Tensor | None
 ) -> float:
-    """In what share of clients one seed's interval holds the mean of the other seeds, ``[S - 1, n]``."""
+    """Return for what share of clients one seed's interval holds the mean of the other seeds, ``[S - 1, n]``."""
     # The mean has an error of its own, by which the deviation is wider than the interval says.
     error_of_mean = (1 + 1 / len(other_seeds)) ** 0.5
     deviation = (values - other_seeds.mean(0)).abs() / error_of_mean

@@ -278,7 +278,7 @@ def sample_the_first(*_: Any, **__: Any) -> Tensor:
 
 
 SAMPLERS: list[Fault] = [
-    ("draws_clients", faulty(FullParticipation, sample=sample_downwards), {}),
+    ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards), {}),
     ("probabilities_are_true", faulty(FullParticipation, sample=sample_the_first), {}),
 ]
 

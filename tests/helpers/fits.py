@@ -31,8 +31,18 @@ from helpers.tasks import Kind
 
 
 def trainer_for(
-    loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwargs: Any
+    loop: FederatedLoop,
+    folder: Path,
+    rounds: int = 3,
+    *,
+    callbacks: Sequence[L.Callback] = (),
+    **kwargs: Any,
 ) -> L.Trainer:
+    return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
+
+
+def plain_trainer(folder: Path, rounds: int = 3, **kwargs: Any) -> L.Trainer:
+    """Return a Trainer without a loop, which prints and writes nothing."""
     quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
@@ -42,12 +52,7 @@ def trainer_for(
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }
-    callbacks = [loop] if loop is not None else []
-    callbacks += kwargs.pop("callbacks", [])
-
-    return L.Trainer(
-        max_epochs=rounds, default_root_dir=folder, callbacks=callbacks, **{**quiet, **kwargs}
-    )
+    return L.Trainer(max_epochs=rounds, default_root_dir=folder, **{**quiet, **kwargs})
 
 
 def fit(
@@ -74,7 +79,7 @@ def fit(
 def validation_loss(
     module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule
 ) -> float:
-    """Of the model ``state_vector``, in evaluation mode, on the server's samples."""
+    """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
     module.eval()
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
@@ -108,7 +113,7 @@ def make_shapfed_loop(**kwargs: Any) -> FederatedLoop:
 
 
 def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
-    """What clients keep as tensors by name."""
+    """Return what clients keep as tensors by name."""
     states = loop.state_dict()["clients"]
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
 
@@ -252,7 +257,7 @@ def validate_with_lightning(
     """By Lightning: the vector set into a copy, ``trainer.validate``."""
     copied = copy.deepcopy(module)
     ParameterSpace(copied).write(copied, vector)
-    trainer = trainer_for(None, folder)
+    trainer = plain_trainer(folder)
     trainer.validate(copied, data, verbose=False)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 

@@ -18,7 +18,7 @@ from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
 from helpers.data import CLASSES, FEATURES, toy_sets
-from helpers.fits import state_vector, trainer_for
+from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.recorded import Recorded
 
@@ -124,7 +124,7 @@ class Kind:
 
     @property
     def is_each_clients(self) -> bool:
-        """Whether a client trains in each company as in the process's first one."""
+        """Return whether a client trains in each company as in the process's first one."""
         return self.is_kept_by_process or self.outcome in ("right", "cached")
 
 
@@ -147,7 +147,7 @@ def fit_kind(
 def utility_of_module(module: Any, kind: Kind, folder: Path) -> float:
     data = make_data()
     if kind.performance in MODES_OF_LOGGED_VALUES:
-        trainer = trainer_for(None, folder)
+        trainer = plain_trainer(folder)
         trainer.validate(module, data, verbose=False)
         value = float(trainer.callback_metrics[kind.performance])
         is_loss = MODES_OF_LOGGED_VALUES[kind.performance] == "min"

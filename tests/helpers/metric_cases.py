@@ -184,7 +184,7 @@ METRICS = [
 
 
 def checks_of_unlisted_metrics() -> list[list[PartCheck]]:
-    """Of the exported metrics that have no row above, made without arguments."""
+    """Return the checks of exported metrics without a row in the table, made without arguments."""
     listed_names = {"ContributionMetric"}
     for checks in METRICS:
         listed_names.add(checks[0].case.name)

@@ -126,7 +126,7 @@ class PersonalizerCase(fits.FitCase):
 
 
 def starts_are_models(case: PersonalizerCase) -> None:
-    """What clients are sent to start from are finite models [P], or None, and asking for them changes nothing."""
+    """Check that clients start from finite models [P], or None, and that asking for them changes nothing."""
     loop = case.uninterrupted.loop
     personalizer: Any = loop.personalizer
     size = len(loop.state.model())
@@ -168,7 +168,7 @@ class UploadCase(fits.FitCase):
         return {"uploads": [part]}
 
     def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
-        """What a client sends instead of :func:`make_update`."""
+        """Return what a client sends instead of :func:`make_update`."""
         return self.new().apply(
             make_update(client),
             make_context(client, round_index, state={} if state is None else state),
@@ -192,7 +192,7 @@ def gives_an_update(case: UploadCase) -> None:
 
 
 def clients_are_apart(case: UploadCase) -> None:
-    """What a client sends does not depend on what others have sent before: what it keeps is in its own state."""
+    """Check that what a client sends does not depend on what others have sent before."""
     part = case.new()
     states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
     for round_index in range(2):
@@ -267,7 +267,7 @@ def make_cohort(
 
 
 def gives_a_cohort(case: FilterCase) -> None:
-    """What remains is a cohort of some of the clients, with a row and a number each; nothing is changed in place."""
+    """Check that some of the clients remain, with a row and a number each, and nothing changes in place."""
     for index in range(len(COHORTS)):
         for factor in (1.0, 1e6):
             original = make_cohort(index, factor)

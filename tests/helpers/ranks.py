@@ -34,7 +34,7 @@ from flsv.engines.ranks import meet
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import toy_sets
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer
 from helpers.models import Plain
 from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
@@ -107,8 +107,7 @@ def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any
         save_top_k=1,
         enable_version_counter=False,
     )
-    return trainer_for(
-        None,
+    return plain_trainer(
         folder,
         rounds,
         logger=logger,

@@ -42,7 +42,7 @@ def make_run(
     ended: bool = True,
     stderr: bool = True,
 ) -> Path:
-    """Of a run with one metric, ``cssv``."""
+    """Make the folder of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
     client_names = names
     if names is None:
@@ -241,7 +241,7 @@ def fit_by_command(folder: Path, config: Path) -> Path:
 
 
 def read_output(capsys: pytest.CaptureFixture[str]) -> str:
-    """What has been printed, in one line: in a narrow terminal its lines are broken."""
+    """Return what has been printed, in one line: in a narrow terminal its lines are broken."""
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -289,7 +289,7 @@ OWN = re.compile(
 
 
 def find_differences(a: Path, b: Path) -> list[str]:
-    """Of two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
+    """Compare two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
     leaves, other_leaves = (
         leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
     )

@@ -56,7 +56,7 @@ def site_of_each_digit() -> list[int]:
 
 
 def make_undivided_data(**options: Any) -> FederatedDataModule:
-    """What one process would train on: a third of the digits."""
+    """Return what one process would train on: a third of the digits."""
     few = group_options({"max_samples": 480, **options})
     return FederatedDataModule(
         "digits", GroupPartitioner(), groups=site_of_each_digit(), batch_size=48, **few
@@ -137,7 +137,7 @@ def make_site(
 
 
 def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a site without a table says of itself in its greeting."""
+    """Return what a site without a table says of itself in its greeting."""
     return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
 
 
@@ -222,7 +222,7 @@ class SitesInProcess:
 
 
 def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
-    """What a site keeps of the only run, the newest last."""
+    """Return what a site keeps of the only run, the newest last."""
     (path,) = (tmp / "sites" / name).rglob("state.pt")
     return list(torch.load(path, weights_only=True).values())
 

@@ -294,7 +294,7 @@ def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions():
 
 
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
-    """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
+    """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the probabilities it gives."""
     num_clients = 5
     momentum = 0.75
     rounds = [
@@ -323,8 +323,8 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
     # Who was never seen is drawn by the relevance that it began with.
     assert metric.prior == 1 / num_clients
     contributions = {"sv": computed.nan_to_num(metric.prior)}
-    chances = SoftmaxSampler(2, "sv").chances(num_clients, contributions)
-    torch.testing.assert_close(chances.float(), relevance.softmax(0))
+    probabilities = SoftmaxSampler(2, "sv").first_draw_probabilities(num_clients, contributions)
+    torch.testing.assert_close(probabilities.float(), relevance.softmax(0))
 
 
 class Sees(ShapleyWeighted):

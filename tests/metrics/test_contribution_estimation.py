@@ -67,7 +67,7 @@ class Kept(FedCE):
 
 
 def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> float:
-    """Of a model ``[P]`` on a client's validation samples."""
+    """Return the accuracy of a model ``[P]`` on a client's validation samples."""
     module = Plain(network(batch_norm=False))
     ParameterSpace(module).write(module, vector)
     module.eval()

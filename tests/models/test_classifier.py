@@ -21,7 +21,7 @@ from flsv.models import MLP
 from flsv.models.classifier import ClassifierClient
 from flsv.scores.class_scores import ClassScores, EpochScores
 from flsv.utilities.errors import ConfigurationError
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer
 
 SMALL = {"channels": [4, 8], "hidden": [16], "padding": 2}
 
@@ -60,7 +60,7 @@ def _seeded():
 
 @pytest.fixture
 def trainer(tmp_path):
-    return partial(trainer_for, None, tmp_path, rounds=1)
+    return partial(plain_trainer, tmp_path, rounds=1)
 
 
 def _equal_states(a, b):

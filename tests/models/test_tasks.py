@@ -15,7 +15,7 @@ from flsv.models import CharacterModel, RegressorClient
 from flsv.models.mixture import Mixture, MixtureClient
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, toy_data
-from helpers.fits import trainer_for
+from helpers.fits import plain_trainer
 from helpers.models import network
 
 
@@ -39,8 +39,9 @@ class Lines(L.LightningDataModule):
 def fit_module(tmp_path):
     def command(data=None, **options):
         L.seed_everything(0)
-        model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
-        trainer = trainer_for(None, tmp_path, 1)
+        options.setdefault("optimizer", partial(torch.optim.SGD, lr=0.05))
+        model = RegressorClient(**options)
+        trainer = plain_trainer(tmp_path, 1)
         trainer.fit(model, data or Lines())
         return trainer, model
 
@@ -112,7 +113,7 @@ def make_loader(text=b"abcdefgh" * 8, length=7, batch_size=3):
 def test_character_model_predicts_each_following_character(tmp_path):
     model = CharacterModel(width=4, hidden=8)
     batches = make_loader()
-    trainer = trainer_for(None, tmp_path, 1)
+    trainer = plain_trainer(tmp_path, 1)
     trainer.validate(model, batches, verbose=False)
     losses = []
     hits = []
@@ -120,28 +121,44 @@ def test_character_model_predicts_each_following_character(tmp_path):
         for (pieces,) in batches:
             for piece in pieces:
                 for end in range(1, 8):  # one character at a time
-                    logits = model(piece[None, :end])[0, -1].double()
-                    losses.append(-logits.log_softmax(0)[piece[end]].item())
-                    hits.append(int(logits.argmax()) == int(piece[end]))
+                    character = piece[end]
+                    outputs = model(piece[None, :end])
+                    logits = outputs[0, -1].double()
+                    log_probabilities = logits.log_softmax(0)
+                    losses.append(-log_probabilities[character].item())
+                    hits.append(bool(logits.argmax() == character))
 
-    logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
-    assert logged["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert logged["val_bits_per_character"] == pytest.approx(
-        logged["val_loss"] / math.log(2), rel=1e-5
+    mean_loss = sum(losses) / len(losses)
+    expected_loss = pytest.approx(mean_loss, rel=1e-5)
+    expected_bits = pytest.approx(
+        mean_loss / math.log(2),
+        rel=1e-5,
     )
-    assert logged["val_accuracy"] == pytest.approx(sum(hits) / len(hits))
-    assert logged["val_loss"] == pytest.approx(
-        model.training_step([batches.dataset.tensors[0]], 0).item(), rel=1e-5
-    )
+    accuracy = sum(hits) / len(hits)
+    logged = trainer.callback_metrics
+    assert logged["val_loss"].item() == expected_loss
+    assert logged["val_bits_per_character"].item() == expected_bits
+    assert logged["val_accuracy"].item() == pytest.approx(accuracy)
+
+    (all_pieces,) = batches.dataset.tensors
+    training_loss = model.training_step([all_pieces], 0)
+    assert training_loss.item() == expected_loss
 
     (tested,) = trainer.test(model, batches, verbose=False)
-    assert tested["test_loss"] == pytest.approx(logged["val_loss"])
-    assert trainer.predict(model, batches)[0].shape == (3, 8, 256)
+    assert tested["test_loss"] == expected_loss
+    predictions = trainer.predict(model, batches)
+    assert predictions[0].shape == (3, 8, 256)
 
+
+def test_character_model_does_not_look_ahead():
+    model = CharacterModel(width=4, hidden=8)
     text = torch.tensor([list(b"once upon")])
-    changed = text.index_fill(1, torch.arange(5, 9), 33)
+    last_positions = torch.arange(5, 9)
+    changed = text.index_fill(1, last_positions, 33)
 
-    assert torch.equal(model(text)[:, :5], model(changed)[:, :5])  # nothing looks ahead
+    outputs = model(text)[:, :5]
+    outputs_of_changed = model(changed)[:, :5]
+    assert torch.equal(outputs, outputs_of_changed)
 
 
 def make_mixture_client(num_components: int = 3) -> MixtureClient:
@@ -246,17 +263,18 @@ def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_pa
         network="mlp",
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
     )
-    trainer = trainer_for(None, tmp_path, rounds=8)
+    trainer = plain_trainer(tmp_path, rounds=8)
     trainer.fit(module, toy_data())
 
     assert float(trainer.callback_metrics["val_accuracy"]) > 0.8
 
     trainer.save_checkpoint(tmp_path / "m.ckpt")
     loaded = MixtureClient.load_from_checkpoint(tmp_path / "m.ckpt")
+    loaded.eval()
+    module.eval()
     x, _ = make_batch()
+    assert torch.equal(loaded(x), module(x))
 
-    assert torch.equal(
-        loaded.eval()(x),
-        module.eval()(x),
-    )
-    assert loaded.network.weights.tolist() == module.network.weights.tolist() != [0.5, 0.5]
+    weights = module.network.weights.tolist()
+    assert loaded.network.weights.tolist() == weights
+    assert weights != [0.5, 0.5]

@@ -25,7 +25,7 @@ make_data = partial(toy_data, PROPORTIONS, client_val=0.3, drop_last=True)
 
 
 def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
-    """What has crossed, and the models that the clients go on from."""
+    """Return what has crossed, and the models that the clients go on from."""
     traffic = round.uploaded, round.downloaded
     # The clients are asked for these models, which is not counted any more.
     assert len(round.matrix.starts) == len(round)
@@ -122,7 +122,7 @@ def mixture_by_hand(
     initial: torch.Tensor,
     peers: list[torch.Tensor],
 ) -> tuple[np.ndarray, torch.Tensor]:
-    """What each peer's model gains by distance, and the mixture of those that gain something."""
+    """Return what each peer's model gains by distance, and the mixture of those that gain something."""
     num_parameters = loop.space.num_parameters
     models = [initial, *peers]
     loss, *peer_losses = losses_by_hand(loop, data, client, models)

@@ -20,7 +20,7 @@ def draw_noise(size: int, key: bytes = KEY, dtype: torch.dtype = torch.float64) 
 
 
 def noise_by_hand(size: int, key: bytes) -> list[float]:
-    """Of one block, number by number."""
+    """Compute the noise of one block, number by number."""
     pairs = math.ceil(size / 2)
     stream = hashlib.shake_256(key + bytes(8)).digest(16 * pairs)
     uniform = []

@@ -94,7 +94,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def read_scalars(folder: Path) -> dict[str, Curves]:
-    """Of every run below, by its path."""
+    """Read the scalars of every run in a folder, by its path."""
     runs = {}
     folders = {file.parent for file in folder.rglob("events*")}
     for run in sorted(folders):
@@ -200,7 +200,7 @@ def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
 
 
 def make_tab_context(folder: Path) -> TBContext:
-    """What TensorBoard's tabs read a folder with."""
+    """Return what TensorBoard's tabs read a folder with."""
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 100})
     multiplexer.AddRunsFromDirectory(str(folder)).Reload()
     return TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(folder)))
@@ -453,7 +453,13 @@ def test_pictures_that_are_asked_for_are_drawn_once_a_round(
 
 
 @pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
-@pytest.mark.parametrize(("max_part", "rounds"), [(0.0, [2]), (1.0, [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("max_part", "rounds"),
+    [
+        (0.0, [2]),
+        (1.0, [0, 1, 2]),
+    ],
+)
 def test_pictures_before_the_end_take_a_part_of_the_time(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

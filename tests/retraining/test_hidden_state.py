@@ -52,7 +52,7 @@ def parameters() -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def train_once() -> None:
-    """What a first fit imports and starts is paid for once, before any fork."""
+    """Fit once before any fork, which pays for imports and threads."""
     fit_with_values(Kind())
 
 

@@ -22,7 +22,7 @@ from flsv.metrics.coalitions.design import coalition_masks
 from flsv.utilities.errors import ConfigurationError
 from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
 from helpers.coalitions_by_hand import SEED, CoalitionByHand, make_three_clients
-from helpers.fits import state_vector, trainer_for
+from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
@@ -147,7 +147,7 @@ def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
 
 
 def test_retrain_without_a_federated_loop_is_refused(tmp_path: Path) -> None:
-    trainer = trainer_for(None, tmp_path)
+    trainer = plain_trainer(tmp_path)
     with pytest.raises(ConfigurationError, match="no FederatedLoop"):
         flsv.retrain(trainer, partial(Plateau), make_three_clients())
 

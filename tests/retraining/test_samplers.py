@@ -51,7 +51,7 @@ def toss_for_members(
     size: float,
     index: int,
 ) -> list[int]:
-    """Those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
+    """Return those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
     draw = generator_for(SEED, "cohort", index)
     chance = min(1.0, size / len(members))
     fewest = min(2, len(members))

@@ -156,7 +156,7 @@ def test_error_of_failed_coalitions_can_be_pickled() -> None:
 
 
 def make_store_of_two_rounds(path: Path, **options: Any) -> UtilityStore:
-    """Of rounds 0 and 3, with a performance of two classes and one of a number."""
+    """Make a store of rounds 0 and 3, with a performance of two classes and one of a number."""
     return make_store(
         path,
         "per_class",

@@ -208,7 +208,7 @@ def needs_arguments(kind: type) -> bool:
 
 
 def checks_of_unlisted_parts() -> list[Checks]:
-    """Of those that are made without arguments."""
+    """Return the checks of parts that are made without arguments."""
     rows = []
     for table in TABLES:
         for kind in unlisted_parts(table):

@@ -87,7 +87,7 @@ def run_cell(cell: Cell, root: str) -> Measured:
 
 
 def names_and_seeds_run(root: Path) -> list[str]:
-    """What the calls of run_cell have written, a line each."""
+    """Return what the calls of run_cell have written, a line each."""
     return (root / "ran.txt").read_text().splitlines()
 
 

@@ -20,7 +20,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
-from helpers.fits import StopInRound, fit, state_vector, trainer_for
+from helpers.fits import StopInRound, fit, plain_trainer, state_vector
 from helpers.loops_by_hand import Batches
 from helpers.models import Plain, network
 
@@ -115,7 +115,7 @@ def rates_of_client_alone(
     module: Scheduled, client: int, folder: Path, **kwargs: Any
 ) -> list[tuple[float, float]]:
     """Fit the module on one client's data without a federation, and return its rates."""
-    trainer = trainer_for(None, folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
+    trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
     trainer.fit(module, OneClient(client))
     return module.rates[-1]
 

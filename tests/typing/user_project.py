@@ -67,7 +67,7 @@ def federation(data: TensorDataset, folder: Path) -> Tensor:
 
 
 def of_arrays(x: Tensor, y: Tensor) -> FederatedDataModule:
-    """What no class of data set is."""
+    """Return a data module of two tensors in place of data sets."""
     return FederatedDataModule((x, y), partitioner=IIDPartitioner(num_clients=2))
 
 

@@ -21,7 +21,7 @@ def read_cells(path: Path) -> set[str]:
 
 
 def is_formula(cell: str) -> bool:
-    """Whether a spreadsheet takes it for a formula; what is a number alone is one."""
+    """Return whether a spreadsheet takes a cell for a formula. A number alone is none."""
     try:
         float(cell)
     except ValueError:

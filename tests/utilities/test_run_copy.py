@@ -17,20 +17,20 @@ from torch.nn.utils import parametrizations
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.run_copy import RunCopy
 from flsv.utilities.silent_logger import SilentLogger
-from helpers.fits import state_vector, trainer_for
+from helpers.fits import plain_trainer, state_vector
 from helpers.hidden_state import Base, make_data
 
 
 def load_copy(module: Any, folder: Path, **trainer_options: Any) -> tuple[Any, Any]:
     """Return the Trainer and the module of a copy of a run."""
-    trainer = trainer_for(None, folder, **trainer_options)
+    trainer = plain_trainer(folder, **trainer_options)
     run_copy = RunCopy(trainer, module, data=make_data())
     copied_trainer, copied_module, _ = run_copy.load()
     return copied_trainer, copied_module
 
 
 def run_copy_of(module: Any, folder: Path, data: Any = None) -> RunCopy:
-    trainer = trainer_for(None, folder)
+    trainer = plain_trainer(folder)
     return RunCopy(trainer, module, data=data or make_data())
 
 
@@ -264,7 +264,7 @@ def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path: Path) -> None
 
 
 def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path: Path) -> None:
-    trainer = trainer_for(None, tmp_path, rounds=1)
+    trainer = plain_trainer(tmp_path, rounds=1)
     module = Base()
     data = make_data()
     run_copy = RunCopy(trainer, module, data=data)

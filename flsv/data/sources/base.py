@@ -79,7 +79,7 @@ class SourceData:
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client. Then each group keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
-        by_rarity: whether the rarer one of two classes was made the positive one.
+        chose_rarer_class: whether the rarer one of two classes was made the positive one.
         columns: one :class:`ColumnCard` per column of a table.
         fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
             features.
@@ -104,7 +104,7 @@ class SourceData:
     group_names: tuple[str, ...] = ()
     clients: bool = False
     labeled: bool = False
-    by_rarity: bool = False
+    chose_rarer_class: bool = False
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None

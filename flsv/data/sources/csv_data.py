@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.data.labels import chosen_by_rarity
+from flsv.data.labels import chooses_rarer_class
 from flsv.data.sources.places import find_place, looked_at
 from flsv.data.splits import Part
 from flsv.data.tables.cells import Cells, read_cells
@@ -206,7 +206,7 @@ class CSVData(L.LightningDataModule):
         if classes is not None:
             self.train_set.classes = tuple(classes)
             # Whether the positive class is the rarer one, since the user named none.
-            self.train_set.by_rarity = chosen_by_rarity(classes, self.pos_label)
+            self.train_set.chose_rarer_class = chooses_rarer_class(classes, self.pos_label)
             self.num_classes = len(classes)
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from flsv.data.groups import client_names_of
-from flsv.data.labels import chosen_by_rarity, class_names_of
+from flsv.data.labels import chooses_rarer_class, class_names_of
 from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.base import (
     Reading,
@@ -222,7 +222,7 @@ def _combine_sets(
         val=held_out_sets.get("val"),
         test=held_out_sets.get("test"),
         class_names=class_names or source.class_names,
-        by_rarity=are_sorted_names and chosen_by_rarity(class_names, reading.pos_label),
+        chose_rarer_class=are_sorted_names and chooses_rarer_class(class_names, reading.pos_label),
     )
 
 
@@ -236,7 +236,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = replace(
         source,
         class_names=class_names_of(source.train),
-        by_rarity=getattr(source.train, "by_rarity", False),
+        chose_rarer_class=getattr(source.train, "chose_rarer_class", False),
     )
     if not is_overridden("val_dataloader", module):
         return source

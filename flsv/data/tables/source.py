@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
-from flsv.data.labels import chosen_by_rarity, in_order, named_class, positive_last
+from flsv.data.labels import chooses_rarer_class, in_order, named_class, positive_last
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
 from flsv.data.tables.dictionary import REST, ColumnCard, Dictionary
@@ -172,9 +172,9 @@ class _TablesSource:
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
         classes = self._dictionary.classes or ()
         is_named = dictionary.positive is not None or reading.pos_label is not None
-        self._is_by_rarity = False
+        self._chose_rarer_class = False
         if not is_named and not self._is_site_draft:
-            self._is_by_rarity = chosen_by_rarity(classes, None)
+            self._chose_rarer_class = chooses_rarer_class(classes, None)
 
     def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary without columns that say whose a row is, or by which rows are held out."""
@@ -232,7 +232,7 @@ class _TablesSource:
             group_names=group_names,
             clients=self._are_clients,
             labeled=True,
-            by_rarity=self._is_by_rarity,
+            chose_rarer_class=self._chose_rarer_class,
             split_columns=split_columns,
             fitted=self.with_features,
             dictionary=self._dictionary,

@@ -68,7 +68,8 @@ def shapley_of_table(table: Tensor) -> Tensor:
 def check_enumerable(
     name: str,
     num_players: int,
-    budget: int | None,
+    budget: int | None = None,
+    *,
     alternatives: str,
 ) -> None:
     """Raise ConfigurationError above 22 players, or if the budget does not suffice for all coalitions."""
@@ -123,7 +124,7 @@ def exact_shapley(
         tensor([0.6667, 0.1667, 0.1667])
     """
     alternatives = "Use surrogate_shapley or permutation_shapley with a budget."
-    check_enumerable("exact_shapley", num_players, budget, alternatives)
+    check_enumerable("exact_shapley", num_players, budget, alternatives=alternatives)
     num_coalitions = 2**num_players
     utilities_of_chunks = []
     for begin in range(0, num_coalitions, _COALITIONS_PER_CHUNK):

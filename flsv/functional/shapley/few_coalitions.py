@@ -93,7 +93,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
     masks = [empty_and_grand]
     if which == "all":
-        check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
+        check_enumerable("few_coalitions", num_players, alternatives='Ask for "both".')
         masks.append(all_coalitions(num_players))
     else:
         parts = {

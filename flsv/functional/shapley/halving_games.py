@@ -53,12 +53,12 @@ def halving_predictions(trained: TrainedOutputs) -> list[Prediction]:
     """Return the four predictions, or the two that are defined for regressions."""
     if not trained.logits:
         return [interpolation(trained), blocks(trained)]
-    combined = combiner(trained)
+    combination = combiner(trained)
     return [
         transported_interpolation(trained),
         blocks(trained),
-        combined,
-        with_kriged_residuals(trained, combined),
+        combination,
+        with_kriged_residuals(trained, combination),
     ]
 
 
@@ -70,15 +70,9 @@ def expected_classes(trained: TrainedOutputs) -> Prediction:
     probabilities = single_outputs.softmax(-1)
     num_classes = probabilities.shape[-1]
     num_players = len(probabilities)
-    frequencies = (
-        probabilities.double()
-        .view(
-            num_players,
-            -1,
-            num_classes,
-        )
-        .mean(1)
-    )  # [n, M]
+    probabilities_by_player = probabilities.double().view(num_players, -1, num_classes)
+    # [n, M]
+    frequencies = probabilities_by_player.mean(1)
     other_axes = [1] * (probabilities.ndim - 2)
 
     def predict(masks: Tensor) -> Tensor:
@@ -160,9 +154,8 @@ def _disjoint_coalitions(trained: Tensor) -> Tensor:
     """List the families of disjoint trained coalitions of several players, bool ``[C, T]``, the empty one first."""
     num_trained, num_players = trained.shape
     families = torch.zeros(1, num_trained, dtype=torch.bool)
-    unions = torch.zeros(
-        1, num_players, dtype=torch.bool
-    )  # the players of each family's coalitions
+    # The players of each family's coalitions.
+    unions = torch.zeros(1, num_players, dtype=torch.bool)
     is_several = trained.sum(1) > 1
     for position in is_several.nonzero().flatten().tolist():
         coalition = trained[position]
@@ -223,21 +216,15 @@ def _fit_combiner(
     member_features = features(trained.masks).double()
     targets = trained.outputs.double().softmax(-1)
     num_players = trained.masks.shape[1]
-    weights = torch.ones(
-        len(trained.masks),
-        dtype=torch.float64,
-    )
+    weights = torch.ones(len(trained.masks), dtype=torch.float64)
     weights[trained.is_single.cpu()] = WEIGHT_OF_SINGLES / num_players
-    weights = (weights / weights.sum()).to(targets.device)
+    weights = weights / weights.sum()
+    weights = weights.to(targets.device)
 
     # The first coefficient alone gives the ensemble.
-    of_ensemble = torch.zeros(
-        4,
-        dtype=torch.float64,
-        device=targets.device,
-    )
-    of_ensemble[0] = 1
-    coefficients = of_ensemble.clone().requires_grad_()
+    first_alone = torch.eye(4, dtype=torch.float64)[0]
+    ensemble_coefficients = first_alone.to(targets.device)
+    coefficients = ensemble_coefficients.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [coefficients], max_iter=COMBINER_STEPS, line_search_fn="strong_wolfe"
     )
@@ -247,7 +234,7 @@ def _fit_combiner(
         log_probabilities = F.log_softmax(member_features @ coefficients, dim=-1)
         cross_entropies = -(targets * log_probabilities).sum(-1)  # [T, V, ...]
         mean_cross_entropies = cross_entropies.flatten(1).mean(1)
-        squared_distance = (coefficients - of_ensemble).square().sum()
+        squared_distance = (coefficients - ensemble_coefficients).square().sum()
         total = weights @ mean_cross_entropies + COMBINER_PENALTY * squared_distance
         total.backward()
         return total
@@ -259,8 +246,8 @@ def _fit_combiner(
 
 def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:
     """Return a prediction plus the interpolation of what it misses in the trained coalitions."""
-    predicted = center_logits(prediction(trained.masks))
-    residuals = center_logits(trained.outputs) - predicted
+    predicted_logits = center_logits(prediction(trained.masks))
+    residuals = center_logits(trained.outputs) - predicted_logits
 
     def predict(masks: Tensor) -> Tensor:
         mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)

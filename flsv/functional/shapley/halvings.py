@@ -67,21 +67,19 @@ def choose_halvings(
 
     num_partitions = comb(num_players, num_players // 2) // (2 - num_players % 2)
     if num_partitions <= MAX_COMPARED:
-        firsts = _all_first_halves(num_players)
+        candidates = _all_first_halves(num_players)
     else:
-        firsts = _locally_best_halves(similarity, names=sorted(names), seed=seed)
-    costs = _costs(firsts, similarity)
-    best = costs.argsort(stable=True)[:count]
+        candidates = _locally_best_halves(similarity, names=sorted(names), seed=seed)
+    costs = _costs(candidates, similarity)
+    cheapest = costs.argsort(stable=True)[:count]
 
-    halves = torch.stack(
-        [firsts[best], ~firsts[best]],
-        1,
-    )  # [count, 2, n]
-    by_name = halves.flatten(0, 1)
-    masks = torch.empty_like(by_name)
-    masks[:, order] = by_name
-    has_several = masks.sum(1) > 1
-    return masks[has_several]
+    first_halves = candidates[cheapest]
+    halves = torch.stack([first_halves, ~first_halves], 1)  # [count, 2, n], players by name
+    halves = halves.flatten(0, 1)
+    masks = torch.empty_like(halves)
+    masks[:, order] = halves
+    has_several_players = masks.sum(1) > 1
+    return masks[has_several_players]
 
 
 def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
@@ -97,9 +95,9 @@ def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
     return directions @ directions.T
 
 
-def _costs(firsts: Tensor, similarity: Tensor) -> Tensor:
+def _costs(first_halves: Tensor, similarity: Tensor) -> Tensor:
     """Compute each partition's sum of cosines within halves."""
-    signs = 2 * firsts.double() - 1  # 1 in the first half, -1 in the second
+    signs = 2 * first_halves.double() - 1  # 1 in the first half, -1 in the second
     sums = (signs @ similarity * signs).sum(1)
     return sums.round(decimals=COST_DECIMALS)
 
@@ -107,19 +105,15 @@ def _costs(firsts: Tensor, similarity: Tensor) -> Tensor:
 def _all_first_halves(num_players: int) -> Tensor:
     """List the halves of n // 2 players, bool ``[P, n]``, for even n those with the first player."""
     size = num_players // 2
-    halves = []
+    members_of_halves = []
     for members in combinations(range(num_players), size):
         is_listed_twice = num_players % 2 == 0
         if is_listed_twice and 0 not in members:
             break
-        halves.append(members)
-    firsts = torch.zeros(
-        len(halves),
-        num_players,
-        dtype=torch.bool,
-    )
-    players = torch.tensor(halves, dtype=torch.long)
-    return firsts.scatter(1, players, True)
+        members_of_halves.append(members)
+    first_halves = torch.zeros(len(members_of_halves), num_players, dtype=torch.bool)
+    players = torch.tensor(members_of_halves, dtype=torch.long)
+    return first_halves.scatter(1, players, value=True)
 
 
 def _locally_best_halves(
@@ -130,36 +124,35 @@ def _locally_best_halves(
     """Return partitions that no exchange improves, and the best one's neighbours, bool ``[P, n]``."""
     num_players = len(similarity)
     generator = generator_for(seed, "halvings", *names)
-    optima = []
+    searches = []
     for _ in range(NUM_STARTS):
         order = torch.randperm(num_players, generator=generator)
         members = order[: num_players // 2]
-        half = torch.zeros(num_players, dtype=torch.bool)
-        half[members] = True
-        optima.append(_local_optimum(half, similarity))
+        initial_half = torch.zeros(num_players, dtype=torch.bool)
+        initial_half[members] = True
+        searches.append(_local_optimum(initial_half, similarity))
 
-    local_optima = torch.stack(optima)
+    local_optima = torch.stack(searches)
     costs = _costs(local_optima, similarity)
     best_half = local_optima[int(costs.argmin())]
-    halves = torch.cat([local_optima, _exchanges(best_half)])
+    candidates = torch.cat([local_optima, _exchanges(best_half)])
     if num_players % 2 == 0:
         # Both halves of a partition are of this size. It is listed by the one with the first player.
-        has_first_player = halves[:, :1]
-        other_halves = ~halves
-        halves = torch.where(has_first_player, halves, other_halves)
-    return halves.unique(dim=0)
+        has_first_player = candidates[:, :1]
+        candidates = torch.where(has_first_player, candidates, ~candidates)
+    return candidates.unique(dim=0)
 
 
 def _local_optimum(half: Tensor, similarity: Tensor) -> Tensor:
     """Exchange two players, as long as that lowers the cost."""
     while True:
         neighbors = _exchanges(half)
-        with_itself = torch.cat([half[None], neighbors])
-        costs = _costs(with_itself, similarity)
-        best = int(costs.argmin())
-        if costs[0] <= costs[best]:
+        candidates = torch.cat([half[None], neighbors])
+        costs = _costs(candidates, similarity)
+        cheapest = int(costs.argmin())
+        if costs[0] <= costs[cheapest]:
             return half
-        half = with_itself[best]
+        half = candidates[cheapest]
 
 
 def _exchanges(half: Tensor) -> Tensor:
@@ -167,9 +160,11 @@ def _exchanges(half: Tensor) -> Tensor:
     members = half.nonzero().flatten()
     other_players = (~half).nonzero().flatten()
     exchanges = torch.cartesian_prod(members, other_players)  # [P, 2]
-    exchanged = half.repeat(len(exchanges), 1)
-    exchanged.scatter_(1, exchanges[:, :1], False)
-    return exchanged.scatter_(1, exchanges[:, 1:], True)
+    leaving = exchanges[:, :1]
+    joining = exchanges[:, 1:]
+    neighbors = half.repeat(len(exchanges), 1)
+    neighbors.scatter_(1, leaving, value=False)
+    return neighbors.scatter_(1, joining, value=True)
 
 
 def has_halvings(trained: Tensor) -> bool:
@@ -181,10 +176,11 @@ def has_halvings(trained: Tensor) -> bool:
     is_inner = (sizes > 1) & (sizes < num_players)
     halves = trained[is_inner]
     half_sizes = {num_players // 2, num_players - num_players // 2}
-    if not len(halves) or not set(halves.sum(1).tolist()) <= half_sizes:
+    sizes_of_inner = set(halves.sum(1).tolist())
+    if not len(halves) or not sizes_of_inner <= half_sizes:
         return False
 
     coalitions = {tuple(mask) for mask in trained.tolist()}
     singles = torch.eye(num_players, dtype=torch.bool)
-    needed = torch.cat([singles, ~halves])
-    return all(tuple(mask) in coalitions for mask in needed.tolist())
+    required = torch.cat([singles, ~halves])
+    return all(tuple(mask) in coalitions for mask in required.tolist())

@@ -156,12 +156,8 @@ def _check_trained(
 ) -> None:
     """Raise ValueError unless shapes fit, numbers are finite and the needed coalitions are there."""
     count, num_players = trained.shape
-    if (
-        trained.dtype != torch.bool
-        or len(utilities) != count
-        or len(outputs) != count
-        or len(weights) != num_players
-    ):
+    lengths = (len(utilities), len(outputs), len(weights))
+    if trained.dtype != torch.bool or lengths != (count, count, num_players):
         raise ValueError(
             f"expected trained bool [T, n], T utilities and outputs, and n weights; got {list(trained.shape)}, "
             f"{list(utilities.shape)}, {list(outputs.shape)} and {list(weights.shape)}."

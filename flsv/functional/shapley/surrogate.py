@@ -87,16 +87,16 @@ def _inverse_size(size: Tensor) -> Tensor:
 
 def gram(
     kernel: Kernel,
-    coalitions: Tensor,
-    coalitions2: Tensor,
+    row_coalitions: Tensor,
+    column_coalitions: Tensor,
 ) -> Tensor:
-    """Compute the kernel matrix ``[A, B]`` between ``coalitions [A, n]`` and ``coalitions2 [B, n]``."""
-    coalitions = coalitions.to(torch.float64)
-    coalitions2 = coalitions2.to(torch.float64)
-    num_common = coalitions @ coalitions2.T  # [B, B2]
-    sizes = coalitions.sum(dim=1)[:, None]  # [B, 1]
-    sizes2 = coalitions2.sum(dim=1)[None, :]  # [1, B2]
-    return kernel(num_common, sizes, sizes2)
+    """Compute the kernel matrix ``[A, B]`` between ``row_coalitions [A, n]`` and ``column_coalitions [B, n]``."""
+    rows = row_coalitions.to(torch.float64)
+    columns = column_coalitions.to(torch.float64)
+    num_common = rows @ columns.T  # [A, B]
+    row_sizes = rows.sum(dim=1)[:, None]  # [A, 1]
+    column_sizes = columns.sum(dim=1)[None, :]  # [1, B]
+    return kernel(num_common, row_sizes, column_sizes)
 
 
 def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
@@ -274,7 +274,7 @@ class PairedSample:
         order = torch.randperm(count, generator=self.generator)
         shuffled = members[order]
         masks = torch.zeros(count, self.num_players).bool()
-        return masks.scatter_(1, shuffled, True)
+        return masks.scatter_(1, shuffled, value=True)
 
     def _add_to_layer(
         self,
@@ -441,46 +441,53 @@ def adjusted_values(
     # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
     # biases towards the surrogate.
     n = sample.num_players
-    halves = _masks_to_fit(sample.layers)
-    pairs = torch.cat(halves)
+    fitted_halves = _masks_to_fit(sample.layers)
+    halves = torch.cat(fitted_halves)
     empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
-    masks = torch.cat([empty_and_grand, pairs, ~pairs])
-    utilities = utility(empty_and_grand)
+    masks = torch.cat([empty_and_grand, halves, ~halves])
     surrogate, leave_one_out_residuals = fit(masks, utility(masks))
-    empty_residual, grand_residual = utilities - surrogate(empty_and_grand)
-    gap = grand_residual - empty_residual
-    values = surrogate.shapley() + gap / n
+    empty_residual, grand_residual = utility(empty_and_grand) - surrogate(empty_and_grand)
+    values = surrogate.shapley() + (grand_residual - empty_residual) / n
 
-    residuals_of_pairs = leave_one_out_residuals[len(empty_and_grand) :]
-    half_residuals, complement_residuals = residuals_of_pairs.chunk(2)
-    pair_residuals = half_residuals - complement_residuals
-    counts = [len(half) for half in halves]
-    residuals_by_layer = pair_residuals.split(counts)
+    # A pair's residual is that of a coalition minus that of its complement.
+    of_halves, of_complements = leave_one_out_residuals[len(empty_and_grand) :].chunk(2)
+    left_out_residuals = of_halves - of_complements
+    left_out_by_layer = left_out_residuals.split([len(half) for half in fitted_halves])
     variance = torch.zeros(())
-    for layer, layer_residuals in zip(sample.layers, residuals_by_layer, strict=True):
-        # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
-        share = layer.num_sizes / (layer.size * (n - layer.size))
-        deviations = layer.masks.double() - layer.size / n
-        scale = share * n / 2
-        factor = scale * deviations.unsqueeze(-1)  # [m, n, 1]
+    for layer, left_out in zip(sample.layers, left_out_by_layer, strict=True):
         residuals = utility(layer.masks) - utility(~layer.masks)  # [m, M]
         residuals = residuals - surrogate(layer.masks) + surrogate(~layer.masks)
-        terms = factor * residuals.unsqueeze(1)
-        values = values + terms.mean(dim=0)
+        values = values + _layer_terms(layer, residuals).mean(dim=0)
 
         # The errors follow from residuals of fits without the coalition.
-        residuals[: len(layer_residuals)] = layer_residuals
-        count = len(layer.masks)
-        if count < layer.capacity:
-            # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
-            # docs/results/intervals_digits.csv.
-            terms = factor * residuals.unsqueeze(1)
-            normalization = (count * (count - 1)) ** 0.5
-            influences = (terms - terms.mean(dim=0)) / normalization
-            share_missing = 1 - count / layer.capacity
-            sum_of_squares = influences.square().sum(dim=0)
-            variance = variance + share_missing * sum_of_squares
+        residuals[: len(left_out)] = left_out
+        variance = variance + _variance_of_layer(layer, residuals)
     return values, variance.sqrt().expand_as(values)
+
+
+def _layer_terms(layer: Layer, residuals: Tensor) -> Tensor:
+    """Return what each pair's residuals ``[m, M]`` add to the values of a layer, ``[m, n, M]``."""
+    # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
+    n = layer.masks.shape[1]
+    share = layer.num_sizes / (layer.size * (n - layer.size))
+    deviations = layer.masks.double() - layer.size / n
+    scale = share * n / 2
+    factors = scale * deviations.unsqueeze(-1)  # [m, n, 1]
+    return factors * residuals.unsqueeze(1)
+
+
+def _variance_of_layer(layer: Layer, residuals: Tensor) -> Tensor:
+    """Return the variance ``[n, M]`` of a layer's mean terms, 0 if all of its pairs were drawn."""
+    count = len(layer.masks)
+    if count == layer.capacity:
+        return torch.zeros(())
+    # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
+    # docs/results/intervals_digits.csv.
+    terms = _layer_terms(layer, residuals)
+    normalization = (count * (count - 1)) ** 0.5
+    influences = (terms - terms.mean(dim=0)) / normalization
+    share_missing = 1 - count / layer.capacity
+    return share_missing * influences.square().sum(dim=0)
 
 
 def _masks_to_fit(layers: list[Layer]) -> list[Tensor]:

@@ -258,7 +258,11 @@ class Decay(Sum):
         """Return how many rounds were skipped (all values 0), flagged (sum not positive) and truncated (not
         evaluated).
         """
-        return {name: getattr(metric, name).clone() for name in ("skipped", "flagged", "truncated")}
+        return {
+            "skipped": metric.skipped.clone(),
+            "flagged": metric.flagged.clone(),
+            "truncated": metric.truncated.clone(),
+        }
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # depends on the options

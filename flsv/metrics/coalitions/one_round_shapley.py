@@ -193,10 +193,10 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
         evaluate_game = partial(self._evaluate_game, utility, generator, round_index, rounds_added)
         is_due = (round_index + 1) % self.fold.rounds == 0
         if is_due:
-            self.put_off = None
+            self.compute_at_run_end = None
             evaluate_game()
         else:
-            self.put_off = evaluate_game
+            self.compute_at_run_end = evaluate_game
 
     def _prepare_states(self, round_index: int, global_vector: Tensor) -> None:
         """Store the initial model, and give the sum of updates its length, in the first round."""

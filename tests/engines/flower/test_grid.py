@@ -155,7 +155,7 @@ def make_context(run_id: int, **node_config: Any) -> Context:
 
 
 def greet(app: Any, **node_config: Any) -> Packet:
-    """What a site says when it is greeted."""
+    """Return what a site says when it is greeted."""
     packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
     greeting = Message(to_record(packet), 1, "query")
     grid = Grid(patience=0)

@@ -119,7 +119,7 @@ def site(tmp_path):
 
 
 def wait_until_gone(pid: int, seconds: float = 120) -> bool:
-    """Whether a process ends in time. A child of nobody may stay a zombie, which is an end, too."""
+    """Return whether a process ends in time. A child of nobody may stay a zombie, which is an end, too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         stat = Path(f"/proc/{pid}/stat")

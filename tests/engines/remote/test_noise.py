@@ -97,7 +97,7 @@ def message_and_folder(tmp_path_factory):
 
 
 def step_of_site(site: Site, packet: Packet) -> Tensor:
-    """What a site's answer adds to the model that it was sent."""
+    """Return what a site's answer adds to the model that it was sent."""
     reply = site.answer(packet)
     assert reply.kind == "update", reply
     return reply.tensors["vector"] - packet.tensors["start"]

@@ -437,7 +437,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
 
 
 def answer_to_greeting(client: SiteClient, **node: str) -> dict[str, Any]:
-    """What a network would send back."""
+    """Return what a network would send back."""
     answer = partial(client.answer, HELLO, node, "the server")
     return dict(answer_or_failure(answer).plain)
 

@@ -170,7 +170,7 @@ def collect_answers(
 
 
 def are_equal(value: Any, expected: Any) -> bool:
-    """Whether two answers are equal; NaN equals NaN."""
+    """Return whether two answers are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
             return False
@@ -323,7 +323,7 @@ def answer_of_site(
     options: Mapping[str, Any] = MappingProxyType({}),
     **changed_fields: Any,
 ) -> Packet:
-    """What a site answers to the message of a first round with some changed fields."""
+    """Return what a site answers to the message of a first round with some changed fields."""
     make_loop = partial(make_private_loop, **options)
     client = make_client()
     space = shared_space(client, make_loop().config)

@@ -109,7 +109,7 @@ def make_fedavg_loop(**options: Any) -> FederatedLoop:
 
 
 def make_judged_loop(personalizer: Any) -> FederatedLoop:
-    """By what sites find the others' models worth."""
+    """Make a loop that weights clients by what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
     return make_fedavg_loop(
         metrics=metrics, personalizer=personalizer(), evaluation=ClientEvaluation(every=2)
@@ -117,7 +117,7 @@ def make_judged_loop(personalizer: Any) -> FederatedLoop:
 
 
 def make_second_model_loop() -> FederatedLoop:
-    """Of candidates that are asked."""
+    """Make a loop whose clients are asked about candidate models."""
     options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
     return make_fedavg_loop(
         metrics={"cost": CommunicationCost()}, client_algorithm=Ditto(0.3, 0.05), **options
@@ -455,7 +455,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_p
 
 @pytest.fixture
 def osaka_lacks_the_last_classes(monkeypatch):
-    """Which nothing at its place tells it of."""
+    """Deal all digits of the last classes to other sites than Osaka."""
     train = load_image_data("digits").train
     labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
     owners = torch.tensor(site_of_each_digit())

@@ -146,7 +146,7 @@ def share_of_reconstructed_samples(support: int) -> float:
 
 
 def guess_samples(eta: Tensor, gamma: Tensor) -> Tensor:
-    """What a server can make of a client's answer ``eta`` to its points ``gamma``.
+    """Return what a server can make of a client's answer ``eta`` to its points ``gamma``.
 
     A row of the answer is half of a server's point and half of a mean of samples, so that the server takes its point
     off: mean = 2 eta - point. With as many points as samples it is a sample instead of a mean, beside a point that the

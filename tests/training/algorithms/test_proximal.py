@@ -18,7 +18,7 @@ from helpers.models import Plain, network
 
 
 def distance_of_start(client: int) -> int:
-    """By how much the start of a client differs from the global model, in each entry."""
+    """Return how much the start of a client differs from the global model, in each entry."""
     return 3 * (client + 1)
 
 

@@ -29,6 +29,7 @@ FLOWER = Path(os.environ.setdefault("FLWR_HOME", str(HOME / ".flwr")))
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 NAME = "federation"  # of the SuperLink, in Flower's own file
 ALIVE = ("pending", "starting", "running")  # Flower's words
+MAX_FAILED_STARTS = 3
 
 
 def configure() -> None:
@@ -40,7 +41,8 @@ def configure() -> None:
     )
 
 
-def ready() -> bool:
+def is_ready() -> bool:
+    """Return whether the SuperLink answers."""
     try:
         context = ssl.create_default_context(cafile=KEYS / "ca.pem")
         urllib.request.urlopen(f"https://{SUPERLINK}/health", timeout=5, context=context).close()
@@ -51,7 +53,8 @@ def ready() -> bool:
 
 
 def register() -> None:
-    while not ready():
+    """Wait for the SuperLink, and register the sites' public keys."""
+    while not is_ready():
         time.sleep(2)
     configure()
     keys = sorted(KEYS.glob("*.pub"))
@@ -68,82 +71,102 @@ def register() -> None:
     print(f"registered: {names}", flush=True)
 
 
-def status() -> dict[str, str]:
+def read_status() -> dict[str, str]:
+    """Return the run's status, which the server's app writes. It is empty before the first run."""
     return json.loads(STATUS.read_text()) if STATUS.is_file() else {}
 
 
-def say(word: str, run: str) -> None:
-    """Write the run's status into the file in place of the server's app, which is not running."""
+def write_status(word: str, run: str) -> None:
+    """Write the run's status in place of the server's app, which is not running."""
     STATUS.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    whole = STATUS.with_suffix(".new")  # whoever reads finds the one or the other
-    whole.write_text(json.dumps({"status": word, "since": now, "why": None, "run": run}, indent=1))
-    whole.replace(STATUS)
+    status = {"status": word, "since": now, "why": None, "run": run}
+    new_file = STATUS.with_suffix(".new")
+    new_file.write_text(json.dumps(status, indent=1))
+    new_file.replace(STATUS)  # whoever reads finds the one or the other, never a half
 
 
 def flwr(*words: str | Path) -> dict:
     """Run a command of Flower and return its answer, empty if there is none. Print the output of a failed command."""
-    done = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
-    _, _, content = done.stdout.partition("{")
-    reply = json.loads(f"{{{content or '}'}")
+    process = subprocess.run(["flwr", *words, "--format", "json"], capture_output=True, text=True)
+    first_brace = process.stdout.find("{")  # Flower may print lines before it
+    reply = {}
+    if first_brace >= 0:
+        reply = json.loads(process.stdout[first_brace:])
     if not reply.get("success"):
-        print(done.stdout + done.stderr, flush=True)
+        print(process.stdout + process.stderr, flush=True)
     return reply
 
 
-def state(run: str) -> str:
+def state_of(run: str) -> str:
     """Return Flower's status of a run, such as running or finished:stopped, or "" if the SuperLink does not know it."""
-    runs = flwr("list", NAME).get("runs", [])
-    return next((each["status"] for each in runs if each["run-id"] == run), "")
+    for known_run in flwr("list", NAME).get("runs", []):
+        if known_run["run-id"] == run:
+            return known_run["status"]
+    return ""
 
 
 def start() -> str:
-    run = flwr("run", os.environ.get("APP", HOME), NAME).get("run-id", "")
-    if status().get("run", "") != run:  # its app has not begun yet
-        say("starting", run)
+    """Start the server's app, and return the run's id, or "" if Flower refuses it."""
+    app = os.environ.get("APP", HOME)
+    run = flwr("run", app, NAME).get("run-id", "")
+    has_begun = read_status().get("run", "") == run
+    if not has_begun:
+        write_status("starting", run)
     return run
 
 
-def run() -> int:
+def run_to_the_end() -> int:
+    """Start the run, or watch it, until it has ended. Return the exit status."""
     register()
-    run, not_begun, again = status().get("run", ""), 0, False
-    while not_begun < 3:
-        if state(run) in ALIVE:
+    run = read_status().get("run", "")
+    num_failed_starts = 0
+    is_first_attempt = True
+    while num_failed_starts < MAX_FAILED_STARTS:
+        if state_of(run) in ALIVE:
             print(f"run {run} is at work: it is watched", flush=True)
         else:
-            if again:
+            if not is_first_attempt:
                 print("the run has been ended from outside: it is started again", flush=True)
             run = start()
-        again = True
+        is_first_attempt = False
         if run:
             subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
+
         time.sleep(5)
         register()
-        found, now = state(run), status()
-        if found in ALIVE:  # its log was cut off
+        state = state_of(run)
+        if state in ALIVE:  # its log was cut off
             continue
-        if found == "finished:stopped":
-            say("stopped", run)
+        if state == "finished:stopped":
+            write_status("stopped", run)
             print("the run was stopped: python deploy/run.py goes on with it", flush=True)
             return 1
-        if now["status"] in ("finished", "failed"):
-            print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
-            return 0 if now["status"] == "finished" else 1
-        not_begun = not_begun + 1 if now["status"] == "starting" else 0
+        status = read_status()
+        if status["status"] in ("finished", "failed"):
+            print(f"the run has {status['status']}: {status['why'] or STATUS}", flush=True)
+            return 0 if status["status"] == "finished" else 1
+        if status["status"] == "starting":
+            num_failed_starts += 1
+        else:
+            num_failed_starts = 0
     print("the server's app has not begun, three times: what it prints above says why", flush=True)
     return 1
 
 
 def stop() -> int:
+    """Stop the run that is at work. Return the exit status."""
     configure()
-    run = status().get("run", "")
-    is_alive = state(run) in ALIVE
+    run = read_status().get("run", "")
+    is_alive = state_of(run) in ALIVE
     if not is_alive or not flwr("stop", run, NAME).get("success"):
         print("no run is at work here", flush=True)
         return 1
-    say("stopped", run)
+    write_status("stopped", run)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit({"register": register, "stop": stop}.get("".join(sys.argv[1:]), run)())
+    commands = {"register": register, "stop": stop}
+    command = commands.get("".join(sys.argv[1:]), run_to_the_end)
+    sys.exit(command())
