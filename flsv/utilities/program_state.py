@@ -62,7 +62,7 @@ class ProgramState:
 
     Globals of the program's modules and attributes of their classes refer again to what they referred to. Collections
     and the program's own objects among these hold again what they held. A program's modules are those that are not
-    installed.
+    installed. Global generators and torch's settings are part of the state. In another process, they alone are.
 
     Example:
         >>> os.environ["FLSV_EXAMPLE"] = "1"
@@ -75,6 +75,8 @@ class ProgramState:
     """
 
     def __init__(self) -> None:
+        self._global_rngs = global_rngs()
+        self._torch_settings = torch_settings()
         self._environment = dict(os.environ)
         # Each (namespace, its names and values): a module, a class or an object.
         self._namespaces: list[tuple[Any, dict[str, Any]]] = []
@@ -87,6 +89,18 @@ class ProgramState:
         self._module_names = frozenset(module.__name__ for module in modules)
         for module in modules:
             self._add_namespace(module, module.__name__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "_global_rngs": self._global_rngs,
+            "_torch_settings": self._torch_settings,
+            "_namespaces": [],
+            "_collections": [],
+            "_tensors": {},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _environment=dict(os.environ))
 
     def _add_namespace(self, namespace: Any, path: str) -> None:
         self._visited.add(id(namespace))
@@ -144,6 +158,9 @@ class ProgramState:
             _restore_names(namespace, values)
         for collection, entries in self._collections:
             _restore_entries(collection, entries)
+        restore_torch(self._torch_settings)
+        restore_global_rngs(self._global_rngs)
+
         changed_tensors = []
         for path, (tensor, num_changes) in self._tensors.items():
             if tensor._version != num_changes:
@@ -226,18 +243,14 @@ def _restore_entries(collection: Any, entries: Any) -> None:
 
 @contextmanager
 def restored_program() -> Iterator[list[str]]:
-    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
-    has the paths of tensors that have changed."""
-    global_generators = global_rngs()
-    settings = torch_settings()
+    """Restore the program's state at the end of this context. The list then has the paths of tensors that have
+    changed."""
     program = ProgramState()
     changed_tensors: list[str] = []
     try:
         yield changed_tensors
     finally:
         changed_tensors += program.restore()
-        restore_torch(settings)
-        restore_global_rngs(global_generators)
 
 
 def torch_settings() -> dict[str, Any]:

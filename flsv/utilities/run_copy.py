@@ -16,11 +16,8 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import Pickled, Reduction, StandIn, contents_of_cell, pickled
 from flsv.utilities.program_state import (
     ProgramState,
-    restore_torch,
     restored_program,
-    torch_settings,
 )
-from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 
@@ -62,9 +59,7 @@ class RunCopy:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
         self._data.trainer = None
-        self._global_rngs = global_rngs()
-        self._torch_settings = torch_settings()
-        self._program: ProgramState | None = ProgramState()
+        self._program = ProgramState()
 
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
@@ -98,9 +93,9 @@ class RunCopy:
             raise pickle_error(reason, roots, dump_and_load) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a worker, which has no data yet, and whose globals nothing has changed.
+        # For a worker, which has no data yet.
         pickled_data = pickled(self._data)
-        return {**vars(self), "_data": pickled_data, "_program": None}
+        return {**vars(self), "_data": pickled_data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data = state["_data"].load()
@@ -113,10 +108,7 @@ class RunCopy:
 
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
-        if self._program is not None:
-            self._program.restore()
-        restore_global_rngs(self._global_rngs)
-        restore_torch(self._torch_settings)
+        self._program.restore()
         data = copy.copy(self._data)
         trainer, module = self._pickled.load(data, as_program=True)
         return trainer, module, data
