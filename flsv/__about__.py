@@ -1,3 +1,3 @@
 """The version, which is read before anything is imported."""
 
-__version__ = "2.1.0"
+__version__ = "3.0.0"

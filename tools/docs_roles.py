@@ -15,6 +15,8 @@ from latex2mathml.converter import convert
 _ROLE = re.compile(r":(class|func|meth|attr|mod|data|obj|exc):`~?([^`]+)`", flags=re.DOTALL)
 _MATH = re.compile(r":math:`([^`]+)`", flags=re.DOTALL)
 _DISPLAY = re.compile(r"^( *)\.\. math::[ ]*(.*(?:\n(?:\1 +.*|[ ]*))*)", flags=re.MULTILINE)
+#: The class with whose arguments a constructor is shown.
+_ARGUMENTS_OF = re.compile(r"with_arguments_of\((\w+)\.__init__\)")
 #: A doctest under its own heading; with anything else in it, it stays an aside.
 _EXAMPLE = re.compile(r"^( *)Examples?:(?=\n\s*>>>)", flags=re.MULTILINE)
 
@@ -51,8 +53,27 @@ class Roles(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Shows the values of defaults that a module calls by a name."""
+        """Shows arguments that another class lists, and the values of defaults that a module calls by a name."""
+        show_arguments(pkg)
         show_defaults(pkg)
+
+
+def show_arguments(within: griffe.Module | griffe.Class) -> None:
+    """Let constructors that pass all arguments on have those of the other constructor."""
+    for member in within.members.values():
+        if isinstance(member, griffe.Module | griffe.Class):
+            show_arguments(member)
+        if not isinstance(member, griffe.Function):
+            continue
+        for decorator in member.decorators:
+            source = str(decorator.value)
+            match = _ARGUMENTS_OF.fullmatch(source)
+            if match is None:
+                continue
+            class_name = match[1]
+            listing_class = member.module.members[class_name].final_target
+            constructor = listing_class.members["__init__"]
+            member.parameters = constructor.parameters
 
 
 def show_defaults(within: griffe.Module | griffe.Class) -> None:

@@ -199,7 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--python", default=sys.executable, help="of the fresh environment")
     parser.add_argument("--folder", type=Path, help="where all of it stays; by default nowhere")
-    parser.add_argument("--last", default="20b14bc8", help="the commit of version 2.0.0")
+    parser.add_argument("--last", default="7baa0f6b", help="the commit of version 2.1.0")
     parser.add_argument("--earlier", default="4db0c7e6", help="the commit of version 1.2.0")
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores")

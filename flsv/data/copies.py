@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from flsv.data.federation_view import FederationView
+    from flsv.data.federated_data import FederatedData
 
 #: Strength from which on a doubt about data is strong. It is 1 where a doubt begins.
 STRONG_DOUBT = 2.0
@@ -51,7 +51,7 @@ class Copies:
         return f"{part} are samples of {client_names[self.other_client]}, too"
 
 
-def copies_in(data: FederationView) -> list[Copies]:
+def copies_in(data: FederatedData) -> list[Copies]:
     """Return the copies among the clients' training samples, most of a client's samples first.
 
     Tables, arrays, texts and image folders are compared. Other data sets' samples would have to be read one by one,

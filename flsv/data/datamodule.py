@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -11,28 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
-from flsv.data.federated_data import (
-    FederatedData,
-    partition_data,
-    without_flagged,
-)
-from flsv.data.federation_view import FederationView
+from flsv.data.division import divide, without_flagged
+from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
 from flsv.data.read_back import check_read_back, warn_of_random_evaluation
-from flsv.data.shown import parts_of_samples
+from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
-from flsv.data.splits import Splits
+from flsv.data.splits import HELD_OUT, HeldOut, Splits
+from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import copy_of_data_module
-from flsv.utilities.seeding import generator_for, kept_global_seed
+from flsv.utilities.plain_values import digest
+from flsv.utilities.seeding import generator_for, kept_global_seed, seed_or_default
 
 if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
@@ -40,12 +39,15 @@ if TYPE_CHECKING:
 
 #: Largest number of doubts in a warning.
 _MAX_DOUBTS = 3
+#: Largest number of classes' or clients' names that a description of a run lists.
+_MAX_LISTED_NAMES = 20
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 _DEFAULT_SPLITS = Splits()
 _DEFAULT_FILES = Files()
 _DEFAULT_LOADER = Loader()
 
 
-class FederatedDataModule(FederationView):
+class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModule):
     """Data module that partitions a data set among a federation's clients.
 
     Attributes are read-only, except ``batch_size``.
@@ -222,7 +224,6 @@ class FederatedDataModule(FederationView):
         self._is_shown = False
         self._is_site = False
         self._opened: SourceData | None = None
-        self._partitioned: FederatedData | None = None
         self._num_dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
@@ -234,7 +235,7 @@ class FederatedDataModule(FederationView):
         vars(copied).update(vars(self), trainer=None)
         if self._module is not None:
             samples: list[Any] = []
-            if self._partitioned is not None and self._source.train_loader is not None:
+            if self._divided is not None and self._source.train_loader is not None:
                 samples = parts_of_samples(self._source.train_loader.dataset)
             users_copy = copy_of_data_module(self._module, samples)
             vars(copied).update(source=users_copy, _module=users_copy, _is_shown=False)
@@ -242,7 +243,7 @@ class FederatedDataModule(FederationView):
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__}({self._source_name}, {self.partitioner!r})"
-        if self._partitioned is None:
+        if self._divided is None:
             return text
         return f"{text}: {self.num_samples.tolist()} training samples"
 
@@ -295,7 +296,7 @@ class FederatedDataModule(FederationView):
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
         labels = self._labels_beside(source)
-        self._partitioned = partition_data(
+        divided = divide(
             source,
             self.partitioner,
             self.splits,
@@ -306,8 +307,9 @@ class FederatedDataModule(FederationView):
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        check_read_back(self._partitioned, compare_labels=labels is None)
-        warn_of_random_evaluation(self._partitioned)
+        check_read_back(divided, compare_labels=labels is None)
+        warn_of_random_evaluation(divided)
+        self._divided = divided
         self._needs_setup = False
         if source.dictionary is not None:
             self._tell_doubts()
@@ -315,7 +317,7 @@ class FederatedDataModule(FederationView):
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
             unflagged_by_client = self.splits.detector.unflagged(self, generator)
-            self._partitioned = without_flagged(self._partitioned, unflagged_by_client)
+            self._divided = without_flagged(divided, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _tell_doubts(self) -> None:
@@ -397,8 +399,7 @@ class FederatedDataModule(FederationView):
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
-        loaders = self._data.val_loaders
-        return [] if loaders is None else loaders
+        return self.val_loaders
 
     def test_dataloader(self) -> Any:
         """Return a loader of the test set, which contains no client's samples."""
@@ -417,22 +418,130 @@ class FederatedDataModule(FederationView):
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
+    # What Lightning's objects ask before and during a fit
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients. Before ``setup`` it is known only if the partitioner has it as an argument."""
+        if self._divided is None and not self._is_partitioner_undecided:
+            num_clients = self.partitioner.num_clients
+            if num_clients is not None:
+                return num_clients
+        return super().num_clients
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes.
+
+        Before ``setup`` it is the attribute ``num_classes`` of a wrapped data module, and for data without classes this
+        or 1.
+        """
+        if self._divided is None or self.no_classes:
+            num_classes = getattr(self._module, "num_classes", None)
+            if isinstance(num_classes, int):
+                return num_classes
+        return super().num_classes
+
+    def restrict_to(self, members: Sequence[int]) -> None:
+        """Leave out all other clients in :attr:`class_counts`, and in the training samples of a wrapped module."""
+        self.counted_clients = members
+        if self._module is None:
+            return
+        assert self._source.train_loader is not None
+        is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
+        for client in set(range(self.num_clients)) - set(members):
+            for indices in self._source.splits.clients[client].values():
+                is_kept[indices] = False
+        if not is_kept.all():
+            rows = is_kept.nonzero()[:, 0]
+            restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
+
+    def to_device(self, trainer: L.Trainer) -> SourceData | None:
+        """Return the samples, or None before ``setup``.
+
+        They are moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit there.
+        """
+        source = self._divided
+        device = trainer.strategy.root_device
+        if source is None or device.type == "cpu" or not self.loader.on_device:
+            return source
+        shown = self if self._module is None else self._module
+        for hook in _BATCH_HOOKS:
+            if is_overridden(hook, trainer.lightning_module) or is_overridden(hook, shown):
+                return source
+
+        device_module = torch.get_device_module(device)
+        if not source.tensors or not hasattr(device_module, "mem_get_info"):
+            return source
+        free_bytes, _ = device_module.mem_get_info(device)
+        num_bytes = sum(tensor.nbytes for tensor in source.tensors)
+        if num_bytes > free_bytes / 4:  # leave memory for models and activations
+            return source
+        return source.to_device(device)
+
+    def describe(self) -> dict[str, str | int | float]:
+        """Return the data's settings and the sizes found by ``setup``, for loggers."""
+        options, reading = self.splits, self._reading
+        settings: dict[str, str | int | float] = {
+            "source": self._source_name,
+            "partitioner": repr(self.partitioner),
+        }
+        for name in HELD_OUT:
+            choice = getattr(options, name)
+            settings[f"splits.{name}"] = str(choice) if isinstance(choice, HeldOut) else choice
+        if options.together is not None:
+            settings["splits.together"] = options.together
+        settings["splits.seed"] = self.seed
+        if self.corruptions:
+            settings["corruptions"] = ", ".join(map(repr, self.corruptions))
+        if options.detector is not None:
+            settings |= {
+                "splits.drop_flagged": repr(options.detector),
+                "dropped_samples": self._num_dropped,
+            }
+        if reading.label is not None:
+            settings["labels"] = reading.label
+        if self._divided is None:
+            return settings
+        source = self._divided
+        if source.dictionary is not None:
+            settings["dictionary"] = source.dictionary.hash
+        draws = source.draws
+        if draws is not None:
+            digest_of_weights = digest([draws.weights, draws.replacement]).hex()
+            settings["sampler"] = f"{draws.count} draws by weights {digest_of_weights[:12]}"
+        for kind in ("client_names", "class_names"):
+            names = getattr(self, kind)
+            if names != tuple(map(str, range(len(names)))):
+                settings[kind] = listed(names, _MAX_LISTED_NAMES)
+        return settings | {
+            "batch_size": source.train_options["batch_size"],
+            "num_clients": self.num_clients,
+            "num_classes": self.num_classes,
+            "train_samples": int(self.num_samples.sum()),
+            "server_val_samples": len(self.server_val_indices),
+        }
+
+    @property
+    def seed(self) -> int:
+        """Seed of all splits except the partition, whose seed is the partitioner's."""
+        return seed_or_default(self.splits.seed)
+
     # Attributes that tuners and loggers use
 
     @property
     def batch_size(self) -> int | None:
         """Samples per training batch: the argument, else the number found by ``setup`` or in a wrapped data module."""
         size_found_by_setup = None
-        if self._partitioned is not None:
+        if self._divided is not None:
             size_found_by_setup = self._source.train_options["batch_size"]
         return self._batch_size or size_found_by_setup or getattr(self._module, "batch_size", None)
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
-        if self._partitioned is not None and size is not None:
+        if self._divided is not None and size is not None:
             train_options = {**self._source.train_options, "batch_size": size}
-            source = replace(self._source, train_options=train_options)
-            self._partitioned = replace(self._partitioned, source=source)
+            self._divided = replace(self._source, train_options=train_options)
         self._batch_size = size
 
 

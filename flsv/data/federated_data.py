@@ -1,426 +1,368 @@
-"""The federation: who has which samples of a source, as the data module stores it after ``setup``."""
+"""FederatedData: who has what, in sizes, names, samples and batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning as L
+import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader
 
-from flsv.data.contents import check_inputs
-from flsv.data.groups import client_called, column, named_groups
-from flsv.data.labels import check_positive, dataset_labels, find_classes
-from flsv.data.loaders import Loader, make_loader, preload, tensors_of
-from flsv.data.partition import OneClient, Partitioner, partition_counts
+from flsv.data.contents import content_hashes, loader_hash, loader_rows
+from flsv.data.loaders import TensorBatches, drawn_order, make_loader
+from flsv.data.partition import Partitioner, partition_counts
+from flsv.data.sample_hashes import hash_samples
+from flsv.data.shown import loader_as
 from flsv.data.sources.base import SourceData
-from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
-from flsv.data.streams import has_streams
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.data.sources.source import source_name
+from flsv.data.splits import HeldOut, SplitName, Splits
+from flsv.data.streams import StreamSamples, has_streams, part_of
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.corruption import Corruption
+    from flsv.data.tables.dictionary import ColumnCard, Dictionary
+    from flsv.data.tables.drafts import TableDoubt
 
 
-#: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
-MIN_EVAL_BATCH_SIZE = 256
-
-
-@dataclass(frozen=True)
 class FederatedData:
-    """A source, the indices of each client's samples, and which samples corruptions changed, bool ``[N]``."""
+    """Who has what: the samples of the server and of each client, with their names and classes.
 
-    source: SourceData
-    splits: FederatedSplits
-    is_changed: Tensor
+    It is the one owner of these. :class:`~flsv.data.FederatedDataModule` adds the user's arguments and what Lightning
+    calls. Its samples are set by ``setup``, those of a single client at a site.
+    """
 
-    @cached_property
+    partitioner: Partitioner
+    splits: Splits
+    _source_name: str
+    _held_out: dict[str, Any]
+    #: All samples, and who has which of them. None before they are divided.
+    _divided: SourceData | None = None
+    #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
+    counted_clients: Sequence[int] | None = None
+    trainer: L.Trainer | None
+    _has_grown = False
+
+    @property
+    def _source(self) -> SourceData:
+        if self._divided is None:
+            raise RuntimeError(
+                "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
+            )
+        return self._divided
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.client_names)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Number of training samples of each client, int64 ``[num_clients]``."""
+        return torch.tensor(
+            [len(self.client_indices(client)) for client in range(self.num_clients)]
+        )
+
+    @property
     def class_counts(self) -> Tensor:
         """Number of each client's training samples per class, int64 ``[num_clients, num_classes]``.
 
-        The labels are those after corruptions.
+        Without classes it is ``[num_clients, 1]``. The labels are those after ``corruptions``. While a coalition is
+        trained, the other clients' rows are 0.
         """
-        classes = self.source.classes
-        return partition_counts(self.splits.train, classes.labels, len(classes.names))
+        classes = self._source.classes
+        counts = partition_counts(self._source.splits.train, classes.labels, len(classes.names))
+        if self.counted_clients is not None:
+            is_counted = torch.zeros(len(counts), 1, dtype=torch.long)
+            is_counted[list(self.counted_clients)] = 1
+            counts *= is_counted
+        return counts
 
-    @cached_property
+    @contextmanager
+    def counting(self, members: Sequence[int] | None) -> Iterator[None]:
+        """Count the samples of only the clients ``members`` in :attr:`class_counts`. None: of all clients."""
+        previous_members = self.counted_clients
+        self.counted_clients = members
+        try:
+            yield
+        finally:
+            self.counted_clients = previous_members
+
+    def shown_loader(
+        self, clients: Sequence[int] | None, num_batches: Callable[[], int]
+    ) -> DataLoader[Any]:
+        """Return a loader of length ``num_batches()`` of some clients' training samples in the form of the user's own.
+
+        None: of all clients, or of the members while a coalition is trained.
+        """
+        if clients is None:
+            clients = self.counted_clients
+        if clients is None:
+            clients = range(self.num_clients)
+        rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
+        return loader_as(self._source, rows, num_batches)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, 1 for data without classes."""
+        return len(self.class_names)
+
+    @property
+    def known_num_classes(self) -> int | None:
+        """:attr:`num_classes`, or None if the data have no classes."""
+        return self.num_classes if self.no_classes is None else None
+
+    @property
+    def known_class_counts(self) -> Tensor | None:
+        """:attr:`class_counts`, or None if the data have no classes."""
+        return self.class_counts if self.no_classes is None else None
+
+    @property
+    def no_classes(self) -> str | None:
+        """Reason why the training samples have no classes, as text. None if they have classes."""
+        return self._source.classes.missing_reason
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, or their numbers if the source has no names.
+
+        For data without classes it is ``("samples",)``.
+        """
+        return self._source.classes.names
+
+    @property
+    def positive_class(self) -> str | None:
+        """Name of the positive class (class 1) of two. None unless there are two classes."""
+        return (
+            self.class_names[1] if self.no_classes is None and len(self.class_names) == 2 else None
+        )
+
+    @property
+    def chose_rarer_class(self) -> bool:
+        """Return whether the positive class is the rarer of two classes because the user named none."""
+        return self._source.chose_rarer_class
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Names of the clients: their keys, folders or groups, or else their numbers."""
+        return self._source.splits.names
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
-        first_sample = self.splits.train[0][:1]
-        collate_fn = self.source.eval_options.get("collate_fn")
-        loader = make_loader(self.source.train, first_sample, batch_size=1, collate_fn=collate_fn)
-        batch: Any = next(iter(loader))
-        if isinstance(batch, Mapping):
-            parts = list(batch.values())
-        elif isinstance(batch, list | tuple):
-            parts = list(batch)
-        else:
-            parts = [batch]
-        for part in parts:
-            if isinstance(part, Tensor):
-                return tuple(part.shape[1:])
-        return ()
+        """Shape of one input, such as ``(1, 28, 28)``."""
+        return self._source.input_shape
 
-    @cached_property
-    def val_loaders(self) -> Iterable[Any] | None:
-        """The server's validation batches, or None."""
-        source = self.source
+    @property
+    def column_cards(self) -> tuple[ColumnCard, ...]:
+        """Record of each column of a table, with its kind. Empty for data that are not tables."""
+        return self._source.columns
+
+    @property
+    def dictionary(self) -> Dictionary | None:
+        """The data dictionary by which a table is read. None for other data."""
+        return self._source.dictionary
+
+    @property
+    def table_doubts(self) -> tuple[TableDoubt, ...]:
+        """Doubts about the clients' tables."""
+        return self._source.doubts
+
+    @property
+    def server_val_indices(self) -> Tensor:
+        """Indices of the server's validation samples in the training data.
+
+        Empty if the source has its own validation data.
+        """
+        return self._source.splits.server_val
+
+    @property
+    def val_loaders(self) -> Iterable[Any]:
+        """The server's validation batches, or an empty list if there are none."""
+        source = self._source
         if source.val is not None:
             return make_loader(source.val, **source.eval_options)
-        if len(self.splits.server_val):
-            return make_loader(source.train, self.splits.server_val, **source.eval_options)
-        return source.val_loaders
+        if len(source.splits.server_val):
+            return make_loader(source.train, source.splits.server_val, **source.eval_options)
+        return [] if source.val_loaders is None else source.val_loaders
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors from which training batches are gathered, ``[N, ...]`` each.
+    def client_indices(self, client: int, split: SplitName = "train") -> Tensor:
+        """Return the sorted indices of a client's samples in the training data, int64 ``[n]``."""
+        return self._source.splits.clients[client][split]
 
-        The tuple is empty if samples are read one by one.
+    def client_labels(self, client: int, split: SplitName = "train") -> Tensor:
+        """Return a client's labels after corruptions, int64 ``[n]``, in the order of :meth:`client_indices`."""
+        return self._source.classes.labels[self.client_indices(client, split)]
+
+    def indices_and_labels(self, client: int) -> list[Tensor]:
+        """Return indices and labels of a client's samples in ``train``, ``val`` and ``test``, six tensors int64."""
+        tensors: list[Tensor] = []  # of each split, its indices and their labels
+        splits: tuple[SplitName, ...] = ("train", "val", "test")
+        for split in splits:
+            tensors += [self.client_indices(client, split), self.client_labels(client, split)]
+        return tensors
+
+    def corrupted_samples(self, client: int) -> Tensor:
+        """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
+
+        This is ground truth for tests and figures, which the server never receives.
         """
-        collate_fn = self.source.train_options.get("collate_fn")
-        tensors, _ = tensors_of(self.source.train, collate_fn=collate_fn)
-        return tensors or ()
+        return self._source.is_changed[self.client_indices(client)]
 
-    def to_device(self, device: torch.device) -> FederatedData:
-        """Return a copy whose training and validation tensors lie on ``device``."""
-        sets_by_tensors: dict[int, TensorDataset] = {}  # training and validation may share them
+    def content_hashes(self) -> dict[str, str]:
+        """Return ``{participant: hash}`` of the samples of the server and of each client.
 
-        def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
-            tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
-            if tensors is None:
-                return dataset
-            device_set = sets_by_tensors.get(id(tensors))
-            if device_set is None:
-                device_set = TensorDataset(*(tensor.to(device) for tensor in tensors))
-                sets_by_tensors[id(tensors)] = device_set
-            return device_set if rows is None else Subset(device_set, rows.tolist())
+        The server's are its validation samples, and a client's those of all its splits.
+        """
+        samples_by_client = {}
+        for client, client_split in enumerate(self._source.splits.clients):
+            samples_by_client[str(client)] = torch.cat(list(client_split.values()))
+        return {
+            "server": loader_hash(self.val_loaders),
+            **content_hashes(self._source.train, samples_by_client),
+        }
 
-        source = self.source
-        train = moved(source.train, source.train_options)
-        val = moved(source.val, source.eval_options)
-        return replace(self, source=replace(source, train=train, val=val))
+    def hashes_of_samples(self) -> list[np.ndarray] | None:
+        """Return the hashes of each client's training samples, or None if they cannot be hashed."""
+        indices_by_client = [self.client_indices(client) for client in range(self.num_clients)]
+        hashes = hash_samples(self._source.train, torch.cat(indices_by_client))
+        if hashes is None:
+            return None
+        boundaries = np.cumsum([len(indices) for indices in indices_by_client])
+        return np.split(hashes, boundaries[:-1])
 
+    @property
+    def malicious(self) -> list[int]:
+        """Ids of the clients with a corrupted sample, ascending."""
+        return [
+            client for client in range(self.num_clients) if self.corrupted_samples(client).any()
+        ]
 
-def partition_data(
-    source: SourceData,
-    partitioner: Partitioner,
-    options: Splits,
-    loader: Loader,
-    *,
-    groups: Any = None,
-    labels: Any = None,
-    pos_label: Any = None,
-    corruptions: Sequence[Corruption] = (),
-    batch_size: int | None = None,
-) -> FederatedData:
-    """Partition a source's samples among server and clients, and find classes and loader options."""
-    dealing_parts: list[Any] = [partitioner, *corruptions]
-    parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
-    if options.detector:
-        parts_that_need_classes.append(options.detector)
-    if has_streams(source.train):
-        _check_no_labels(labels)
-        labels = False
-    classes = find_classes(
-        source.train,
-        source.class_names,
-        {"validation": source.val, "test": source.test},
-        labels,
-        parts_that_need_classes,
-    )
-    if has_streams(source.train):
-        classes = replace(classes, missing_reason="a stream is not read before training")
-    if pos_label is not None:
-        check_positive(classes.names, pos_label)
+    def client_loader(
+        self,
+        client: int,
+        split: SplitName = "train",
+        generator: torch.Generator | None = None,
+        shuffle: bool = True,
+    ) -> TensorBatches | DataLoader[Any]:
+        """Return a loader of the batches of one client's set.
 
-    source = replace(source, classes=classes)
-    splits = _split(source, partitioner, options, groups)
-    if source.fitted is not None:
-        samples_by_client = dict(zip(splits.names, splits.train))
-        source = replace(source.fitted(samples_by_client), classes=classes)
-    unknown_classes: list[int] = []
-    for corruption in corruptions:
-        unknown_classes += corruption.unknown_classes
-    unknown = torch.tensor(unknown_classes, dtype=torch.long)
-    splits = _without_unknown(splits, classes.labels, unknown, corruptions)
+        Args:
+            client: the client's number.
+            split: the client's set to read. ``train`` is shuffled (unless the trainer has ``overfit_batches``), ``val``
+                and ``test`` are read in order.
+            generator: generator that alone determines the order of the shuffled samples. By default it is seeded by
+                this module's seed and the client.
+            shuffle: whether training samples are shuffled. If False they are read in order, too.
+        """
+        if split != "train" or not shuffle:
+            indices = self.client_indices(client, split)
+            return make_loader(self._source.train, indices, **self._source.eval_options)
+        if generator is None:
+            generator = generator_for(self.splits.seed, "client", client)
+        return self._train_loader([client], generator)
 
-    source = _with_options(source, loader, batch_size)
-    check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
-    check_full_batches(splits, source)
-    source, is_changed = _apply_corruptions(source, splits, corruptions)
-
-    source = replace(
-        source,
-        val=_of_known_classes(source.val, unknown),
-        test=_of_known_classes(source.test, unknown),
-        split_columns={},  # which are no longer needed
-    )
-    return FederatedData(source, splits, is_changed)
-
-
-def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
-    """Return the source with its loaders' options, in memory if ``loader.preload``."""
-    # The batch size comes before the loader's options, these before the source's, and these before the defaults.
-    changes = loader.changes()
-    train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
-    eval_options = {**source.eval_options, **changes, "drop_last": False}
-    if batch_size:
-        train_options["batch_size"] = batch_size
-    if loader.preload:
-        collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
-        if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
-            raise ConfigurationError(
-                "preload: a collate_fn may sort, mix or leave out samples of a batch, and samples are read one by one. "
-                "Leave preload out, or change samples in the data set."
-            )
-        workers = train_options.get("num_workers", 0)
-        source = replace(
-            source,
-            train=preload(source.train, workers),
-            val=None if source.val is None else preload(source.val, workers),
-            test=None if source.test is None else preload(source.test, workers),
-        )
-
-    tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
-    if tensors is None:
-        eval_batch_size = train_options["batch_size"]
-    else:
-        eval_batch_size = max(train_options["batch_size"], MIN_EVAL_BATCH_SIZE)
-    eval_options.setdefault("batch_size", eval_batch_size)
-    if loader.eval_batch_size:
-        eval_options["batch_size"] = loader.eval_batch_size
-    return replace(source, train_options=train_options, eval_options=eval_options)
-
-
-def _split(
-    source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
-) -> FederatedSplits:
-    """Return the indices of the server's and each client's samples, after checking the arguments."""
-    if source.clients and not partitioner.keeps_groups:
-        names_of_clients = listed(source.group_names, show=repr)
-        raise ConfigurationError(
-            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} "
-            "out (null)."
-        )
-    group_numbers = source.groups
-    group_names = source.group_names
-    if group_numbers is None:
-        group_numbers, group_names = named_groups(source.train, groups)
-
-    has_val = source.val is not None or source.val_loaders is not None
-    if has_val:
-        options = replace(options, server_val=0.0)
-    if has_streams(source.train):
-        _check_streams(source, partitioner, options)
-    classes = source.classes
-    pool = source.indices
-    if pool is None:
-        pool = torch.arange(len(classes.labels))
-
-    def read_column(name: str) -> Any:
-        if name in source.split_columns:
-            return source.split_columns[name]
-        return column(source.train, name, "splits")
-
-    splits = split_federation(
-        classes.labels,
-        len(classes.names),
-        group_numbers,
-        pool,
-        partitioner,
-        options,
-        group_names,
-        source.clients,
-        column=read_column,
-    )
-    if source.chose_rarer_class and len(splits.clients) == 1:
-        raise ConfigurationError(
-            f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
-            "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
-        )
-    return splits
-
-
-def _check_no_labels(labels: Any) -> None:
-    """Raise ConfigurationError if labels are given beside a stream."""
-    if labels is not None and labels is not False:
-        raise ConfigurationError("The labels of a stream are in its samples: leave labels out.")
-
-
-def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
-    """Raise ConfigurationError if streams would have to be divided."""
-    is_of_one_client = isinstance(partitioner, OneClient)
-    if not source.clients and not is_of_one_client:
-        raise ConfigurationError(
-            "A stream cannot be divided among clients. Give each client its own: clients={'Boston': stream, ...}."
-        )
-    if options.max_samples is not None:
-        raise ConfigurationError(
-            "A stream is read as far as it says: leave max_samples out, and announce fewer samples."
-        )
-    held_out = [name for name in HELD_OUT if getattr(options, name)]
-    if held_out:
-        names = ", ".join(f"{name}=0" for name in held_out)
-        raise ConfigurationError(
-            f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
-        )
-
-
-def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
-    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
-    draws = source.draws
-    batch_size = source.train_options["batch_size"]
-    sample_counts = []
-    for client, samples in enumerate(splits.train):
-        if draws is None:
-            sample_counts.append(len(samples))
-            continue
-        client_draws = draws.restricted_to(samples)
-        sample_counts.append(client_draws.count)
-        num_weighted = int((client_draws.weights > 0).sum())
-        # Without replacement, torch.multinomial would draw samples of weight 0 as well.
-        num_needed = 1 if client_draws.replacement else client_draws.count
-        if num_weighted < num_needed:
-            client_name = client_called(client, splits.names, "Client")
-            raise ConfigurationError(
-                f"{client_name} has too few samples with a weight above 0 for the WeightedRandomSampler of the "
-                f"training loader, which draws {client_draws.count} of them. Give more samples a weight, or "
-                "replacement=True."
+    def warn_of_growth(self) -> None:
+        """Warn once if the training data have grown since they were divided among the clients."""
+        num_divided = len(self._source.classes.labels)
+        num_samples = _current_length(self._source.train)
+        if num_samples > num_divided and not self._has_grown:
+            self._has_grown = True
+            rank_zero_warn(
+                f"flsv: {self._source_name} has grown from {num_divided} to {num_samples} samples since they were "
+                "divided among the clients. The new samples belong to nobody, and are not trained on."
             )
 
-    fewest = min(sample_counts)
-    if source.train_options["drop_last"] and fewest < batch_size:
-        client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
-        raise ConfigurationError(
-            f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
-            "or set drop_last to false."
+    def _train_loader(
+        self, clients: Sequence[int], generator: torch.Generator | None
+    ) -> TensorBatches | DataLoader[Any]:
+        """Return a loader of training batches, ordered with ``overfit_batches``."""
+        if self._overfits:
+            generator = None
+        source = self._source
+        rows = torch.cat([self.client_indices(client) for client in clients])
+        # All samples of a stream belong to one client, so if the first row is of a stream, all rows are.
+        part = part_of(source.train, row=int(rows[0]))
+        if isinstance(part, StreamSamples):
+            return part.loader(generator, source.train_options)
+
+        draws = None
+        if source.draws is not None and generator is not None:
+            draws = source.draws.restricted_to(rows)
+        return make_loader(
+            source.train, rows, generator=generator, draws=draws, **source.train_options
         )
 
+    @property
+    def has_streams(self) -> bool:
+        """Return whether a client has a stream."""
+        return has_streams(self._source.train)
 
-def _apply_corruptions(
-    source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
-) -> tuple[SourceData, Tensor]:
-    """Return the source after corruptions, and which samples they changed, bool ``[N]``."""
-    classes = source.classes
-    is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
-    if not corruptions:
-        return source, is_changed
+    def client_order(self, client: int, generator: torch.Generator) -> Tensor:
+        """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
+        them.
+        """
+        if self.has_streams:
+            raise ConfigurationError("A client's stream cannot be valued sample by sample.")
+        indices = self.client_indices(client)
+        if self._overfits:
+            return torch.arange(len(indices))
+        draws = self._source.draws  # by weights, if the loader has them
+        if draws is not None:
+            draws = draws.restricted_to(indices)
+        return drawn_order(len(indices), generator, draws)
 
-    clean_inputs, *other_columns = _columns(source)
-    inputs = clean_inputs
-    labels = classes.labels.clone()
-    samples_by_client = splits.train
-    chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
-    for client in sorted(set().union(*chosen_clients)):
-        samples = samples_by_client[client]
-        clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
-        clean_y = classes.labels[samples]
-        x = clean_x.clone()
-        y = clean_y.clone()
-        for position, corruption in enumerate(corruptions):
-            if client in chosen_clients[position]:
-                # The position gives two corruptions with the same seed different random numbers.
-                generator = generator_for(corruption.seed, "corruption", position, client)
-                x, y = corruption(x, y, len(classes.names), generator)
+    @property
+    def _overfits(self) -> bool:
+        # For mypy: Lightning sets overfit_batches outside of the constructor.
+        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
 
-        is_equal = (x == clean_x) | (x.isnan() & clean_x.isnan())
-        has_other_inputs = ~is_equal.reshape(len(x), -1).all(1)
-        labels[samples] = y
-        is_changed[samples] = has_other_inputs | (y != clean_y)
-        if has_other_inputs.any():
-            if inputs is clean_inputs:  # copied once, and only if some inputs change
-                inputs = clean_inputs.clone()
-            rows = samples[has_other_inputs].to(inputs.device)
-            inputs[rows] = x[has_other_inputs].to(inputs.device)
+    @property
+    def test_set(self) -> Any:
+        """Test data, or None if there are none or a wrapped data module has its own test loader.
 
-    if not classes.missing_reason:
-        label_column = other_columns[-1]
-        other_columns[-1] = labels.view(label_column.shape).to(label_column)
-    train = TensorDataset(inputs, *other_columns)
-    return replace(source, train=train, classes=replace(classes, labels=labels)), is_changed
+        Test data from a table have the attribute ``row_names``.
+        """
+        return self._source.test
 
+    def validation(self) -> dict[str, Any] | None:
+        """Return the origin (key ``of``) and the number of samples (key ``rows``) of the server's validation data.
 
-def _columns(source: SourceData) -> list[Tensor]:
-    """Return the training samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
-    collate_fn = source.train_options.get("collate_fn")
-    tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
-    if tensors is None:
-        raise ConfigurationError(
-            f"corruptions need tensors, and {type(source.train).__name__} has none: set preload: true."
-        )
-    if rows is None:
-        columns = list(tensors)
-    else:
-        columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
-    if source.classes.missing_reason:
-        return columns  # the data have no labels
-    last_column = columns[-1].flatten().cpu().long()
-    if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
-        raise ConfigurationError(
-            "corruptions need samples (x, ..., label): their last element is not their label."
-        )
-    return columns
+        Return None if the server has no validation data; ``rows`` is None if a loader does not know its length.
+
+        Example:
+            >>> from flsv.data import FederatedDataModule
+            >>> data = FederatedDataModule("digits")
+            >>> data.setup("fit")
+            >>> data.validation()
+            {'of': "10 % of the partners' data", 'rows': 144}
+        """
+        loaders = self.val_loaders
+        if loaders == []:
+            return None
+        return {"of": self._origin_of_validation(), "rows": loader_rows(loaders)}
+
+    def _origin_of_validation(self) -> str:
+        if len(self.server_val_indices) == 0:
+            users_val = self._held_out["val"]
+            if users_val is None:
+                return f"the validation part of {Path(self._source_name).name}"
+            return Path(source_name(users_val)).name
+        choice = self.splits.server_val
+        if isinstance(choice, HeldOut):
+            return f"the partners' data with {choice}"
+        if isinstance(choice, float):
+            return f"{100 * choice:g} % of the partners' data"
+        return f"{choice} samples of the partners' data"
 
 
-def _without_unknown(
-    splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
-) -> FederatedSplits:
-    """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
-    if not len(unknown):
-        return splits
-    corrupted_clients = set[int]()
-    for corruption in corruptions:
-        if corruption.unknown_classes:
-            corrupted_clients.update(corruption.chosen(len(splits.clients)))
-
-    is_known = ~torch.isin(labels, unknown)
-    clients = []
-    empty_clients = []
-    for client, client_split in enumerate(splits.clients):
-        known_samples = {}
-        for name, samples in client_split.items():
-            known_samples[name] = samples[is_known[samples]]
-        if client in corrupted_clients:
-            known_samples["train"] = client_split["train"]
-        if not len(known_samples["train"]):
-            empty_clients.append(client_called(client, splits.names))
-        clients.append(known_samples)
-    server_val = splits.server_val[is_known[splits.server_val]]
-
-    is_server_emptied = len(splits.server_val) > 0 and len(server_val) == 0
-    if empty_clients or is_server_emptied:
-        owners = listed(empty_clients) or "the server"
-        raise ConfigurationError(
-            f"Without unknown_classes {unknown.tolist()} {owners} has no samples: choose other classes."
-        )
-    return replace(splits, server_val=server_val, clients=tuple(clients))
-
-
-def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
-    """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
-    if dataset is None or not len(unknown):
-        return dataset
-    return Subset(
-        dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist()
-    )
-
-
-def without_flagged(data: FederatedData, unflagged_by_client: Sequence[Tensor]) -> FederatedData:
-    """Return data with only the clients' training samples that are not flagged, bool ``[m]`` of each client."""
-    client_splits = []
-    for client, is_unflagged in enumerate(unflagged_by_client):
-        client_split = data.splits.clients[client]
-        unflagged_samples = client_split["train"][is_unflagged]
-        if len(unflagged_samples) == 0:
-            raise ConfigurationError(
-                f"drop_flagged: all training samples of {client_called(client, data.splits.names)} are flagged. "
-                "Leave it out."
-            )
-        client_splits.append({**client_split, "train": unflagged_samples})
-
-    splits = replace(data.splits, clients=tuple(client_splits))
-    check_full_batches(splits, data.source)
-    return replace(data, splits=splits)
+def _current_length(dataset: Any) -> int:
+    """Return a data set's present length, also of a ``ConcatDataset``, which counts once."""
+    if isinstance(dataset, ConcatDataset):
+        return sum(map(_current_length, dataset.datasets))
+    return len(dataset)

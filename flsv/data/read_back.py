@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import label_vectors, stored_classes
 from flsv.data.loaders import loader_of_batches, tensors_of
+from flsv.data.sources.base import SourceData
 from flsv.data.streams import has_streams, part_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, is_plain
@@ -129,17 +129,16 @@ class _Reader:
         return f"{type(dataset).__name__}, {task.owner}, class {name}"
 
 
-def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
-    """Read samples of each class of each client, and compare their labels and their number with those in ``data``.
+def check_read_back(source: SourceData, compare_labels: bool = True) -> None:
+    """Read samples of each class of each client, and compare their labels and their number with those in ``source``.
 
     Args:
-        data: the partitioned data.
+        source: the divided source.
         compare_labels: whether samples have to show these labels. False if the user has given other ones.
 
     Raises:
         ConfigurationError: a sample has another label, or ``collate_fn`` leaves samples out.
     """
-    source = data.source
     labels = source.classes.labels
     if source.classes.missing_reason:
         # Only numbers of samples can be compared, unless these cannot differ either.
@@ -149,8 +148,8 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
             return
 
     training_rows = {}
-    for client, samples in enumerate(data.splits.train):
-        owner = client_called(client, data.splits.names)
+    for client, samples in enumerate(source.splits.train):
+        owner = client_called(client, source.splits.names)
         training_rows[owner] = samples
     reader = _Reader(
         source.train,
@@ -160,21 +159,20 @@ def check_read_back(data: FederatedData, compare_labels: bool = True) -> None:
     )
     reader.check(_reading_tasks(training_rows, labels))
 
-    validation_rows = {"the server": data.splits.server_val}
+    validation_rows = {"the server": source.splits.server_val}
     eval_reader = replace(reader, options=source.eval_options)
     eval_reader.check(_reading_tasks(validation_rows, labels))
 
     if compare_labels:
-        _check_held_out(data)
+        _check_held_out(source)
 
 
-def warn_of_random_evaluation(data: FederatedData) -> None:
+def warn_of_random_evaluation(source: SourceData) -> None:
     """Warn if samples that flsv has split off for evaluation are read with random changes, as those for training."""
-    rows_by_owner = {"the server": data.splits.server_val}
-    for client, client_split in enumerate(data.splits.clients):
-        owner = client_called(client, data.splits.names)
+    rows_by_owner = {"the server": source.splits.server_val}
+    for client, client_split in enumerate(source.splits.clients):
+        owner = client_called(client, source.splits.names)
         rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
-    source = data.source
     reader = _Reader(
         source.train, source.eval_options, class_names=source.classes.names, compare_labels=False
     )
@@ -203,24 +201,24 @@ def _hold_the_same(batch: Any, batch_again: Any) -> bool:
     return True
 
 
-def _check_held_out(data: FederatedData) -> None:
+def _check_held_out(source: SourceData) -> None:
     """Compare the labels that validation and test sets store with those of their samples."""
-    val = data.val_loaders
-    val_is_split_off = len(data.splits.server_val) > 0
-    if isinstance(val, DataLoader) and not val_is_split_off:
-        _check_stored_labels("the validation data", val.dataset, vars(val), data)
-    test = data.source.test
-    if test is not None:
-        _check_stored_labels("the test data", test, data.source.eval_options, data)
+    class_names = source.classes.names
+    if source.val is not None:
+        _check_stored_labels("the validation data", source.val, source.eval_options, class_names)
+    elif isinstance(source.val_loaders, DataLoader):
+        loader = source.val_loaders
+        _check_stored_labels("the validation data", loader.dataset, vars(loader), class_names)
+    if source.test is not None:
+        _check_stored_labels("the test data", source.test, source.eval_options, class_names)
 
 
 def _check_stored_labels(
-    owner: str, dataset: Dataset[Any], options: Mapping[str, Any], data: FederatedData
+    owner: str, dataset: Dataset[Any], options: Mapping[str, Any], class_names: tuple[str, ...]
 ) -> None:
     labels = stored_classes(dataset)
     if labels is None:
         return
-    class_names = data.source.classes.names
     reader = _Reader(dataset, options, class_names=class_names, compare_labels=True)
     all_rows = torch.arange(len(labels))
     rows_by_owner = {owner: all_rows}

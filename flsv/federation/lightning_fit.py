@@ -185,7 +185,7 @@ class LightningFit(Rounds):
         """Make the federation's run, its engine and its reports, after Lightning has set up the optimizers."""
         trainer = self.trainer
         run_state = self.run_state
-        self._change((self.data, "_partitioned", self.data.to_device(trainer)))
+        self._change((self.data, "_divided", self.data.to_device(trainer)))
         self.extension.check_run(trainer, self.data, self.config)
 
         make_engine = self._engine_class()

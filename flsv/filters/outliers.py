@@ -88,7 +88,7 @@ class OutlierFilter(UpdateFilter):
             is_outlier_by_step = large_updates(norms_by_step, self.threshold)
             is_large = is_drowning | (is_outlier & is_outlier_by_step)
 
-        # Where large updates are aggregated, only those that drown all others are left out.
+        # Where large updates are aggregated, a drowning one, which all others get lost in, is still left out.
         if self.excludes:
             is_left_out = is_large
         else:
@@ -101,8 +101,8 @@ class OutlierFilter(UpdateFilter):
             *self._judge_large(cohort, excluded, "left out of the round."),
             *self._judge_large(cohort, unmeasured, NOT_MEASURED, are_aggregated=True),
         ]
-        cohort = replace(cohort, unmeasured=unmeasured)
-        return cohort.warn(*sentences).keep(~is_left_out)
+        judged_cohort = replace(cohort, unmeasured=unmeasured)
+        return judged_cohort.warn(*sentences).keep(~is_left_out)
 
     def _judge_broken(self, cohort: Cohort) -> list[str]:
         broken = cohort.broken

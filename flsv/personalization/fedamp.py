@@ -23,7 +23,8 @@ from torch import Tensor
 from flsv.core import Round
 from flsv.core.strategy import Contributions
 from flsv.functional.common_entries import keep_common
-from flsv.personalization.base import Starts, UploadKeeper
+from flsv.personalization.base import Starts
+from flsv.personalization.upload_keeper import UploadKeeper
 from flsv.utilities.declared import NonNegative, Positive, Share
 
 

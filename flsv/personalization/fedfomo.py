@@ -32,14 +32,8 @@ from flsv.core import (
 )
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
-from flsv.personalization.base import (
-    OWN_MODEL,
-    Personalized,
-    Starts,
-    UploadKeeper,
-    ask_model_values,
-    check_validation,
-)
+from flsv.personalization.base import OWN_MODEL, Personalized, Starts
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.scores.performance import Mode, ModelScore, performance_of
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for

@@ -41,14 +41,8 @@ from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
 from flsv.functional.common_entries import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
-from flsv.personalization.base import (
-    OWN_MODEL,
-    Personalized,
-    Starts,
-    UploadKeeper,
-    ask_model_values,
-    check_validation,
-)
+from flsv.personalization.base import OWN_MODEL, Personalized, Starts
+from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
 from flsv.utilities.declared import Count, NonNegative
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host

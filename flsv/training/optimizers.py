@@ -391,31 +391,20 @@ class OptimizerOptions:
                 "which cannot continue from the saved state. Resume with the same optimizers and schedulers. Their "
                 "options, such as the learning rate, may change."
             )
-        if not self._scheduler_names:
-            return
-
-        changes = []
-        for saved_options, options in zip(saved["options"], self.configured_options["options"]):
-            for name, saved_value in saved_options.items():
-                # An option that only one of the two dictionaries has comes from another version of torch.
-                if name not in options or options[name] == saved_value:
-                    continue
-                change = f"{name} is {options[name]} and was {saved_value}"
-                if change not in changes:  # parameter groups often have the same options
-                    changes.append(change)
-        if changes:
+        changes = self.changes(saved)
+        if changes and self._scheduler_names:
             raise ConfigurationError(
                 f"{', '.join(changes)}: with {self._scheduler_names[0]}, the learning rate depends on the rounds "
                 "before and cannot be changed on resume. Resume with the options that the run was started with."
             )
 
     def changes(self, saved: dict[str, Any]) -> list[str]:
-        """Describe each option of an optimizer that differs from the saved ones."""
+        """Describe each option that differs from the saved ones."""
         descriptions = []
-        for options, saved_options in zip(self._options, saved["options"]):
-            for name, value in options.items():
-                text = _option_text(value)
-                saved_text = saved_options.get(name, text)
+        for saved_options, options in zip(saved["options"], self.configured_options["options"]):
+            for name, saved_text in saved_options.items():
+                # An option that only one of the two dictionaries has comes from another version of torch.
+                text = options.get(name, saved_text)
                 if text != saved_text:
                     descriptions.append(f"{name} is {text} and was {saved_text}")
         return list(dict.fromkeys(descriptions))  # groups often have the same options

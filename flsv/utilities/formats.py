@@ -12,7 +12,7 @@ from flsv.utilities.errors import ConfigurationError, VersionWarning
 
 #: The format of a federation's state in a checkpoint. It grows when an older flsv could not read the state.
 CHECKPOINT_FORMAT = 1
-#: The formats that this version reads: all of the same major version.
+#: The formats that this version reads: all since 2.0.
 READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
 #: Packages that a run's numbers depend on, besides flsv.
 PACKAGES = ("torch", "lightning")

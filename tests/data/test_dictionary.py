@@ -70,7 +70,7 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
         "lab missing",
         "ward missing",
     )
-    inputs, labels = data._data.tensors()
+    inputs, labels = data._source.tensors
     second_row = [(44 - 60) / 15, 0, 0, 1, 1, 0]
     assert inputs[1].tolist() == pytest.approx(second_row)
     assert labels.tolist() == [0, 1, 0, 1] * 2
@@ -118,7 +118,7 @@ def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
     data = read_clinics(tmp_path, dictionary)
-    inputs, _ = data._data.tensors()
+    inputs, _ = data._source.tensors
     assert inputs[0, 0] == pytest.approx((61 - 60) / 15)
 
     message = r"(?s): 1\n.*Lyon.csv, line 3: '44.5' in 'age', expected whole numbers"
@@ -235,7 +235,7 @@ def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> 
     ):
         read()
     dictionary["columns"]["stay"]["high"] = 365
-    inputs, _ = read()._data.tensors()
+    inputs, _ = read()._source.tensors
     first_row, second_row = inputs[:2].tolist()
     assert first_row == [-1, 1, 0, 0, 0]
     assert second_row == [-0.25, 0, 1, 0, 0]
@@ -333,8 +333,8 @@ def test_merged_drafts_of_sites_are_the_dictionary_of_one_process(
     assert merged.class_counts == data.dictionary.class_counts
 
     by_file = hospitals_with("merged.yaml", tmp_path)
-    inputs, labels = by_file._data.tensors()
-    drafted_inputs, drafted_labels = data._data.tensors()
+    inputs, labels = by_file._source.tensors
+    drafted_inputs, drafted_labels = data._source.tensors
     names = list(data.dictionary.feature_names)
     positions = [names.index(name) for name in merged.feature_names]
     assert "ward=rare" not in merged.feature_names
@@ -397,7 +397,7 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
     assert drafted["columns"]["age"]["kind"] == "whole numbers"
     by_file = FederatedDataModule("stays.csv", dictionary="dictionary.yaml", **options)
     by_file.setup("fit")
-    for tensor, drafted_tensor in zip(by_file._data.tensors(), data._data.tensors()):
+    for tensor, drafted_tensor in zip(by_file._source.tensors, data._source.tensors):
         assert torch.equal(tensor, drafted_tensor)
 
 

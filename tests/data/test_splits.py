@@ -65,7 +65,7 @@ def make_hospitals(splits: Splits, dictionary: Any = EXCLUDED) -> FederatedDataM
 
 def split_indices_of_clients(data: FederatedDataModule) -> Sequence[Mapping[str, Tensor]]:
     """Indices of each client's training, validation and test samples."""
-    return data._data.splits.clients
+    return data._source.splits.clients
 
 
 def positions_in_tables(data: FederatedDataModule, part: str) -> list[list[int]]:

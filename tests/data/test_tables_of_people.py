@@ -342,7 +342,7 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
     )
     data.setup("fit")
     doubts = [f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in data._source.doubts]
-    return Look(data._data.tensors()[0], doubts)
+    return Look(data._source.tensors[0], doubts)
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
@@ -368,7 +368,7 @@ def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
-        inputs.append(data._data.tensors()[0])
+        inputs.append(data._source.tensors[0])
         doubts += [f"{doubt.column} at the site: {doubt.text}" for doubt in data._source.doubts]
     if val is not None:
         data = data_of(val, 0, dictionary)

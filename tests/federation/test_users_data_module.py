@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
 from flsv.metrics import ShadowShapley
+from helpers import make_generator
 from helpers.fits import assert_resumes, plain_trainer, trainer_for
 
 SEED = 5
@@ -23,7 +24,7 @@ BATCH_SIZE = 8
 
 
 def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     y = torch.randint(CLASSES, (n,), generator=generator)
     noise = torch.randn(n, FEATURES, generator=generator)
     return noise + y[:, None], y

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,8 @@ import torch
 from jsonargparse.typing import register_type, restricted_string_type
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import (
@@ -28,8 +30,9 @@ from flsv.data.labels import (
     label_column,
     positive_last,
 )
-from flsv.data.loaders import WeightedDraws, tensors_of
+from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
 from flsv.data.sources.places import data_root, is_columnar
+from flsv.data.splits import NOT_DIVIDED, FederatedSplits
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -88,6 +91,8 @@ class SourceData:
         doubts: doubts about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         classes: labels and names of the classes, after corruptions.
+        splits: who has which of the samples.
+        is_changed: whether corruptions changed each training sample, bool ``[N]``.
     """
 
     train: Dataset[Any]
@@ -112,6 +117,47 @@ class SourceData:
     doubts: tuple[TableDoubt, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)
+    splits: FederatedSplits = NOT_DIVIDED
+    is_changed: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.bool))
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
+        loader = make_loader(
+            self.train,
+            torch.zeros(1, dtype=torch.long),
+            batch_size=1,
+            collate_fn=self.eval_options.get("collate_fn"),
+        )
+        for part in tree_leaves(next(iter(loader))):
+            if isinstance(part, Tensor):
+                return tuple(part.shape[1:])
+        return ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors from which training batches are gathered, ``[N, ...]``. Empty if samples are read one by one."""
+        collate_fn = self.train_options.get("collate_fn")
+        tensors, _ = tensors_of(self.train, collate_fn=collate_fn)
+        return tensors or ()
+
+    def to_device(self, device: torch.device) -> SourceData:
+        """Return a copy whose training and validation tensors lie on ``device``."""
+        sets_by_tensors: dict[int, TensorDataset] = {}  # training and validation may share them
+
+        def moved(dataset: Any, options: Mapping[str, Any]) -> Any:
+            tensors, rows = tensors_of(dataset, collate_fn=options.get("collate_fn"))
+            if tensors is None:
+                return dataset
+            device_set = sets_by_tensors.get(id(tensors))
+            if device_set is None:
+                device_set = TensorDataset(*(tensor.to(device) for tensor in tensors))
+                sets_by_tensors[id(tensors)] = device_set
+            return device_set if rows is None else Subset(device_set, rows.tolist())
+
+        train = moved(self.train, self.train_options)
+        val = moved(self.val, self.eval_options)
+        return replace(self, train=train, val=val)
 
 
 @checked

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash, loader_rows
-from flsv.data.federated_data import FederatedData
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
 from flsv.data.sources.base import SourceData
@@ -68,10 +67,11 @@ class RemoteData(FederatedDataModule):
         no_server_indices = torch.arange(0)
         is_unchanged = torch.zeros(1, dtype=torch.bool)
         classes = Classes(labels, tuple(class_names), reason_without_classes)
-        self._partitioned = FederatedData(
-            SourceData(TensorDataset(labels), classes=classes),
-            FederatedSplits(no_server_indices, tuple(splits), self.names),
-            is_unchanged.expand(len(labels)),
+        self._divided = SourceData(
+            TensorDataset(labels),
+            classes=classes,
+            splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
+            is_changed=is_unchanged.expand(len(labels)),
         )
 
     def prepare_data(self) -> None:
@@ -93,8 +93,7 @@ class RemoteData(FederatedDataModule):
             classes = self._source.classes
             if dictionary.classes is not None:
                 classes = Classes(classes.labels, tuple(dictionary.classes))
-            source = replace(self._source, classes=classes, dictionary=dictionary)
-            self._partitioned = replace(self._data, source=source)
+            self._divided = replace(self._source, classes=classes, dictionary=dictionary)
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:
@@ -133,9 +132,9 @@ class RemoteData(FederatedDataModule):
         """Return no indices and labels, which only the site has."""
         return [torch.arange(0)] * 6
 
-    def to_device(self, trainer: L.Trainer) -> FederatedData | None:
+    def to_device(self, trainer: L.Trainer) -> SourceData | None:
         """Return the placeholders without copying them to the device, where they would take memory."""
-        return self._partitioned
+        return self._divided
 
     @property
     def class_counts(self) -> Tensor:

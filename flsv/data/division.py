@@ -1,0 +1,352 @@
+"""Division of a source's samples among the server and the clients: classes, splits, loaders' options, corruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from flsv.data.contents import check_inputs
+from flsv.data.groups import client_called, column, named_groups
+from flsv.data.labels import check_positive, dataset_labels, find_classes
+from flsv.data.loaders import Loader, preload, tensors_of
+from flsv.data.partition import OneClient, Partitioner
+from flsv.data.sources.base import SourceData
+from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
+from flsv.data.streams import has_streams
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.seeding import generator_for
+
+if TYPE_CHECKING:
+    from flsv.data.corruption import Corruption
+
+
+#: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
+MIN_EVAL_BATCH_SIZE = 256
+
+
+def divide(
+    source: SourceData,
+    partitioner: Partitioner,
+    options: Splits,
+    loader: Loader,
+    *,
+    groups: Any = None,
+    labels: Any = None,
+    pos_label: Any = None,
+    corruptions: Sequence[Corruption] = (),
+    batch_size: int | None = None,
+) -> SourceData:
+    """Return a source whose samples are divided among server and clients, with classes and loaders' options."""
+    dealing_parts: list[Any] = [partitioner, *corruptions]
+    parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
+    if options.detector:
+        parts_that_need_classes.append(options.detector)
+    if has_streams(source.train):
+        _check_no_labels(labels)
+        labels = False
+    classes = find_classes(
+        source.train,
+        source.class_names,
+        {"validation": source.val, "test": source.test},
+        labels,
+        parts_that_need_classes,
+    )
+    if has_streams(source.train):
+        classes = replace(classes, missing_reason="a stream is not read before training")
+    if pos_label is not None:
+        check_positive(classes.names, pos_label)
+
+    source = replace(source, classes=classes)
+    splits = _split(source, partitioner, options, groups)
+    if source.fitted is not None:
+        samples_by_client = dict(zip(splits.names, splits.train))
+        source = replace(source.fitted(samples_by_client), classes=classes)
+    unknown_classes: list[int] = []
+    for corruption in corruptions:
+        unknown_classes += corruption.unknown_classes
+    unknown = torch.tensor(unknown_classes, dtype=torch.long)
+    splits = _without_unknown(splits, classes.labels, unknown, corruptions)
+
+    source = _with_options(source, loader, batch_size)
+    check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
+    check_full_batches(splits, source)
+    source = _apply_corruptions(source, splits, corruptions)
+    return replace(
+        source,
+        val=_of_known_classes(source.val, unknown),
+        test=_of_known_classes(source.test, unknown),
+        split_columns={},  # which are no longer needed
+        splits=splits,
+    )
+
+
+def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
+    """Return the source with its loaders' options, in memory if ``loader.preload``."""
+    # The batch size comes before the loader's options, these before the source's, and these before the defaults.
+    changes = loader.changes()
+    train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
+    eval_options = {**source.eval_options, **changes, "drop_last": False}
+    if batch_size:
+        train_options["batch_size"] = batch_size
+    if loader.preload:
+        collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
+        if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
+            raise ConfigurationError(
+                "preload: a collate_fn may sort, mix or leave out samples of a batch, and samples are read one by one. "
+                "Leave preload out, or change samples in the data set."
+            )
+        workers = train_options.get("num_workers", 0)
+        source = replace(
+            source,
+            train=preload(source.train, workers),
+            val=None if source.val is None else preload(source.val, workers),
+            test=None if source.test is None else preload(source.test, workers),
+        )
+
+    tensors, _ = tensors_of(source.train, collate_fn=train_options.get("collate_fn"))
+    if tensors is None:
+        eval_batch_size = train_options["batch_size"]
+    else:
+        eval_batch_size = max(train_options["batch_size"], MIN_EVAL_BATCH_SIZE)
+    eval_options.setdefault("batch_size", eval_batch_size)
+    if loader.eval_batch_size:
+        eval_options["batch_size"] = loader.eval_batch_size
+    return replace(source, train_options=train_options, eval_options=eval_options)
+
+
+def _split(
+    source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
+) -> FederatedSplits:
+    """Return the indices of the server's and each client's samples, after checking the arguments."""
+    if source.clients and not partitioner.keeps_groups:
+        names_of_clients = listed(source.group_names, show=repr)
+        raise ConfigurationError(
+            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} "
+            "out (null)."
+        )
+    group_numbers = source.groups
+    group_names = source.group_names
+    if group_numbers is None:
+        group_numbers, group_names = named_groups(source.train, groups)
+
+    has_val = source.val is not None or source.val_loaders is not None
+    if has_val:
+        options = replace(options, server_val=0.0)
+    if has_streams(source.train):
+        _check_streams(source, partitioner, options)
+    classes = source.classes
+    pool = source.indices
+    if pool is None:
+        pool = torch.arange(len(classes.labels))
+
+    def read_column(name: str) -> Any:
+        if name in source.split_columns:
+            return source.split_columns[name]
+        return column(source.train, name, "splits")
+
+    splits = split_federation(
+        classes.labels,
+        len(classes.names),
+        group_numbers,
+        pool,
+        partitioner,
+        options,
+        group_names,
+        source.clients,
+        column=read_column,
+    )
+    if source.chose_rarer_class and len(splits.clients) == 1:
+        raise ConfigurationError(
+            f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
+            "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
+        )
+    return splits
+
+
+def _check_no_labels(labels: Any) -> None:
+    """Raise ConfigurationError if labels are given beside a stream."""
+    if labels is not None and labels is not False:
+        raise ConfigurationError("The labels of a stream are in its samples: leave labels out.")
+
+
+def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
+    """Raise ConfigurationError if streams would have to be divided."""
+    is_of_one_client = isinstance(partitioner, OneClient)
+    if not source.clients and not is_of_one_client:
+        raise ConfigurationError(
+            "A stream cannot be divided among clients. Give each client its own: clients={'Boston': stream, ...}."
+        )
+    if options.max_samples is not None:
+        raise ConfigurationError(
+            "A stream is read as far as it says: leave max_samples out, and announce fewer samples."
+        )
+    held_out = [name for name in HELD_OUT if getattr(options, name)]
+    if held_out:
+        names = ", ".join(f"{name}=0" for name in held_out)
+        raise ConfigurationError(
+            f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
+        )
+
+
+def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
+    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
+    draws = source.draws
+    batch_size = source.train_options["batch_size"]
+    sample_counts = []
+    for client, samples in enumerate(splits.train):
+        if draws is None:
+            sample_counts.append(len(samples))
+            continue
+        client_draws = draws.restricted_to(samples)
+        sample_counts.append(client_draws.count)
+        num_weighted = int((client_draws.weights > 0).sum())
+        # Without replacement, torch.multinomial would draw samples of weight 0 as well.
+        num_needed = 1 if client_draws.replacement else client_draws.count
+        if num_weighted < num_needed:
+            client_name = client_called(client, splits.names, "Client")
+            raise ConfigurationError(
+                f"{client_name} has too few samples with a weight above 0 for the WeightedRandomSampler of the "
+                f"training loader, which draws {client_draws.count} of them. Give more samples a weight, or "
+                "replacement=True."
+            )
+
+    fewest = min(sample_counts)
+    if source.train_options["drop_last"] and fewest < batch_size:
+        client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
+        raise ConfigurationError(
+            f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
+            "or set drop_last to false."
+        )
+
+
+def _apply_corruptions(
+    source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
+) -> SourceData:
+    """Return the source after corruptions, with which samples they changed."""
+    classes = source.classes
+    is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
+    if not corruptions:
+        return replace(source, is_changed=is_changed)
+
+    clean_inputs, *other_columns = _columns(source)
+    inputs = clean_inputs
+    labels = classes.labels.clone()
+    samples_by_client = splits.train
+    chosen_clients = [corruption.chosen(len(splits.clients)) for corruption in corruptions]
+    for client in sorted(set().union(*chosen_clients)):
+        samples = samples_by_client[client]
+        clean_x = clean_inputs[samples.to(clean_inputs.device)].cpu()
+        clean_y = classes.labels[samples]
+        x = clean_x.clone()
+        y = clean_y.clone()
+        for position, corruption in enumerate(corruptions):
+            if client in chosen_clients[position]:
+                # The position gives two corruptions with the same seed different random numbers.
+                generator = generator_for(corruption.seed, "corruption", position, client)
+                x, y = corruption(x, y, len(classes.names), generator)
+
+        is_equal = (x == clean_x) | (x.isnan() & clean_x.isnan())
+        has_other_inputs = ~is_equal.reshape(len(x), -1).all(1)
+        labels[samples] = y
+        is_changed[samples] = has_other_inputs | (y != clean_y)
+        if has_other_inputs.any():
+            if inputs is clean_inputs:  # copied once, and only if some inputs change
+                inputs = clean_inputs.clone()
+            rows = samples[has_other_inputs].to(inputs.device)
+            inputs[rows] = x[has_other_inputs].to(inputs.device)
+
+    if not classes.missing_reason:
+        label_column = other_columns[-1]
+        other_columns[-1] = labels.view(label_column.shape).to(label_column)
+    train = TensorDataset(inputs, *other_columns)
+    classes = replace(classes, labels=labels)
+    return replace(source, train=train, classes=classes, is_changed=is_changed)
+
+
+def _columns(source: SourceData) -> list[Tensor]:
+    """Return the training samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
+    collate_fn = source.train_options.get("collate_fn")
+    tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
+    if tensors is None:
+        raise ConfigurationError(
+            f"corruptions need tensors, and {type(source.train).__name__} has none: set preload: true."
+        )
+    if rows is None:
+        columns = list(tensors)
+    else:
+        columns = [tensor[rows.to(tensor.device)] for tensor in tensors]
+    if source.classes.missing_reason:
+        return columns  # the data have no labels
+    last_column = columns[-1].flatten().cpu().long()
+    if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
+        raise ConfigurationError(
+            "corruptions need samples (x, ..., label): their last element is not their label."
+        )
+    return columns
+
+
+def _without_unknown(
+    splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
+) -> FederatedSplits:
+    """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
+    if not len(unknown):
+        return splits
+    corrupted_clients = set[int]()
+    for corruption in corruptions:
+        if corruption.unknown_classes:
+            corrupted_clients.update(corruption.chosen(len(splits.clients)))
+
+    is_known = ~torch.isin(labels, unknown)
+    clients = []
+    empty_clients = []
+    for client, client_split in enumerate(splits.clients):
+        known_samples = {}
+        for name, samples in client_split.items():
+            known_samples[name] = samples[is_known[samples]]
+        if client in corrupted_clients:
+            known_samples["train"] = client_split["train"]
+        if not len(known_samples["train"]):
+            empty_clients.append(client_called(client, splits.names))
+        clients.append(known_samples)
+    server_val = splits.server_val[is_known[splits.server_val]]
+
+    is_server_emptied = len(splits.server_val) > 0 and len(server_val) == 0
+    if empty_clients or is_server_emptied:
+        owners = listed(empty_clients) or "the server"
+        raise ConfigurationError(
+            f"Without unknown_classes {unknown.tolist()} {owners} has no samples: choose other classes."
+        )
+    return replace(splits, server_val=server_val, clients=tuple(clients))
+
+
+def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
+    """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
+    if dataset is None or not len(unknown):
+        return dataset
+    return Subset(
+        dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist()
+    )
+
+
+def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -> SourceData:
+    """Return a source with only the clients' training samples that are not flagged, bool ``[m]`` of each client."""
+    splits = source.splits
+    client_splits = []
+    for client, is_unflagged in enumerate(unflagged_by_client):
+        client_split = splits.clients[client]
+        unflagged_samples = client_split["train"][is_unflagged]
+        if len(unflagged_samples) == 0:
+            raise ConfigurationError(
+                f"drop_flagged: all training samples of {client_called(client, splits.names)} are flagged. "
+                "Leave it out."
+            )
+        client_splits.append({**client_split, "train": unflagged_samples})
+
+    splits = replace(splits, clients=tuple(client_splits))
+    check_full_batches(splits, source)
+    return replace(source, splits=splits)
