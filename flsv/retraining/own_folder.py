@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flsv.utilities.errors import ConfigurationError
-
 #: The most bytes and files of which coalitions have copies, those that were written last. Others are links.
 MAX_COPIED_BYTES = 2**30
 MAX_COPIED_FILES = 100
@@ -33,6 +31,9 @@ class ProgramFolder:
 
     Args:
         further: folders elsewhere that the program writes into by absolute paths.
+
+    Attributes:
+        changed_files: files of the program that changed while a coalition trained, by it or by another program.
     """
 
     def __init__(self, further: Sequence[str] = ()) -> None:
@@ -60,6 +61,7 @@ class ProgramFolder:
         self._home: str | None = self._new_folder()
         self._copy_latest(files, Path(self._home, "copies"))
         self._own_folder: Path | None = None
+        self.changed_files: list[str] = []
 
     def __getstate__(self) -> dict[str, object]:
         # For a worker, which makes a folder of its own.
@@ -123,12 +125,13 @@ class ProgramFolder:
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """Work in a coalition's folder. Raise ConfigurationError at the end if a file has been written by a link."""
+        """Work in a coalition's folder. At the end :attr:`changed_files` names what has been written by a link."""
         program_folder = os.getcwd()
         if self._own_folder is None:
             self._make()
         assert self._own_folder is not None
 
+        self.changed_files = []
         linked_files = self._signatures_of_sources()
         os.chdir(self._own_folder)
         try:
@@ -137,13 +140,9 @@ class ProgramFolder:
             os.chdir(program_folder)
             self._reset(self._own_folder)
 
-        signatures_afterwards = self._signatures_of_sources()
-        for path, signature in signatures_afterwards.items():
+        for path, signature in self._signatures_of_sources().items():
             if linked_files.get(path) != signature:
-                raise ConfigurationError(
-                    f"a coalition has written into {path!r}, of which it has no copy of its own, since the folder has "
-                    "too many or too large files. Start the program in a folder with fewer of them."
-                )
+                self.changed_files.append(f"the file {path}")
 
     def _new_folder(self) -> str:
         """Make a folder that goes with this object."""

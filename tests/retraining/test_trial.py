@@ -397,14 +397,14 @@ NETS: dict[str, Any] = {}
 
 
 class Registered(Base):
-    """Trains by the module that a registry holds, which in a coalition is the run's."""
+    """Trains by the module that a registry holds in a tuple, which in a coalition is the run's."""
 
     def __init__(self) -> None:
         super().__init__()
-        NETS["teacher"] = self
+        NETS["teachers"] = (self,)
 
     def loss(self, batch: Any) -> Tensor:
-        teacher = NETS["teacher"]
+        (teacher,) = NETS["teachers"]
         with torch.no_grad():
             teacher.net(batch[0])
         return super().loss(batch)
