@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -377,17 +378,12 @@ def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationE
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers by name."""
-    tensors: dict[str, Tensor] = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
+    return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
 def named_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
     """Return the dtypes of a module's parameters and buffers by name."""
-    dtypes = {}
-    for name, tensor in named_tensors(module).items():
-        dtypes[name] = tensor.dtype
-    return dtypes
+    return {name: tensor.dtype for name, tensor in named_tensors(module).items()}
 
 
 def module_device(module: nn.Module) -> torch.device:

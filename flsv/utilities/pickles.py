@@ -399,13 +399,16 @@ class StandIn:
         raise NotCopied(reason)
 
     __getattribute__ = __setattr__ = __delattr__ = _refuse
-    __call__ = __iter__ = __next__ = __len__ = __bool__ = __contains__ = _refuse
-    __getitem__ = __setitem__ = __delitem__ = __enter__ = __exit__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __int__ = __float__ = __index__ = __str__ = __repr__ = __format__ = _refuse
-    __await__ = __aiter__ = __anext__ = __aenter__ = __aexit__ = _refuse
     __hash__ = object.__hash__
+
+
+#: Python looks for these methods in classes alone.
+_METHODS_OF_CLASSES = (
+    "call iter next len bool contains getitem setitem delitem enter exit eq ne lt le gt ge add radd sub rsub mul rmul "
+    "truediv rtruediv neg abs int float index str repr format await aiter anext aenter aexit"
+)
+for _name in _METHODS_OF_CLASSES.split():
+    setattr(StandIn, f"__{_name}__", StandIn._refuse)
 
 
 def _saved_scripted(module: torch.jit.ScriptModule) -> bytes:

@@ -77,7 +77,7 @@ class ProgramState:
     def __init__(self) -> None:
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
-        self._environment = dict(os.environ)
+        self._environment: dict[str, str] | None = dict(os.environ)
         # Each (namespace, its names and values): a module, a class or an object.
         self._namespaces: list[tuple[Any, dict[str, Any]]] = []
         # Each (collection, a copy).
@@ -92,15 +92,12 @@ class ProgramState:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "_global_rngs": self._global_rngs,
-            "_torch_settings": self._torch_settings,
+            **vars(self),
+            "_environment": None,
             "_namespaces": [],
             "_collections": [],
             "_tensors": {},
         }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _environment=dict(os.environ))
 
     def _add_namespace(self, namespace: Any, path: str) -> None:
         self._visited.add(id(namespace))
@@ -151,7 +148,7 @@ class ProgramState:
 
     def restore(self) -> list[str]:
         """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
-        if dict(os.environ) != self._environment:
+        if self._environment is not None and dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
         for namespace, values in self._namespaces:

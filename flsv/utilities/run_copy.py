@@ -101,11 +101,6 @@ class RunCopy:
         data = state["_data"].load()
         vars(self).update(state, _data=data)
 
-    def __len__(self) -> int:
-        """Return the number of bytes, without data."""
-        num_bytes_of_tensors = sum(storage.nbytes for storage in self._pickled.storages)
-        return len(self._pickled.bytes) + num_bytes_of_tensors
-
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
         self._program.restore()
