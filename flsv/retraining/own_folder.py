@@ -74,7 +74,7 @@ class ProgramFolder:
         inside: tuple[str, ...],
     ) -> dict[str, os.DirEntry[str]]:
         """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
-        files = {}
+        files: dict[str, os.DirEntry[str]] = {}
         for entry in _entries(folder):
             self._num_entries += 1
             path = os.path.join(location, entry.name)
