@@ -36,31 +36,23 @@ def data_root(root: str | None) -> Path:
     return Path(folder or "data")
 
 
-def find_place(
-    name: str | Path,
-    root: str | None,
-) -> Path | None:
+def _places(name: str | Path, root: str | None) -> list[Path]:
+    return [data_root(root) / name, Path(name)]
+
+
+def find_place(name: str | Path, root: str | None) -> Path | None:
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
     if not str(name):
         return None
-
-    candidates = [
-        data_root(root) / name,
-        Path(name),
-    ]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    for place in _places(name, root):
+        if place.exists():
+            return place
     return None
 
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    candidates = [
-        data_root(root) / name,
-        Path(name),
-    ]
-    paths = [str(candidate.absolute()) for candidate in candidates]
+    paths = [str(place.absolute()) for place in _places(name, root)]
     different_paths = dict.fromkeys(paths)
     return " and ".join(different_paths)
 
