@@ -172,7 +172,14 @@ class FedAdam(ServerOptimizer):
         super().__init__(self._adaptive, weighting)
 
     def _adaptive(self, params: Iterable[Tensor]) -> Optimizer:
-        return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
+        return AdaptiveServer(
+            params,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            tau=self.tau,
+            rule=self.rule,
+        )
 
 
 class FedYogi(FedAdam):

@@ -113,7 +113,16 @@ def lasting_output() -> Iterator[None]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose errors are one line, with the nearest option or choice."""
+    """Parser that takes each option with one value once, and writes errors in one line, with the nearest choice."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        options = [word.partition("=")[0] for word in words]
+        for option, action in self._option_string_actions.items():
+            # The last one would count, and the others be lost.
+            if isinstance(action, argparse._StoreAction) and options.count(option) > 1:
+                self.error(f"{option} is given {options.count(option)} times: give it once")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         invalid_choice = re.search(

@@ -74,12 +74,13 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
     )
     options = parser.parse_args(list(args))
-    names = ("by", "rule", "currency", "judged_by_partners")
-    terms_by_name = {name: value for name in names if (value := getattr(options, name))}
+    terms_by_name = {}
+    for name in ("by", "rule", "currency", "judged_by_partners"):
+        if getattr(options, name):
+            terms_by_name[name] = getattr(options, name)
     if terms_by_name and options.budget is None:
-        parser.error(
-            f"--{' and --'.join(terms_by_name).replace('_', '-')}: name the budget, too: --budget 10000"
-        )
+        words = " and ".join(f"--{name.replace('_', '-')}" for name in terms_by_name)
+        parser.error(f"{words}: name the budget, too: --budget 10000")
     from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results.terminal import filled

@@ -159,7 +159,7 @@ class RunReports:
             earlier_path = Path(earlier_csv)
         is_resumed = first_round > 0 and earlier_path.is_file()
         if is_resumed:
-            self.results.resume(self._rows_at_start)
+            self.results.compare_with(self._rows_at_start)
 
         if earlier_path != full_path:
             # In another folder the loggers begin anew, but the file gets copies of the earlier rows.
@@ -315,7 +315,7 @@ class RunReports:
 
     def _is_logged(self, result: RoundResult) -> bool:
         """Return whether the loggers have a result's rows from an earlier process."""
-        changed_keys = {_row_key(row) for row in result.changes}
+        changed_keys = {_row_key(row) for row in result.rows_of_file}
         if changed_keys:
             return changed_keys <= self._logged_keys
         # A round whose values are equal to the last round's has no rows. A key begins with the round.
@@ -443,7 +443,10 @@ class ClientPictures(Sink):
     def write_round(self, result: RoundResult) -> None:
         if not result.draws_pictures:
             return
-        cohort = [row.client for row in result.table if row.metric == "weight"]
+        cohort = []
+        for row in result.table:
+            if row.metric == "weight" and row.client is not None:
+                cohort.append(row.client)
         self._engine.write_artifacts(cohort, result.round_index, self._folder)
 
 

@@ -358,13 +358,12 @@ class _Files:
         if is_first_round:
             self._csv.keep_rows_before(first_round=0)
         self._names[:] = names
-        curves = curves_of(self._metrics, has_class_curves=True)
         self._tensorboard = TensorBoard(
             self._logger,
             self._metrics,
             client_names=names,
             class_names=None,
-            per_class=curves,
+            per_class=curves_of(self._metrics, has_class_curves=True),
         )
         return self._tensorboard
 

@@ -22,8 +22,8 @@ from flsv.games import CoalitionGames
 from flsv.games.module_copies import module_device
 from flsv.metrics import ContributionMetric, PartialFederatedShapley
 from flsv.outside.games import LOSS, games_outside_fit
-from flsv.results.rows import numbers_of, overall
-from flsv.results.run_table import COLUMNS, frame, round_rows
+from flsv.results.rows import ResultBuilder, overall
+from flsv.results.run_table import COLUMNS, frame
 from flsv.scores.performance import is_logged
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -158,7 +158,12 @@ def value_round(
     _check_metrics(contribution_metrics, space, head, num_classes, classes)
     _check_names(contribution_metrics, cohort.names)
     num_columns = classes or 1
-    contribution_metrics.bind(len(cohort.names), num_columns, None, client_names=cohort.names)
+    contribution_metrics.bind(
+        num_clients=len(cohort.names),
+        num_classes=num_columns,
+        class_names=None,
+        client_names=cohort.names,
+    )
     device = module_device(module)
     contribution_metrics.to(device)
 
@@ -204,11 +209,8 @@ class _Cohort:
         client_names: Sequence[Any] | None,
         count: int | None,
     ) -> _Cohort:
-        if (
-            isinstance(updates, Tensor)
-            or not isinstance(updates, Mapping | Sequence)
-            or not len(updates)
-        ):
+        are_models = isinstance(updates, Mapping | Sequence) and not isinstance(updates, Tensor)
+        if not are_models or not updates:
             raise ConfigurationError(
                 f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
                 "or by client."
@@ -220,8 +222,9 @@ class _Cohort:
         else:
             names = list(range(len(updates)))
         texts = [str(name) for name in names]
-        is_unique = len(set(texts)) == len(texts)
-        if len(names) < 2 or count not in (None, len(names)) or not is_unique:
+        are_unique = len(set(texts)) == len(texts)
+        has_other_count = count is not None and count != len(names)
+        if len(names) < 2 or has_other_count or not are_unique:
             raise ConfigurationError(
                 f"value_round: there are the clients {texts[:20]}, and num_clients={count}. Say num_clients, or name "
                 "all of them, at least 2, each once: a contribution is measured against other clients'."
@@ -363,14 +366,14 @@ def _measured(
     for name, metric in contribution_metrics.metrics.items():
         if isinstance(metric, ContributionMetric):
             diagnostics[name] = metric.diagnostics()
-    numbers, *_ = numbers_of(contribution_metrics.metrics, contributions, None)
+    rows = ResultBuilder(contribution_metrics.metrics, names).rows(round.round_index, contributions)
     return RoundValues(
         values=values,
         per_class=per_class,
         diagnostics=diagnostics,
         evaluations=0 if games is None else games.evaluations,
         names=names,
-        table=frame(round_rows(round.round_index, numbers, names)),
+        table=frame(rows),
     )
 
 

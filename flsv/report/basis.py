@@ -13,7 +13,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from flsv.functional.intervals import seed_covariance, seed_freedom
-from flsv.functional.joint_shares import CaseValues, joint_intervals
+from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.report.reading import Run, final_values, over_seeds
 from flsv.results.folder import CASE_VALUES
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
@@ -111,7 +111,7 @@ def basis_of(run: Run, values_name: str | None = None) -> Basis:
     """
     candidates = _metrics_to_share_by(run)
     suitable = _suitable_metrics(run)
-    if run.retrained is not None:  # the only suitable values then
+    if run.retrained is not None:  # preferred to all metrics
         candidates = [*candidates, RETRAINED]
         suitable = [RETRAINED]
     key = _selected_key(run, values_name, candidates, suitable)
@@ -199,28 +199,6 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     metric_info = run.metric_info(metric)
     estimates = run.estimates(metric)
     title = f"{metric}, mean of {run.seeds} runs" if run.seeds > 1 else metric
-
-    recorded_seeds = []
-    for one_run in run.runs:
-        seed = one_run.record["settings"].get("federation_seed")
-        if seed is not None:  # other frameworks' rounds have none
-            recorded_seeds.append(int(seed))
-    seed_texts = [str(seed) for seed in sorted(recorded_seeds)]
-    rounds = [one_run.rounds for one_run in run.runs]
-
-    covariance = None
-    degrees_of_freedom = run.seeds - 1 if run.seeds > 1 else None
-    values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
-    if metric_info["class"] == "ShadowShapley" and run.seeds > 1:
-        half_widths = torch.tensor(((estimates["high"] - estimates["low"]) / 2).to_numpy("float64"))
-        covariance = seed_covariance(values, half_widths)
-        degrees_of_freedom = seed_freedom(run.seeds)
-    errors = value_errors(
-        estimates,
-        degrees_of_freedom=degrees_of_freedom,
-        seed_covariance=covariance,
-        case_covariance=_case_covariance_of_runs(run.runs, metric),
-    )
     recorded_inputs = {
         "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
         **performance_inputs(run.record, metric),  # replaces the default above
@@ -228,7 +206,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     }
     inputs = PaymentInputs(
         values=estimates["value"].tolist(),
-        errors=errors,
+        errors=_errors_by_metric(run, metric, estimates),
         seeds=run.seeds,
         unsuitable="" if metric_info["to_pay_by"] else metric,
         of_rounds=run.record.get("of_rounds", ""),
@@ -239,9 +217,28 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     return Basis(
         metric,
         title,
-        origin=", ".join(_seeds_and_rounds(seed_texts, rounds, run.record["rounds"])),
+        origin=", ".join(_seeds_and_rounds(run)),
         estimates=estimates,
         inputs=inputs,
+    )
+
+
+def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[ValueErrors]:
+    """Return the sources of the errors of a metric's values in a run, or of their means over several."""
+    covariance = None
+    degrees_of_freedom = None
+    if run.seeds > 1:
+        degrees_of_freedom = run.seeds - 1
+    if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
+        values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
+        widths = (estimates["high"] - estimates["low"]).to_numpy("float64")
+        covariance = seed_covariance(values, half_widths=torch.tensor(widths / 2))
+        degrees_of_freedom = seed_freedom(run.seeds)
+    return value_errors(
+        estimates,
+        degrees_of_freedom=degrees_of_freedom,
+        seed_covariance=covariance,
+        case_covariance=_case_covariance_of_runs(run.runs, metric),
     )
 
 
@@ -272,8 +269,8 @@ def basis_by_retraining(run: Run) -> Basis:
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
     doubts = doubt_inputs(run.record["events"], run.client_names)
-    del doubts["incidents"]  # those are of the repetitions, where all data are
-    # The run's own coalitions may be among those of the repetitions.
+    del doubts["incidents"]  # what a site missed in the run, it may have sent in the repetitions
+    # A repetition may have taken coalitions over from the run.
     doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
     return replace(
         basis,
@@ -284,23 +281,26 @@ def basis_by_retraining(run: Run) -> Basis:
     )
 
 
-def _seeds_and_rounds(
-    seeds: Sequence[str],
-    rounds: Sequence[float],
-    planned: int | None,
-) -> list[str]:
-    """Describe seeds and rounds, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
+def _seeds_and_rounds(run: Run) -> list[str]:
+    """Describe the seeds and rounds of a run or of several, as in "seeds 0 and 1" and "18 to 20 of 20 rounds"."""
+    seeds = []
+    for one_run in run.runs:
+        seed = one_run.record["settings"].get("federation_seed")
+        if seed is not None:  # rounds that other frameworks ran have no seed
+            seeds.append(int(seed))
     descriptions = []
     if len(seeds) == 1:
         descriptions.append(f"seed {seeds[0]}")
     elif seeds:
-        descriptions.append(f"seeds {joined(seeds)}")
+        descriptions.append(f"seeds {joined(map(str, sorted(seeds)))}")
 
+    rounds = [one_run.rounds for one_run in run.runs]
     fewest_rounds = min(rounds)
     most_rounds = max(rounds)
-    count = f"{fewest_rounds:g}"
+    count = str(fewest_rounds)
     if fewest_rounds < most_rounds:
-        count += f" to {most_rounds:g}"
+        count += f" to {most_rounds}"
+    planned = run.record["rounds"]
     if planned and planned > 0:
         count += f" of {planned}"
     descriptions.append(f"{count} rounds")

@@ -96,7 +96,7 @@ def write_report(
     else:
         shares = shares_of(run, budget)
         basis = shares.basis
-        verdict = shares.verdict  # on these shares
+        verdict = shares.verdict
     # Where the verdict forbids a payment, the page shows no shares.
     shown_shares = shares
     if shares is not None and shares.verdict.forbids_payment:
@@ -154,21 +154,15 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     sentences += _sentences_on_missing_values(run, basis)
     sentences.append("With other partners or other cases the values would be different.")
 
-    all_values = _value_cells(run, clients, run.record["metrics"])
-    all_values |= _retrained_cells(run, clients)
-    has_dash = any(NO_NUMBER in cells for cells in all_values.values())
-    if basis is not None:
-        # The main table has them, with its brackets.
-        all_values.pop(basis.key, None)
-    other_values = None
-    if all_values:
-        other_values = table_by_name("partner", names, all_values)
+    misses_value = bool(values.isna().any())
+    other_values = _values_of_others(run, basis, clients)
+    has_dash = misses_value or any(NO_NUMBER in cells for cells in other_values.values())
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
         "values": None,
         "source": "",
-        "missing": values.isna().any(),
+        "missing": misses_value,
         "moved": {},
         "front": sentences,
         "appendix": {
@@ -177,7 +171,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "All values": [
-                other_values,
+                table_by_name("partner", names, other_values) if other_values else "",
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
@@ -310,13 +304,11 @@ def _other_measurements(
     basis: Basis | None,
 ) -> Table | str:
     """Return a table of a client's values by the other metrics."""
-    key_of_basis = None if basis is None else basis.key
-    other_metrics = [metric for metric in run.metrics if metric != key_of_basis]
     rows = []
-    cells_of_metrics = _value_cells(run, [client], other_metrics)
-    for metric, (cell,) in cells_of_metrics.items():
+    for metric in _metrics_beside(run, basis):
+        estimates = run.estimates(metric).loc[[client]]
         mean = _mean(run, run.final(metric))
-        rows.append([metric, cell, mean])
+        rows.append([_head_of(metric, estimates), *with_intervals(estimates, " to "), mean])
     if not rows:
         return ""
     return Table(["", "your value", "mean of all"], rows)
@@ -461,20 +453,34 @@ def _logged(run: Run) -> dict[str, str]:
     }
 
 
-def _value_cells(run: Run, clients: Sequence[int], metrics: Iterable[str]) -> dict[str, list[str]]:
-    """Format some clients' values as ``{metric: cells}``, with intervals if there are any."""
-    return {
-        metric: with_intervals(run.estimates(metric).loc[clients], between=" to ")
-        for metric in metrics
-    }
+def _values_of_others(
+    run: Run,
+    basis: Basis | None,
+    clients: Sequence[int],
+) -> dict[str, list[str]]:
+    """Format some clients' values beside those of ``basis`` as ``{head: cells}``."""
+    estimates_by_name = {metric: run.estimates(metric) for metric in _metrics_beside(run, basis)}
+    is_by_retraining = basis is not None and basis.key == RETRAINED
+    if run.retrained is not None and not is_by_retraining:
+        estimates_by_name[RETRAINED] = run.retrained.estimates(RETRAINED_METRIC)
+
+    cells = {}
+    for name, estimates in estimates_by_name.items():
+        estimates_shown = estimates.loc[clients]
+        cells[_head_of(name, estimates_shown)] = with_intervals(estimates_shown, " to ")
+    return cells
 
 
-def _retrained_cells(run: Run, clients: Sequence[int]) -> dict[str, list[str]]:
-    """Format the values by retraining like those of a metric, if there are any."""
-    if run.retrained is None or not clients:
-        return {}
-    estimates = run.retrained.estimates(RETRAINED_METRIC).loc[clients]
-    return {RETRAINED: with_intervals(estimates, between=" to ")}
+def _metrics_beside(run: Run, basis: Basis | None) -> list[str]:
+    """Return the metrics whose values the page's main table does not show."""
+    key_of_basis = None if basis is None else basis.key
+    return [metric for metric in run.metrics if metric != key_of_basis]
+
+
+def _head_of(name: str, estimates: DataFrame) -> str:
+    """Return the head of a column of values, which says for what their intervals are."""
+    has_intervals = bool(estimates["low"].notna().any())
+    return f"{name}, {WORDS['other_seeds']}" if has_intervals else name
 
 
 def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:

@@ -269,7 +269,7 @@ def open_run(path: str | Path) -> Run:
     folder = file.parent
     record = read_record(folder / RECORD)
     table = read_contributions(file)
-    # The values of a metric that has failed are of the rounds before.
+    # A metric that has failed has only values of earlier rounds.
     names = table["metric"].str.split("/").str[0]
     is_missing = names.isin(list(record.get("missing", {})))
     return Run(folder, record=record, table=table[~is_missing])

@@ -41,38 +41,50 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write_round(self, result: RoundResult) -> None:
-        rows = [row for row in result.table if row.metric in self._metrics]
-        numbers = {**result.shared, **_client_numbers(rows)}
-        monitored_values = {
-            name: torch.tensor(number) for name, number in numbers.items() if not math.isnan(number)
+        numbers = {
+            name: number
+            for name, number in self._numbers(result.table).items()
+            if not math.isnan(number)
         }
-
-        names_without_value = self.names - monitored_values.keys()  # values of earlier rounds
+        names_without_value = self.names - numbers.keys()  # values of earlier rounds
         for name in names_without_value:
             self._trainer.callback_metrics.pop(name, None)
-        self._trainer.callback_metrics.update(monitored_values)
-        self.names = set(monitored_values)
+        self.names = set()
+        self._store(numbers)
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
-            numbers = {**result.shared, **_client_numbers(result.table)}
-            for name, number in numbers.items():
-                self._trainer.callback_metrics[name] = torch.tensor(number)
-            self.names |= numbers.keys()
+            self._store(self._numbers(result.table))
 
+    def _numbers(self, rows: Iterable[Row]) -> dict[str, float]:
+        """Return ``{name: number}`` of the federation's numbers, and of the clients' overall values."""
+        numbers = {}
+        for row in rows:
+            if row.client is None:
+                numbers[row.metric] = row.value
+            elif row.metric in self._metrics and not row.column:
+                numbers[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
+        return numbers
 
-def _client_numbers(rows: Iterable[Row]) -> dict[str, float]:
-    return {
-        f"{tag_of(row.metric)}/client_{row.client}": row.value for row in rows if not row.column
-    }
+    def _store(self, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
+            self._trainer.callback_metrics[name] = torch.tensor(number)
+        self.names |= numbers.keys()
 
 
 class Point(NamedTuple):
     """One point of a logger's curve: the client's id, the curve's tag without the client, and the value."""
 
-    client: int
+    #: None: the curve is of the whole federation.
+    client: int | None
     tag: str
     value: float
+
+    def full_tag(self, client_names: Sequence[str] | None) -> str:
+        """Return the tag with the client at its end, as in ``weight/client_1_Lyon``."""
+        if self.client is None:
+            return self.tag
+        return f"{self.tag}/{client_part(self.client, client_names)}"
 
 
 def curve_points(
@@ -81,17 +93,18 @@ def curve_points(
     num_clients: int,
     class_names: Sequence[str] | None,
 ) -> Iterator[Point]:
-    """Yield the points that a round adds to the clients' curves. Metrics ``per_class`` also have curves per class."""
+    """Yield the points that a round adds to curves. Metrics ``per_class`` also have curves per class."""
     metrics_with_curves = _metrics_with_class_curves(result, per_class, num_clients)
     for row in result.changes:
-        if row.column == "":  # the overall value
-            yield from _points_with_interval(row)
-        elif row.metric in metrics_with_curves:
-            tag = f"{row.metric}/{class_part(int(row.column), class_names)}"
+        tag = row.metric if row.client is None else tag_of(row.metric)
+        if row.column == "":
             yield Point(row.client, tag, row.value)
-    for row in result.table:
-        if row.metric == "train_loss":
-            yield Point(row.client, row.metric, row.value)
+            if not math.isnan(row.low):
+                yield Point(row.client, f"{tag}/low", row.low)
+                yield Point(row.client, f"{tag}/high", row.high)
+        elif row.metric in metrics_with_curves:
+            class_tag = class_part(int(row.column), class_names)
+            yield Point(row.client, f"{tag}/{class_tag}", row.value)
 
 
 def _metrics_with_class_curves(
@@ -109,25 +122,6 @@ def _metrics_with_class_curves(
         if num_curves <= MAX_CLASS_CURVES:
             metrics_with_curves.add(metric)
     return metrics_with_curves
-
-
-def _points_with_interval(row: Row) -> Iterator[Point]:
-    """Yield the points of an overall value and of its interval, without NaN."""
-    tag = tag_of(row.metric)
-    number_by_tag = {tag: row.value, f"{tag}/low": row.low, f"{tag}/high": row.high}
-    for number_tag, number in number_by_tag.items():
-        if not math.isnan(number):
-            yield Point(row.client, number_tag, number)
-
-
-def scalars_of(
-    points: Iterable[Point],
-    client_names: Sequence[str] | None,
-) -> dict[str, float]:
-    """Convert points to ``{tag: value}``, where each tag ends with the client, as in ``weight/client_1_Lyon``."""
-    return {
-        f"{point.tag}/{client_part(point.client, client_names)}": point.value for point in points
-    }
 
 
 def curves_of(

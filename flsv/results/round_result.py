@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flsv.utilities.csv_files import NAN
+
 if TYPE_CHECKING:
     import pandas
 
-
+#: The name of the mean loss of a client's training, which only loggers get.
+TRAIN_LOSS = "train_loss"
 #: What an event is that holds a doubt about a client's table.
 DOUBT = "doubt"
 #: What an event is that holds a sentence on how coalitions' trainings differ from the run.
@@ -79,41 +82,43 @@ def doubts_in(events: Iterable[Event]) -> list[Event]:
 
 
 class Row(NamedTuple):
-    """A row of a run's table. The file's column ``class`` is called ``column`` here."""
+    """A number after a round. The file's column ``class`` is called ``column`` here."""
 
     round: int
     metric: str
-    client: int
+    #: The client's id. None for a number of the whole federation, which is not in the file.
+    client: int | None
     column: str
     value: float
-    client_name: str
-    class_name: str
-    low: float
-    high: float
+    client_name: str = ""
+    class_name: str = ""
+    low: float = NAN
+    high: float = NAN
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A run's numbers after a round: rows per client and value, and the whole federation's numbers."""
+    """A run's numbers after a round."""
 
     #: The round's number, from 0.
     round_index: int
-    #: All rows after the round: each client's present values of the metrics, its weight in the aggregate, `update_norm`
-    #: and `train_loss`, and the last known scores of its own model.
+    #: All rows after the round: present values of the metrics, the clients' weights in the aggregate, `update_norm` and
+    #: `train_loss`, and the last known scores of their own models.
     table: Sequence[Row]
-    #: The rows of `table` that are new: values of metrics that differ from the previous round's, the weights and update
-    #: norms, and the scores if they were computed in this round, but not `train_loss`.
+    #: The rows of `table` that are new: values that differ from the previous round's, the federation's numbers,
+    #: weights, norms, losses, and the scores if they were computed in this round.
     changes: Sequence[Row]
-    #: The last known numbers of the whole federation, not of one client, `{name: number}`.
-    shared: Mapping[str, float] = field(default_factory=dict)
-    #: The numbers in `shared` that were computed in this round.
-    shared_changes: Mapping[str, float] = field(default_factory=dict)
     #: The run's events so far.
     events: Sequence[Event] = ()
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     #: Whether pictures of this round are due.
     draws_pictures: bool = False
+
+    @property
+    def rows_of_file(self) -> list[Row]:
+        """Return the new rows that ``contributions.csv`` gets."""
+        return [row for row in self.changes if row.client is not None and row.metric != TRAIN_LOSS]
 
 
 @dataclass(frozen=True)

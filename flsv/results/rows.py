@@ -5,17 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
-from flsv.results.round_result import Event, RoundResult, Row
-from flsv.results.run_table import Numbers, changed_rows, round_rows
+from flsv.results.round_result import TRAIN_LOSS, Event, RoundResult, Row
+from flsv.results.run_table import changed_rows, client_rows
 from flsv.utilities.display import INTERVAL_LEVEL, label_text
 from flsv.utilities.host_copies import to_host
 
@@ -23,6 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: A metric's or diagnostic's name, and the part of its values that a tensor holds.
+TensorKey = tuple[str, str]
+#: One number for each client, `[n]`, or for all of them, `[]`.
+OVERALL = "overall"
+#: The ends of the clients' intervals, `[n, 2]`.
+ENDS = "ends"
+#: A number for each client and column, `[n, M]`.
+COLUMNS = "columns"
 #: A function of metrics' names and of what is done with them. Within its context a metric's error does not end the run.
 KeepingRun = Callable[[Sequence[str], str], AbstractContextManager[None]]
 
@@ -51,67 +58,6 @@ def column_names(metric: Metric) -> list[str] | None:
     return metric.columns()
 
 
-def numbers_of(
-    metrics: Mapping[str, Metric],
-    values: Mapping[str, Tensor],
-    class_names: Sequence[str] | None,
-    missing: Collection[str] = (),
-    keeping_run: KeepingRun = raising,
-) -> tuple[list[Numbers], dict[str, float]]:
-    """Collect the numbers per client of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
-
-    Of metrics that are ``missing`` there are only the values. Also return ``{name: number}`` of the values and
-    diagnostics that are a single number.
-    """
-    device_numbers: list[Numbers] = []
-    diagnostics: list[Numbers] = []
-    for name, value in values.items():
-        if name in missing:
-            device_numbers.append(Numbers(name, value if value.ndim == 1 else value.mean(-1)))
-            continue
-        with keeping_run([name], "making its rows"):
-            device_numbers += _numbers_of_metric(name, metrics[name], value, class_names)
-            diagnostics += _diagnostics(name, metrics[name])
-    device_numbers += diagnostics
-
-    # One copy for all, since each copy would wait for the device.
-    tensors: list[Tensor] = []
-    for of_device in device_numbers:
-        tensors += [of_device.values, *of_device.bounds]
-    host_tensors = iter(to_host(tensors))
-    numbers: list[Numbers] = []
-    shared: dict[str, float] = {}
-    for of_device in device_numbers:
-        value = next(host_tensors)
-        bounds = [end.double() for end in islice(host_tensors, len(of_device.bounds))]
-        if value.ndim == 0:
-            shared[of_device.metric] = value.item()
-        else:
-            numbers.append(replace(of_device, values=value.double(), bounds=bounds))
-    return numbers, shared
-
-
-def _numbers_of_metric(
-    name: str,
-    metric: Metric,
-    value: Tensor,
-    class_names: Sequence[str] | None,
-) -> list[Numbers]:
-    """Return a metric's values per client and column, with intervals."""
-    client_values = overall(metric, value)
-    if client_values.ndim == 0:
-        return [Numbers(name, client_values)]
-
-    bounds = None
-    if isinstance(metric, ContributionMetric):
-        bounds = metric.intervals(value=client_values)
-    numbers = [Numbers(name, client_values, bounds=bounds or ())]
-    columns = _named_columns(metric, value, class_names)
-    if columns:
-        numbers.append(Numbers(name, value, columns))
-    return numbers
-
-
 def _named_columns(
     metric: Metric,
     value: Tensor,
@@ -132,37 +78,6 @@ def _named_columns(
     return dict(zip(class_numbers, map(str, names)))
 
 
-def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
-    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean is NaN if a score is.
-
-    Example:
-        >>> import torch
-        >>> score_summary({"accuracy": torch.tensor([0.5, 1.0])})
-        {'client_accuracy/mean': 0.75, 'client_accuracy/min': 0.5, 'client_accuracy/std': 0.25}
-    """
-    # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
-    # Allocation in Federated Learning", ICLR 2020, definition 1.
-    numbers: dict[str, float] = {}
-    for name, client_scores in scores.items():
-        has_score = ~client_scores.isnan()
-        known_scores = client_scores[has_score].double()
-        if len(known_scores) == 0:
-            continue
-        # The mean is over all clients, so it is NaN if a client has no score.
-        numbers[f"client_{name}/mean"] = client_scores.mean().item()
-        numbers[f"client_{name}/min"] = known_scores.min().item()
-        numbers[f"client_{name}/std"] = known_scores.std(correction=0).item()
-    return numbers
-
-
-def _diagnostics(name: str, metric: Metric) -> list[Numbers]:
-    """Return a metric's diagnostics, under ``"<metric>/<diagnostic>"``."""
-    if not isinstance(metric, ContributionMetric):
-        return []
-    diagnostics = metric.diagnostics().items()
-    return [Numbers(f"{name}/{diagnostic}", value) for diagnostic, value in diagnostics]
-
-
 class ResultBuilder:
     """Builder of each round's result, which is passed to all sinks."""
 
@@ -181,7 +96,7 @@ class ResultBuilder:
         self._class_names = class_names
         self._earlier_rows: Sequence[Row] = ()
         self._late_rows: Sequence[Row] = ()
-        self._names_of_rounds: set[str] = set()
+        self._federation_numbers: set[str] = set()
 
     def rows(
         self,
@@ -189,38 +104,95 @@ class ResultBuilder:
         values: Mapping[str, Tensor],
         **of_round: Tensor | None,
     ) -> list[Row]:
-        """Return the table's rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        metric_rows, _ = self._measured(index, values)
-        return metric_rows + self._vector_rows(index, of_round)
+        """Return the clients' rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
+        metric_rows = self._metric_rows(index, values)
+        rows = [row for row in metric_rows if row.client is not None]
+        for name, vector in of_round.items():
+            if vector is not None:
+                rows += self._client_rows(index, name, by_client(vector.cpu()))
+        return rows
 
-    def _measured(
-        self, index: int, values: Mapping[str, Tensor]
-    ) -> tuple[list[Row], dict[str, float]]:
-        numbers, shared = numbers_of(
-            self._metrics,
-            values,
-            self._class_names,
-            missing=self._missing,
-            keeping_run=self._keeping_run,
-        )
-        return round_rows(index, numbers, self._client_names), shared
-
-    def _vector_rows(self, index: int, vectors: Mapping[str, Tensor | None]) -> list[Row]:
-        """Return the rows of one number per client, ``{name: [n]}``."""
-        numbers = [
-            Numbers(name, vector.cpu()) for name, vector in vectors.items() if vector is not None
-        ]
-        return round_rows(index, numbers, self._client_names)
-
-    def _cohort_rows(
-        self, index: int, name: str, number_by_client: Mapping[int, float]
-    ) -> list[Row]:
-        numbers = Numbers(name, [*number_by_client.values()], clients=[*number_by_client])
-        return round_rows(index, [numbers], self._client_names)
-
-    def resume(self, rows: Sequence[Row]) -> None:
+    def compare_with(self, rows: Sequence[Row]) -> None:
         """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
         self._earlier_rows = rows
+
+    def _client_rows(
+        self,
+        index: int,
+        name: str,
+        numbers: Mapping[int, float],
+        **further: Any,
+    ) -> list[Row]:
+        return client_rows(index, name, numbers, self._client_names, **further)
+
+    def _metric_rows(self, index: int, values: Mapping[str, Tensor]) -> list[Row]:
+        """Return the rows of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
+
+        Of a value or diagnostic that is a single number there is one row, of no client.
+        """
+        tensors: dict[TensorKey, Tensor] = {}
+        for tensors_of in (self._values_of, self._diagnostics_of):
+            for name, value in values.items():
+                with self._keeping_run([name], "making its rows"):
+                    tensors |= tensors_of(name, value)
+        # One copy for all, since each copy would wait for the device.
+        host_tensors = dict(zip(tensors, to_host(tensors.values())))
+
+        rows: list[Row] = []
+        for (name, part), tensor in host_tensors.items():
+            if tensor.ndim == 0:
+                rows.append(Row(index, name, client=None, column="", value=tensor.item()))
+            elif part == OVERALL:
+                intervals: Any = {}
+                if (name, ENDS) in host_tensors:
+                    intervals = by_client(host_tensors[name, ENDS])
+                rows += self._client_rows(index, name, by_client(tensor), intervals=intervals)
+            elif part == COLUMNS:
+                columns = _named_columns(self._metrics[name], tensor, self._class_names)
+                for position, (column, class_name) in enumerate(columns.items()):
+                    rows += self._client_rows(
+                        index,
+                        name,
+                        by_client(tensor[:, position]),
+                        column=column,
+                        class_name=class_name,
+                    )
+        return rows
+
+    def _values_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
+        """Return a metric's overall values, the ends of their intervals, and its values by column, as far as it has
+        any."""
+        if name in self._missing:  # what the metric tells of its values is not known
+            return {(name, OVERALL): value if value.ndim == 1 else value.mean(-1)}
+        metric = self._metrics[name]
+        client_values = overall(metric, value)
+        tensors = {(name, OVERALL): client_values}
+        if client_values.ndim == 0:
+            return tensors
+        if isinstance(metric, ContributionMetric):
+            intervals = metric.intervals(value=client_values)
+            if intervals is not None:
+                tensors[name, ENDS] = torch.stack(intervals, dim=1)
+        if _named_columns(metric, value, self._class_names):
+            tensors[name, COLUMNS] = value
+        return tensors
+
+    def _diagnostics_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
+        """Return a metric's diagnostics, under ``"<metric>/<diagnostic>"``."""
+        metric = self._metrics[name]
+        if name in self._missing or not isinstance(metric, ContributionMetric):
+            return {}
+        diagnostics = metric.diagnostics().items()
+        return {(f"{name}/{diagnostic}", OVERALL): tensor for diagnostic, tensor in diagnostics}
+
+    def _score_rows(self, index: int, scores: Mapping[str, Tensor]) -> list[Row]:
+        """Return the rows of the scores of the clients' own models, and of their summary over the clients."""
+        rows = []
+        for name, score in scores.items():
+            rows += self._client_rows(index, name, by_client(score.cpu()))
+        for name, number in score_summary(scores).items():
+            rows.append(Row(index, name, client=None, column="", value=number))
+        return rows
 
     def round_result(
         self,
@@ -235,28 +207,24 @@ class ResultBuilder:
         draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        metric_rows, shared = self._measured(index, values)
-        new_rows = changed_rows(metric_rows, self._earlier_rows)
+        metric_rows = self._metric_rows(index, values)
+        changes = changed_rows(metric_rows, self._earlier_rows)
         self._earlier_rows = metric_rows
-        self._names_of_rounds |= shared.keys()
+        self._federation_numbers |= {row.metric for row in metric_rows if row.client is None}
 
-        rows_of_round = self._vector_rows(index, {"weight": weights})
-        rows_of_round += self._cohort_rows(index, "update_norm", norms)
-        score_rows = self._vector_rows(index, scores)
-        loss_rows = self._cohort_rows(index, "train_loss", losses)
-
-        new_rows += rows_of_round
-        score_numbers = score_summary(scores)
-        shared_changes = dict(shared)
-        if has_new_scores:  # those of an earlier round are no change
-            new_rows += score_rows
-            shared_changes |= score_numbers
+        rows_of_round = [
+            *self._client_rows(index, "weight", by_client(weights.cpu())),
+            *self._client_rows(index, "update_norm", norms),
+            *self._client_rows(index, TRAIN_LOSS, losses),
+        ]
+        score_rows = self._score_rows(index, scores)
+        changes += rows_of_round
+        if has_new_scores:  # scores of an earlier round are no change
+            changes += score_rows
         return RoundResult(
             index,
-            table=metric_rows + rows_of_round + score_rows + loss_rows,
-            changes=new_rows,
-            shared=shared | score_numbers,
-            shared_changes=shared_changes,
+            table=metric_rows + rows_of_round + score_rows,
+            changes=changes,
             events=events,
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
@@ -283,27 +251,52 @@ class ResultBuilder:
     ) -> RoundResult:
         """Return the result of an earlier round whose values or scores became known only now, see
         :meth:`round_result`.
+
+        A number of the whole federation that the rounds' own results have is left out.
         """
-        metric_rows, numbers = self._measured(index, values)
-        new_rows = changed_rows(metric_rows, self._late_rows)
+        metric_rows = [
+            row
+            for row in self._metric_rows(index, values)
+            if row.client is not None or row.metric not in self._federation_numbers
+        ]
+        score_rows = self._score_rows(index, scores)
+        changes = changed_rows(metric_rows, self._late_rows) + score_rows
         self._late_rows = metric_rows
-
-        score_rows = self._vector_rows(index, scores)
-
-        # Numbers of the whole federation. Those that earlier rounds have written are not written again.
-        shared_numbers = score_summary(scores)
-        for name, number in numbers.items():
-            if name not in self._names_of_rounds:
-                shared_numbers[name] = number
         return RoundResult(
             index,
             table=metric_rows + score_rows,
-            changes=new_rows + score_rows,
-            shared=shared_numbers,
-            shared_changes=shared_numbers,
+            changes=changes,
             pictures=self.pictures(index, values),
             draws_pictures=draws_pictures,
         )
+
+
+def by_client(numbers: Tensor) -> dict[int, Any]:
+    """Return the numbers ``[n]``, or rows of numbers ``[n, M]``, by client."""
+    return dict(enumerate(numbers.double().tolist()))
+
+
+def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """Compute mean, minimum and standard deviation over the clients of ``{score: [n]}``. The mean is NaN if a score is.
+
+    Example:
+        >>> import torch
+        >>> score_summary({"accuracy": torch.tensor([0.5, 1.0])})
+        {'client_accuracy/mean': 0.75, 'client_accuracy/min': 0.5, 'client_accuracy/std': 0.25}
+    """
+    # The deviation of accuracies tells how unevenly clients are served: Li, Sanjabi, Beirami, Smith, "Fair Resource
+    # Allocation in Federated Learning", ICLR 2020, definition 1.
+    numbers: dict[str, float] = {}
+    for name, client_scores in scores.items():
+        has_score = ~client_scores.isnan()
+        known_scores = client_scores[has_score].double()
+        if len(known_scores) == 0:
+            continue
+        # The mean is over all clients, so it is NaN if a client has no score.
+        numbers[f"client_{name}/mean"] = client_scores.mean().item()
+        numbers[f"client_{name}/min"] = known_scores.min().item()
+        numbers[f"client_{name}/std"] = known_scores.std(correction=0).item()
+    return numbers
 
 
 def draw_metric(
@@ -345,7 +338,7 @@ def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) 
     """Add each client's interval to the bars of values ``[n]``."""
     centers = value.cpu().double()
     low, high = (bound.cpu().double() for bound in intervals)
-    # Axes that hold a NaN have no size.
+    # With a NaN, matplotlib finds no limits of the axes.
     is_finite = centers.isfinite() & low.isfinite() & high.isfinite()
     clients = is_finite.nonzero().flatten()
     lengths_below = (centers - low)[clients]

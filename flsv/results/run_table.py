@@ -13,11 +13,8 @@ import math
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, numbered, replacing
@@ -65,100 +62,69 @@ COLUMNS = (
 ESTIMATE = ["value", "low", "high"]
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """The values of one metric after a round."""
-
-    #: The metric's name.
-    metric: str
-    #: `[n]` for n clients, or `[n, M]` with M columns. NaN where a client has no value.
-    values: Any
-    #: `{key: name}` of the M columns. None if `values` are `[n]`.
-    columns: Mapping[str, str] | None = None
-    #: `[2, n]`, the low and high ends of the intervals of `[n]` values. Empty if there are no intervals.
-    bounds: Any = ()
-    #: The n clients' ids. None: 0 to n - 1.
-    clients: Sequence[int] | None = None
-
-
-def round_rows(
+def client_rows(
     index: int,
-    numbers: Iterable[Numbers],
+    metric: str,
+    numbers: Mapping[int, float],
     client_names: Sequence[str],
+    *,
+    column: str = "",
+    class_name: str = "",
+    intervals: Mapping[int, Sequence[float]] = {},
 ) -> list[Row]:
-    """Return the rows of one round, one for each value that is not NaN.
+    """Return a round's rows of one metric and column, one for each client's number that is not NaN.
 
     Example:
-        >>> table = round_rows(0, [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])], ["Boston", "Lyon"])
+        >>> table = client_rows(0, "weight", {0: 0.75, 1: 0.25, 2: NAN}, ["Boston", "Lyon", "Graz"])
         >>> print(csv_text(table).decode())
-        0,sv,0,,0.5,Boston,,,
         0,weight,0,,0.75,Boston,,,
         0,weight,1,,0.25,Lyon,,,
         <BLANKLINE>
-        >>> then = round_rows(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
-        >>> csv_text(changed_rows(then, table))
-        b'1,sv,1,,0.125,Lyon,,,\\n'
     """
     rows = []
-    for metric_numbers in numbers:
-        columns = metric_numbers.columns or {"": ""}
-        values = np.asarray(metric_numbers.values, dtype="float64")
-        values = values.reshape(-1, len(columns))
-        clients: Sequence[int] = range(len(values))
-        if metric_numbers.clients is not None:
-            clients = metric_numbers.clients
-        intervals = _intervals(metric_numbers.bounds, len(values))
-
-        for position, (column, column_name) in enumerate(columns.items()):
-            column_values = values[:, position].tolist()
-            for client, value, (low, high) in zip(clients, column_values, intervals):
-                if math.isnan(value):
-                    continue
-                row = Row(
-                    index,
-                    metric_numbers.metric,
-                    client=client,
-                    column=column,
-                    value=value,
-                    client_name=client_names[client],
-                    class_name=column_name,
-                    low=low,
-                    high=high,
-                )
-                rows.append(row)
+    for client, number in numbers.items():
+        if math.isnan(number):
+            continue
+        low, high = intervals.get(client, (NAN, NAN))
+        if math.isnan(low) or math.isnan(high):
+            low = high = NAN
+        row = Row(
+            index,
+            metric,
+            client=client,
+            column=column,
+            value=number,
+            client_name=client_names[client],
+            class_name=class_name,
+            low=low,
+            high=high,
+        )
+        rows.append(row)
     return rows
-
-
-def _intervals(
-    bounds: Any,
-    num_values: int,
-) -> list[list[float]]:
-    """Return each interval's low and high bound, NaN if unknown."""
-    intervals = np.full((num_values, 2), NAN)
-    if len(bounds):
-        intervals[:, 0], intervals[:, 1] = bounds
-    intervals[np.isnan(intervals).any(1)] = NAN
-    return intervals.tolist()
 
 
 def changed_rows(
     rows: Iterable[Row],
     earlier_rows: Iterable[Row],
 ) -> list[Row]:
-    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there."""
+    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there.
+
+    Numbers of the whole federation are always new.
+    """
     earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
-    new_rows = []
-    for row in rows:
-        earlier = earlier_by_key.get((row.metric, row.client, row.column))
-        if earlier is None or row.value != earlier.value or _has_another_interval(row, earlier):
-            new_rows.append(row)
-    return new_rows
+    return [
+        row
+        for row in rows
+        if _is_new(row, earlier_by_key.get((row.metric, row.client, row.column)))
+    ]
 
 
-def _has_another_interval(row: Row, earlier: Row) -> bool:
-    if math.isnan(row.low):  # it has none
-        return False
-    return (row.low, row.high) != (earlier.low, earlier.high)
+def _is_new(row: Row, earlier: Row | None) -> bool:
+    if row.client is None or earlier is None:
+        return True
+    has_interval = not math.isnan(row.low)
+    has_new_interval = has_interval and (row.low, row.high) != (earlier.low, earlier.high)
+    return row.value != earlier.value or has_new_interval
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:
@@ -281,14 +247,14 @@ class CSV(Sink):
 
     def write_round(self, result: RoundResult) -> None:
         """Append the rows that changed in a round."""
-        self.append(result.changes)
+        self.append(result.rows_of_file)
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         """Insert values of earlier rounds, in one write, in place of the values of an earlier process."""
         late_rows: list[Row] = []
         late_metrics = set()
         for result in results:
-            late_rows += result.changes
+            late_rows += result.rows_of_file
             for row in result.table:
                 late_metrics.add((row.round, row.metric))
         if not late_metrics:

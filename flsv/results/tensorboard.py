@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from flsv._lightning.patches import ROUND_NAME
 from flsv.core.artifacts import client_folders
-from flsv.results.curves import Point, client_part, curve_points, scalars_of
+from flsv.results.curves import client_part, curve_points
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.run_table import select_rows
 from flsv.utilities.display import client_labels, drawing
@@ -115,15 +115,18 @@ class TensorBoard(Sink):
 
     def write_round(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if they are due and there is time for them."""
+        scalars_by_client: dict[int | None, dict[str, float]] = defaultdict(dict)
         num_clients = len(self._client_names)
-        points = list(curve_points(result, self._per_class, num_clients, self._class_names))
-        scalars = dict(result.shared_changes)
-        if self._has_client_runs:
-            self._write_clients(points, result.round_index)
-        else:
-            scalars.update(scalars_of(points, self._client_names))
+        for point in curve_points(result, self._per_class, num_clients, self._class_names):
+            if not self._has_client_runs or point.client is None:
+                scalars_by_client[None][point.full_tag(self._client_names)] = point.value
+            elif point.tag in self._metrics:  # TensorBoard sorts charts by tag
+                scalars_by_client[point.client][f"{SORTS_FIRST}{point.tag}"] = point.value
+            else:
+                scalars_by_client[point.client][point.tag] = point.value
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
-        _write_scalars(self._writer, scalars, result.round_index)
+        for client, scalars in scalars_by_client.items():
+            _write_scalars(self._writer_of(client), scalars, result.round_index)
         if result.draws_pictures and self._has_time_for_pictures():
             self._draw_values(result)
 
@@ -193,17 +196,9 @@ class TensorBoard(Sink):
             writers.append(self._result_writer)
         return writers
 
-    def _write_clients(self, points: Iterable[Point], step: int) -> None:
-        scalars_by_client: dict[int, dict[str, float]] = defaultdict(dict)
-        for point in points:
-            tag = point.tag
-            if tag in self._metrics:
-                tag = f"{SORTS_FIRST}{tag}"  # TensorBoard sorts charts by tag
-            scalars_by_client[point.client][tag] = point.value
-        for client, scalars in scalars_by_client.items():
-            _write_scalars(self._writer_of(client), scalars, step)
-
-    def _writer_of(self, client: int) -> SummaryWriter:
+    def _writer_of(self, client: int | None) -> SummaryWriter:
+        if client is None:
+            return self._writer
         if client not in self._writers:
             folder = self._folder / self._client_folders[client]
             purge_step = self._first_round or None  # None: a new run discards nothing
@@ -237,8 +232,9 @@ class Trackers(Sink):
 
     def write_round(self, result: RoundResult) -> None:
         """Log a round's curves."""
-        points = curve_points(result, self._per_class, len(self._client_names), self._class_names)
-        scalars = {**result.shared_changes, **scalars_of(points, self._client_names)}
+        num_clients = len(self._client_names)
+        points = curve_points(result, self._per_class, num_clients, self._class_names)
+        scalars = {point.full_tag(self._client_names): point.value for point in points}
         if not scalars:
             return
         scalars[ROUND_NAME] = result.round_index

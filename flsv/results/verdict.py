@@ -167,10 +167,11 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     are_gains = has_values and not inputs.unsuitable and not inputs.of_rounds
     no_gain = are_gains and _has_no_gain(inputs, joint)
     is_like_majority = not no_gain and _is_like_majority(inputs)
+    has_gain = not no_gain and not is_like_majority
     is_scored_alone = inputs.alone_only and inputs.source == "scores"
     ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
 
-    holds: dict[str, Any] = {
+    detail_by_reason: dict[str, Any] = {
         "rounds": inputs.of_rounds,
         "unsuitable": inputs.unsuitable,
         "unfinished": not inputs.is_finished,
@@ -180,7 +181,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(inputs.majority),
-        "wide": not no_gain and not is_like_majority and joint.moved > MAX_MOVED_FRACTION,
+        "wide": has_gain and joint.moved > MAX_MOVED_FRACTION,
         "metric": not has_trainings and not inputs.unsuitable,
         "doubts": inputs.doubts,
         "unlike_run": inputs.unlike_run,
@@ -195,7 +196,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "small_gain": has_trainings and is_small_gain(inputs.by, inputs.values),
     }
     reasons = {}
-    for name, detail in holds.items():
+    for name, detail in detail_by_reason.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}

@@ -61,7 +61,8 @@ class ClientValues:
             if not is_unchanged:
                 changed_values[path] = value
         whole = None if self._changes else trained
-        self._changes.append(ClientChanges(client, num_samples, changed_values, whole))
+        changes = ClientChanges(client, num_samples, values=changed_values, whole=whole)
+        self._changes.append(changes)
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Forget excluded clients. Without the first one other values than means stay as they were."""

@@ -63,7 +63,13 @@ class LocalTraining:
         steps: LocalSteps,
     ) -> None:
         self.trainer = trainer
-        self.state = TrainerState(trainer, space, parts.optimizer_state, store, steps)
+        self.state = TrainerState(
+            trainer,
+            space,
+            policy=parts.optimizer_state,
+            store=store,
+            steps=steps,
+        )
         self._entry_trial: EntryTrial | None = None
         self._has_tried_first_client = False
         # Norms of the entries of clients' updates in the first round, [entries], by client.

@@ -52,7 +52,7 @@ class ResultFile:
             lines = whole_lines(path)
         if not lines:
             return
-        stored_settings = self._stored_settings(lines[0])
+        stored_settings = self._read_settings(lines[0])
         differences = self._differences(stored_settings)
         stored_versions = stored_package_versions(stored_settings)
         if anew and (differences or version_changes(stored_versions)):
@@ -64,7 +64,7 @@ class ResultFile:
             )
         warn_of_versions(str(path), stored_versions)
         if self._settings is not None:
-            # Rows of that version stay, so the file goes on saying so.
+            # The file keeps rows of the stored versions, so it keeps their names.
             self._settings |= stored_settings
         self._read_back(lines, list(columns)[:key])
 
@@ -104,7 +104,7 @@ class ResultFile:
             file.write(content)
         self._is_begun = True
 
-    def _stored_settings(self, first_line: str) -> dict[str, str]:
+    def _read_settings(self, first_line: str) -> dict[str, str]:
         """Read the settings from the file's first line."""
         if self._settings is None:
             return {}
@@ -135,8 +135,8 @@ class ResultFile:
         key: Sequence[str],
     ) -> None:
         """Drop the last result, which may be incomplete."""
-        # Neither the rows nor the lines have the row that was cut off. Without a key it was a result. Otherwise the
-        # rows of a result have the same key, and those of the last one go.
+        # `rows` and `lines` lack the row that was cut off. Without a key, a row is a whole result. With a key, a result
+        # has several rows, and its remaining rows are dropped, too.
         complete_lines = list(lines)
         if key:
             complete_lines = list(lines[:first_row])

@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit, plain_trainer, state_vector, trainer_for
 from helpers.models import Plain
@@ -281,7 +281,7 @@ class PerBatch(averaging.WeightAveraging):
 def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
     tmp_path, callbacks, match
 ):
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])
 
 

@@ -15,6 +15,7 @@ from flsv import FederatedDataModule
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import config_with_seeds
 from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator
 from helpers.data import FEATURES
 from helpers.fits import state_vector
 from helpers.models import Plain
@@ -39,8 +40,15 @@ class Data(L.LightningDataModule):
         self.half = self.hparams.samples // 2  # in __init__ already
 
     def setup(self, stage: str) -> None:
-        x = torch.randn(2 * self.half, FEATURES, generator=torch.Generator().manual_seed(0))
-        self.sets = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0))
+        x = torch.randn(
+            2 * self.half,
+            FEATURES,
+            generator=make_generator(),
+        )
+        self.sets = TensorDataset(
+            x,
+            (x[:, 0] > 0).long() + (x[:, 1] > 0),
+        )
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.sets, batch_size=self.hparams.batch_size, shuffle=True)
@@ -57,7 +65,12 @@ class LateData(Data):
 
 
 class LateModule(Module):
-    def __init__(self, num_classes: int, vocab_size: int, in_features: int) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        vocab_size: int,
+        in_features: int,
+    ) -> None:
         super().__init__(num_classes)
         assert (vocab_size, in_features) == (40, FEATURES)
 
@@ -127,7 +140,12 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     # flsv's own command line takes the same file, and its run can be made anew.
     by_flsv = make_cli(arguments, quiet=True)
     assert torch.equal(state_vector(by_flsv.model), state_vector(whole.model))
-    saved_config = yaml.safe_load(Path(by_flsv.trainer.log_dir or "", "config.yaml").read_text())
+    saved_config = yaml.safe_load(
+        Path(
+            by_flsv.trainer.log_dir or "",
+            "config.yaml",
+        ).read_text()
+    )
     with config_with_seeds(saved_config, seed=3) as options:
         rebuilt = make_cli(["fit", *options, "--seed_everything=3"], quiet=True)
     assert dict(rebuilt.datamodule.source.hparams) == OWN
@@ -138,7 +156,11 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
 def make_late(*options: str) -> Any:
     data = f"{{data: {{class_path: {HERE}.LateData}}}}"  # as LightningCLI names a data module
     model = f"--model={HERE}.LateModule"
-    return make_cli(["--config", data, model, *options], run=False, quiet=True)
+    return make_cli(
+        ["--config", data, model, *options],
+        run=False,
+        quiet=True,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")

@@ -32,7 +32,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import DecayedShapley
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedDynServer, FedProx
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import assert_same_state
@@ -41,7 +41,7 @@ from helpers.models import Plain, network
 
 def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
-    generator = torch.Generator().manual_seed(len(ids))
+    generator = make_generator(len(ids))
     updates = torch.randn(len(ids), 8, generator=generator)
     return Round(
         round_index=0,
@@ -55,7 +55,10 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
 
 
 def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
-    round = make_round([0, 1, 2, 3], [1, 2, 3, 4])
+    round = make_round(
+        [0, 1, 2, 3],
+        [1, 2, 3, 4],
+    )
 
     shapfed_weights = ShapFedWA().weights(round, {})
     fedce_weights = FedCE().weights(round, {})
@@ -81,12 +84,18 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> 
             [0.0],
         ]
     )
-    round = make_round([0, 1, 2], [1, 1, 1])
+    round = make_round(
+        [0, 1, 2],
+        [1, 1, 1],
+    )
 
     weights = ShapFedWA().weights(round, {"cssv": cssv})
 
     gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
-    torch.testing.assert_close(weights.float(), gammas / gammas.sum())
+    torch.testing.assert_close(
+        weights.float(),
+        gammas / gammas.sum(),
+    )
 
 
 def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
@@ -108,7 +117,10 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     cssv_of_cohort = cssv[[0, 2]]
     gammas = ((1 + cssv_of_cohort) / 2).mean(1)
     expected = num_samples * gammas
-    torch.testing.assert_close(weights.float(), expected / expected.sum())
+    torch.testing.assert_close(
+        weights.float(),
+        expected / expected.sum(),
+    )
     weights_of_fedavg = FedAvg().weights(round, {})
     assert torch.equal(weights_before_values, weights_of_fedavg)
 
@@ -129,17 +141,30 @@ def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
 
     weights = rule.weights(round, {"sv": values})
 
-    assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
+    assert weights.tolist() == pytest.approx(
+        [
+            0.6 / 0.8,
+            0.2 / 0.8,
+        ]
+    )
 
 
 def test_shapley_weights_before_the_first_value_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
-        ShapleyWeighted("sv").weights(make_round([0, 1], [1, 1]), {})
+    with pytest.raises(RuntimeError, match="no value before.*first aggregation"):
+        ShapleyWeighted("sv").weights(
+            make_round([0, 1], [1, 1]),
+            {},
+        )
 
 
 def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
-    space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    space = ParameterSpace(
+        nn.Sequential(
+            nn.Linear(3, 2),
+            nn.BatchNorm1d(2),
+        )
+    )
     cut = space.num_parameters
     model = torch.randn(space.size)
     vectors = torch.randn(3, space.size)
@@ -172,7 +197,7 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
 
 def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path: Path) -> None:
     loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
-    with pytest.raises(ConfigurationError, match="DecayedShapley is updated after aggregation"):
+    with refused("DecayedShapley is updated after aggregation"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
 
@@ -195,9 +220,13 @@ NUM_SAMPLES = torch.tensor([1, 2, 3])
 SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
 
 
-def make_random_round(seed: int, x: Tensor, index: int = 0) -> Round:
+def make_random_round(
+    seed: int,
+    x: Tensor,
+    index: int = 0,
+) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
-    draw = torch.Generator().manual_seed(seed)
+    draw = make_generator(seed)
     updates = torch.randn(3, space.size, generator=draw)
     return Round(
         round_index=index,
@@ -249,7 +278,10 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
     moments = aggregator.state_dict()["moments"][0]
 
     for name in ("m", "v"):
-        assert torch.equal(state["moments"][0][name], moments[name])
+        assert torch.equal(
+            state["moments"][0][name],
+            moments[name],
+        )
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
@@ -288,7 +320,7 @@ def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
 def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be made"):
+    with refused("cannot be made"):
         ServerOptimizer(partial(torch.optim.SGD, **wrong))
 
 
@@ -328,16 +360,22 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
         expected_weights = counts.double() / (3 * cut)
         buffers = weights.float() @ round.client_vectors[:, cut:]
 
-        torch.testing.assert_close(result[:cut], expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            result[:cut],
+            expected,
+            atol=1e-6,
+            rtol=0,
+        )
         torch.testing.assert_close(weights, expected_weights)
         torch.testing.assert_close(result[cut:], buffers)
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match="is the plain mean: of 3 clients none is left out. Draw at least 5"
-    ):
-        ((round, result, _),) = fit_and_record_rounds(tmp_path, sampler=UniformSampler(3))
+    with warns("3 clients none.*least 5"):
+        ((round, result, _),) = fit_and_record_rounds(
+            tmp_path,
+            sampler=UniformSampler(3),
+        )
     torch.testing.assert_close(result, round.client_vectors.mean(0))
 
 
@@ -345,7 +383,7 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> Non
 def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
     inner: Aggregator,
 ) -> None:
-    with pytest.raises(ConfigurationError, match="which a bucket has not"):
+    with refused("which a bucket has not"):
         Bucketing(inner)
 
 
@@ -396,12 +434,14 @@ def test_fednova_skips_a_client_without_steps() -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [partial(make_sgd, nesterov=True), partial(make_sgd, dampening=0.5), torch.optim.Adam],
+    [
+        partial(make_sgd, nesterov=True),
+        partial(make_sgd, dampening=0.5),
+        torch.optim.Adam,
+    ],
 )
 def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"FedNova\(\) must know what a local step adds to an update"
-    ):
+    with refused(r"FedNova\(\) must know.*local step"):
         fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
-    with pytest.raises(ConfigurationError, match=r"FedProx\(\) changes the steps"):
+    with refused(r"FedProx\(\) changes the steps"):
         fit(FederatedLoop(FedNova(), client_algorithm=FedProx()), tmp_path)

@@ -29,20 +29,20 @@ from flsv.metrics import CommunicationCost
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.uploads import TopK, UploadContext
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
 
 SIZE = 100_000
 
-SEEDED = torch.Generator().manual_seed(0)
+SEEDED = make_generator()
 UPDATE = torch.randn(SIZE, generator=SEEDED) * 0.01
 SHORT = UPDATE[:50]
 
 
 def attacked_update(attack, seed=7):
-    return attack.attack(UPDATE, None, torch.Generator().manual_seed(seed))
+    return attack.attack(UPDATE, None, make_generator(seed))
 
 
 def cosine_similarity(a, b):
@@ -161,7 +161,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
         def attack(self, update, context, generator):
             return update[1:]
 
-    with pytest.raises(ConfigurationError, match=r"made \[49\] out of an update \[50\]"):
+    with refused(r"made \[49\] out.*update \[50\]"):
         send_through([Short()])
 
 
@@ -257,7 +257,7 @@ def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite():
 # ---- Attackers who look at each other's updates, against loops written from the papers
 
 
-UPDATES = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+UPDATES = torch.randn(7, 40, generator=make_generator())
 
 
 class SendsAQuarterOfTheMean(Collusion):
@@ -326,14 +326,12 @@ def test_colluders_come_last_and_send_dense_updates(tmp_path):
     share_of_zeros = (attack.updates == 0).float().mean()
     assert share_of_zeros > 0.5
 
-    with pytest.raises(ConfigurationError, match="then collusion"):
+    with refused("then collusion"):
         FederatedLoop(uploads=[attack, GaussianPrivacy(1.0, 1.0)])
 
 
 def test_collusion_with_wrong_arguments_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigurationError, match="colluders need updates that all start from the global model"
-    ):
+    with refused("colluders need updates.*global model"):
         FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
 
     class Short(Collusion):
@@ -343,7 +341,7 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path):
             return updates[:, :2]
 
     attack = Short(clients=[1])
-    with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
+    with refused(r"\[1, 2\]; expected \[40\].*\[1,"):
         attack.sent(
             cohort=range(7),
             updates=UPDATES,

@@ -1,13 +1,12 @@
 """BuiltInData: what is merged, thinned out and scaled, and what is refused."""
 
 import numpy as np
-import pytest
 import torch
 from scipy.stats import zscore
 from sklearn.datasets import load_diabetes, load_digits
 
 from flsv.benchmark.built_in import BuiltInData
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 
 def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation() -> None:
@@ -60,7 +59,7 @@ def test_diabetes_is_scaled_by_its_training_rows() -> None:
 
 
 def test_built_in_data_with_wrong_arguments_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="it has none"):
+    with refused("it has none"):
         BuiltInData("diabetes", merge=2)
-    with pytest.raises(ConfigurationError, match="each of 10 classes"):
+    with refused("each of 10 classes"):
         BuiltInData("digits", keep=[1.0, 0.5])

@@ -10,7 +10,7 @@ import yaml
 from flsv.benchmark import federation, names
 from flsv.benchmark.federation import FOLDER, SETS, Federation
 from flsv.cli import main
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_federation_from_an_own_file_is_read(tmp_path):
 
 
 def test_federation_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigurationError, match="there is no federation 'nothing'"):
+    with refused("there is no federation 'nothing'"):
         federation("nothing")
 
 
@@ -75,7 +75,7 @@ def test_federation_file_with_errors_is_refused_before_training(
     tmp_path, changes, match, monkeypatch
 ):
     path = write_digits_file(tmp_path, **changes)
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         federation(path).check()
 
     monkeypatch.setattr("flsv.cli.bench.make_truth", None)  # nothing is trained

@@ -12,7 +12,7 @@ from flsv.benchmark.run import bench, run_metrics
 from flsv.benchmark.scores import BenchResults, RunResults, share_error, spearman
 from flsv.benchmark.summary import scores_of, summarize
 from flsv.metrics import ContributionMetric
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.runs import SIZES, make_small_federation
 
 
@@ -130,7 +130,7 @@ def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
     ],
 )
 def test_entry_with_an_unknown_name_raises(name: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         entry(name)
 
 
@@ -213,8 +213,5 @@ def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_adde
     ]
     (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
 
-    with pytest.raises(
-        ConfigurationError,
-        match="value,low,high,identity: expected .*value,identity. Move the",
-    ):
+    with refused("value,low,high,identity: expected .*value,identity. Move the"):
         BenchResults(tmp_path)

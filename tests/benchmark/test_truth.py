@@ -16,8 +16,8 @@ from flsv.benchmark.truth import FOLDER, SEEDS, Truth, exact_truth, truth_settin
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.sampling import FixedCohort
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import seed_global_rngs
+from helpers import make_generator, refused
 from helpers.coalitions_by_hand import GameByFits
 from helpers.runs import make_small_federation
 
@@ -37,7 +37,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
     truncated = "".join(lines[:7]) + "1,0+2"
     path.write_text(truncated)
 
-    with pytest.raises(ConfigurationError, match="of 8 coalitions are missing"):
+    with refused("of 8 coalitions are missing"):
         truth_table(small, tmp_path)
 
     for text, missing_count in [
@@ -62,7 +62,7 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
     assert truth_settings(longer, FOLDER) != settings
     assert truth_settings(renamed, FOLDER) == settings
     for function in (truth_table, make_truth):
-        with pytest.raises(ConfigurationError, match="results of other settings: settings"):
+        with refused("results of other settings: settings"):
             function(longer, tmp_path)
 
 
@@ -71,7 +71,7 @@ TRAINING_SEEDS = (1, 2, 3, 4)
 
 def make_random_truth() -> Truth:
     """Return a truth of three clients with random utilities ``[seeds, coalitions]``."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     utilities = torch.randn(
         len(TRAINING_SEEDS),
         8,
@@ -158,9 +158,9 @@ def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
     }
     large = make_small_federation(data={**small.data, "partitioner": eleven_clients})
 
-    with pytest.raises(ConfigurationError, match="there is no truth of"):
+    with refused("there is no truth of"):
         truth_table(small, tmp_path)
-    with pytest.raises(ConfigurationError, match="coalitions.*the limit is 10 clients"):
+    with refused("coalitions.*the limit is 10 clients"):
         make_truth(large, tmp_path)
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flsv import ConfigurationError
 from flsv.cli import main
 from flsv.cli.configs import find_config, packaged_names
+from helpers import refused
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -30,10 +30,7 @@ def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
 
 
 def test_unknown_configuration_names_the_packaged_ones() -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match="configuration file quickstrat. Did you",
-    ):
+    with refused("configuration file quickstrat. Did you"):
         find_config("quickstrat")
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from flsv.cli import main
 from flsv.cli.data import notes_on_data
 from flsv.data import FederatedDataModule, Files
-from helpers import pages
+from helpers import pages, warns
 from helpers.runs import write_table
 
 DICTIONARY = {
@@ -210,10 +210,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
         "--trainer.accelerator=cpu",
         "-q",
     ]
-    with pytest.warns(
-        UserWarning,
-        match="the tables are doubtful: .*creatinine of Celle",
-    ):
+    with warns("tables are doubtful: .*creatinine.*Celle"):
         assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 
 
@@ -226,7 +223,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
 
-    with pytest.warns(UserWarning, match="are left out") as records:
+    with warns("are left out") as records:
         assert main(["data", *options]) == 0
 
     (record,) = records
@@ -288,6 +285,6 @@ def test_folder_without_images_is_named(tmp_path):
     (tmp_path / "notes").mkdir()
     data = FederatedDataModule(str(tmp_path), files=Files(image_size=4))
 
-    with pytest.warns(UserWarning, match="folders without images: 'notes'"):
+    with warns("folders without images: 'notes'"):
         data.setup("fit")
     assert data.num_classes == 3  # the folder without images is a class, too

@@ -11,7 +11,7 @@ import torch
 import flsv
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.federation import FederatedLoop
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.fits import fit, plain_trainer
 from helpers.models import Plain
 
@@ -122,5 +122,5 @@ def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(
     shutil.copytree(moved_projects / "project", mixed)
     shutil.copy(moved_projects / "archive" / LAST, checkpoint)
 
-    with pytest.raises(ConfigurationError, match="mixed holds another run than"):
+    with refused("mixed holds another run than"):
         train_run(mixed, SCORES, rounds=4, ckpt_path=checkpoint)

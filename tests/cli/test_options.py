@@ -40,6 +40,8 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("report . --budget -5", "Budget(amount=-5.0): expected a finite number above 0."),
         ("report . --by value", "--by: name the budget, too"),
         ("report . --client Oslo", "has no contributions.csv"),
+        ("report . --client 1 --client=2", "--client is given 2 times: give it once."),
+        ("repeat 3 --config digits --out a --out b", "--out is given 2 times"),
         ("bench --seeds 0", "0: expected a whole number of at least 1"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
         (

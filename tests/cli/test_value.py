@@ -9,6 +9,7 @@ from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.utilities.seeding import generator_for
 from flsv.valuation import FedBary, participants_of
+from helpers import make_generator
 from helpers.runs import read_rows
 
 
@@ -40,7 +41,7 @@ def test_value_prints_a_table_and_writes_csv(tmp_path, monkeypatch, capsys):
 
 def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
-    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(400, 4, generator=make_generator())
     y = torch.arange(400) % 2
     outliers = {17: 1, 202: 0, 311: 1}
     for sample in outliers:
@@ -78,7 +79,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     validation, seed, tmp_path
 ):
-    x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(90, 4, generator=make_generator())
     y = torch.arange(90) % 2
     source = (TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20]))
     data = FederatedDataModule(source, IIDPartitioner(3, seed=2))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
-from helpers import tasks
+from helpers import make_generator, tasks
 from helpers.models import sgd
 
 
@@ -56,10 +56,6 @@ class Sets(L.LightningDataModule):
 def make_federated_data(kind: Kind) -> FederatedDataModule:
     """The kind's data, dealt to its clients."""
     return FederatedDataModule(kind.data(), SizePartitioner(list(kind.clients)))
-
-
-def make_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 NUM_PIXELS = 8  # of an image's rows and columns

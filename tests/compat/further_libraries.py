@@ -5,11 +5,12 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from compat.base import Kind, make_generator, make_stripes
+from compat.base import Kind, make_stripes
 from compat.libraries import BATCH_SIZE, NUM_TRAINING, NUM_VALIDATION, Loaded, Samples, Wrapped
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from helpers import make_generator
 from helpers.models import sgd
 
 INPUT_LENGTH, OUTPUT_LENGTH = 8, 4

@@ -6,13 +6,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from compat.base import Kind, Sets, Small, make_generator, make_images
+from compat.base import Kind, Sets, Small, make_images
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.data import Dataset, TensorDataset
 
-from helpers import tasks
+from helpers import make_generator, tasks
 from helpers.models import sgd
 
 PIXELS = 64

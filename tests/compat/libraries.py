@@ -6,10 +6,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from compat.base import Kind, Sets, make_generator, make_stripes
+from compat.base import Kind, Sets, make_stripes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, StackDataset
 
+from helpers import make_generator
 from helpers.models import sgd
 
 NUM_TRAINING, NUM_VALIDATION = 24, 8

@@ -23,6 +23,7 @@ from flsv.metrics import (
     ShadowShapley,
     SurrogateFederatedShapley,
 )
+from helpers import make_generator
 from helpers.fits import fit
 from helpers.hidden_state import Base
 from helpers.kinds_of_modules import ChangesItself, NearItsAverage, replace_layer
@@ -98,7 +99,7 @@ def make_metrics() -> dict[str, Any]:
 
 def make_clients() -> dict[str, Any]:
     """Two clients, and one with the samples of the first."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     clients = {}
     for name, size in (("A", 24), ("B", 16)):
         x = torch.randn(size, 6, generator=generator)

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.fits import read_logged_metrics
 
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
@@ -257,7 +257,7 @@ def assert_same_bits(
 
 
 def test_fit_without_training_batches_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="limit_train_batches=0: nobody would train"):
+    with refused("limit_train_batches=0: nobody would train"):
         train_federated(make_small_kind(limit_train_batches=0), tmp_path)
 
 

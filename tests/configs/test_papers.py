@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flsv.data import LongTail, ShardPartitioner
+from helpers import make_generator
 from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, count_by_client_and_class, requires_files
 
 
@@ -214,7 +215,7 @@ def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
     clean = deal("guo_same")
 
     def inputs(data, client):
-        shuffle = torch.Generator().manual_seed(0)
+        shuffle = make_generator()
         batches = data.client_loader(client, generator=shuffle)
         return torch.cat([x for x, _ in batches])
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional import exact_shapley, permutation_shapley
+from helpers import make_generator
 
 
 class Game:
@@ -20,7 +21,7 @@ class Game:
 
     def __init__(self, players: int, seed: int) -> None:
         self.n = players
-        generator = torch.Generator().manual_seed(seed)
+        generator = make_generator(seed)
         noise = torch.randn(
             2**players,
             generator=generator,
@@ -88,7 +89,7 @@ BUDGET = 80
 
 def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any) -> None:
     def mine(game: Game, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
+        generator = make_generator(seed)
         estimate = permutation_shapley(
             game.utility,
             7,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flsv.contrib.fedntd import FedNTD
 from flsv.testing import parametrize_with_checks
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.fits import fit
 from helpers.loops_by_hand import (
     assert_same_state,
@@ -73,7 +73,7 @@ class NeverCalled(Plain):
 
 
 def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="training_step does not call this"):
+    with refused("training_step does not call this"):
         fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
 
 

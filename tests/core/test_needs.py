@@ -18,7 +18,7 @@ from flsv.metrics import CumulativeShapley, LeaveOneOut, WassersteinContribution
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_sets
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -232,14 +232,14 @@ def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
     ],
 )
 def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit_loop(tmp_path, validation=0.0, **options)
 
 
 def test_an_aggregator_that_asks_private_clients_is_refused_when_the_loop_is_made():
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
-    with pytest.raises(ConfigurationError, match="aggregator AskingAggregator.*but a noised"):
+    with refused("aggregator AskingAggregator.*but a noised"):
         FederatedLoop(aggregator=AskingAggregator(), uploads=[privacy])
 
 
@@ -247,12 +247,12 @@ def test_a_need_that_no_round_has_is_refused(tmp_path):
     class Misspelt(FedAvg):
         needs = ("plays",)
 
-    with pytest.raises(ConfigurationError, match=r"\['plays'\], which a round does"):
+    with refused(r"\['plays'\], which a round does"):
         fit_loop(tmp_path, aggregator=Misspelt())
 
 
 def test_a_metric_whose_functions_read_what_it_does_not_say_is_refused():
-    with pytest.raises(ConfigurationError, match="metric 'mine': round_fields has functions"):
+    with refused("metric 'mine': round_fields has functions"):
         FederatedLoop(metrics={"mine": WithoutNeeds()})
 
 
@@ -277,7 +277,7 @@ def test_private_clients_do_not_answer_a_part_that_has_not_declared_that_it_asks
     role = "sampler" if isinstance(part, UniformSampler) else "aggregator"
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
-    with pytest.raises(ConfigurationError, match="nothing but a noised update"):
+    with refused("nothing but a noised update"):
         fit_loop(tmp_path, uploads=[privacy], **{role: part})
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 
 def make_network() -> nn.Module:
@@ -106,15 +106,15 @@ def test_head_of_timm_is_its_classifier() -> None:
 
 def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> None:
     module = make_network()
-    with pytest.raises(ConfigurationError, match=r"head='classifier' is not a layer.*\['4', '5'\]"):
+    with refused(r"head='classifier' is not.*layer.*\['4', '5'\]"):
         ParameterSpace(module, head="classifier")
-    with pytest.raises(ConfigurationError, match=r"\(BatchNorm2d\) has no weight matrix"):
+    with refused(r"\(BatchNorm2d\) has no weight matrix"):
         ParameterSpace(module, head="1")
     with pytest.raises(ValueError, match="expected a vector of shape"):
         ParameterSpace(module).write(module, torch.zeros(3))
 
     module.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
-    with pytest.raises(ConfigurationError, match="'phase' is complex"):
+    with refused("'phase' is complex"):
         ParameterSpace(module)
 
 

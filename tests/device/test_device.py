@@ -38,6 +38,7 @@ from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues
 from flsv.uploads import TopK, UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
+from helpers import make_generator
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, make_checkpoint_callback, state_vector, trainer_for
 from helpers.models import Plain, network, sgd
@@ -70,7 +71,7 @@ def test_game_scores_under_vmap_equal_those_one_by_one():
     """And those on the CPU."""
     module = network().to(DEVICE).eval()
     space = ParameterSpace(module)
-    draw = torch.Generator().manual_seed(0)
+    draw = make_generator()
     batches = []
     for _ in range(3):
         x = torch.randn(50, FEATURES, generator=draw)
@@ -287,7 +288,7 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features):
     def valuation_on(device: str) -> Any:
         method = FedBary(features=features, support=4, iterations=2)
         participants = participants_of(data, torch.device(device))
-        return method.value(*participants, torch.Generator().manual_seed(0))
+        return method.value(*participants, make_generator())
 
     valuation = valuation_on("cpu")
     device_valuation = valuation_on(DEVICE)

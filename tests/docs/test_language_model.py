@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from examples.language_model import CausalLMClient
+from helpers import make_generator
 from helpers.data import Items
 
 pytest.importorskip("peft", reason="peft is not installed: pip install peft")
@@ -36,7 +37,7 @@ def folder_of_gpt2(tmp_path_factory):
 
 def make_padded_texts(count):
     """Texts without labels; what is behind a text's end is padding."""
-    generator = torch.Generator().manual_seed(4)
+    generator = make_generator(4)
     first_tokens = torch.randint(0, TOKENS, (count, 1), generator=generator)
     positions = torch.arange(LENGTH)
     texts = (first_tokens + positions) % TOKENS

@@ -19,6 +19,7 @@ from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
 from flsv.training.batched import RowTraining
 from flsv.utilities.seeding import global_rngs
+from helpers import warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import (
     SIZES,
@@ -154,7 +155,7 @@ def test_vmap_out_of_memory_names_half_the_number_of_clients(
 
 @pytest.mark.parametrize("chunk", [2, None])
 def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
-    with pytest.warns(UserWarning, match="client"):
+    with warns("client"):
         _, vmap_loop = fit_by_both_engines(
             tmp_path,
             Overflows,

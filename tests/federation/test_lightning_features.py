@@ -24,7 +24,7 @@ from flsv.metrics import (
 )
 from flsv.sampling import ClientSampler
 from flsv.training.algorithms import ClientAlgorithm, ClientContext
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import (
     fit,
@@ -216,7 +216,7 @@ def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(tmp_path
     callback = make_callback(monitor="value/client_0")
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
 
-    with pytest.raises(ConfigurationError, match="such as CumulativeShapley"):
+    with refused("such as CumulativeShapley"):
         fit(
             loop,
             tmp_path,
@@ -262,10 +262,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     }
     loop = FederatedLoop(metrics=metrics, seed=1)
 
-    with pytest.raises(
-        ConfigurationError,
-        match="has written no contributions",
-    ):
+    with refused("has written no contributions"):
         loop.history()
 
     fit(

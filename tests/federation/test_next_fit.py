@@ -10,10 +10,11 @@ import lightning as L
 import pytest
 import torch
 
-from flsv import ConfigurationError, FederatedLoop
+from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule
 from flsv.metrics import CosineGradientShapley, ShadowShapley
+from helpers import refused, warns
 from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, make_checkpoint_callback, trainer_for
@@ -85,7 +86,7 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
     if adds_rounds:
         plan_more_rounds(trainer)
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         trainer.fit(module, make_data())
 
     assert read_files(tmp_path) == files
@@ -99,7 +100,7 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path: Path) -> None
     files = read_files(tmp_path)
     values = loop.contributions["shadow"].clone()
 
-    with pytest.warns(UserWarning, match="2 rounds are run already"):
+    with warns("2 rounds are run already"):
         trainer.fit(module, make_three_clients())
 
     assert read_files(tmp_path) == files
@@ -113,7 +114,7 @@ def test_a_resumed_run_without_rounds_writes_nothing(tmp_path: Path) -> None:
     fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
     files = read_files(tmp_path / "run")
 
-    with pytest.warns(UserWarning, match="2 rounds are run already"):
+    with warns("2 rounds are run already"):
         fit(
             make_loop().replace(metrics=cosine),
             tmp_path / "run",
@@ -169,7 +170,7 @@ def test_a_further_fit_with_another_seed_is_refused(
 
     monkeypatch.setenv("PL_GLOBAL_SEED", "4")
     plan_more_rounds(trainer)
-    with pytest.raises(ConfigurationError, match="the seed is 4 and"):
+    with refused("the seed is 4 and"):
         trainer.fit(module, toy_data((4, 1, 2), server_val=0.3, seed=5))
 
 
@@ -178,7 +179,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path: Path) -> Non
     trainer.callbacks = [make_loop()]
     plan_more_rounds(trainer)
 
-    with pytest.raises(ConfigurationError, match="rounds, and its FederatedLoop none"):
+    with refused("rounds, and its FederatedLoop none"):
         trainer.fit(module, make_three_clients())
 
 
@@ -194,7 +195,7 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
     trainer.fit(module, make_three_clients())
     plan_more_rounds(trainer)
 
-    with pytest.raises(ConfigurationError, match="begins its learning-rate schedules anew"):
+    with refused("begins its learning-rate schedules anew"):
         trainer.fit(module, make_three_clients())
 
 

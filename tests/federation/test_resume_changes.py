@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from flsv import ConfigurationError
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
 from flsv.data.corruption import ClosedSetLabelNoise
@@ -19,6 +18,7 @@ from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.utilities.errors import VersionWarning
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
+from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_checkpoint_callback, plain_trainer, trainer_for
 from helpers.models import Plain, adam, network
@@ -66,9 +66,7 @@ def resume_fit(
     ],
 )
 def test_resume_with_other_data_is_refused(saved_checkpoint, tmp_path, data, message):
-    with pytest.raises(
-        ConfigurationError, match=f"the checkpoint is of another federation: .*{message}"
-    ):
+    with refused(f"the checkpoint.*another federation: .*{message}"):
         resume_fit(saved_checkpoint, tmp_path, data=data())
 
 
@@ -82,9 +80,7 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path):
     labels[sample] = (labels[sample] + 1) % 3
     path = fit_and_save(tmp_path, data=data)
 
-    with pytest.raises(
-        ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"
-    ):
+    with refused(r"federation: other samples.*\[1\]\. Resume"):
         resume_fit(path, tmp_path / "second", data=changed_data)
 
 
@@ -114,15 +110,15 @@ def test_changed_label_in_the_same_data_is_refused_on_resume(tmp_path):
     ],
 )
 def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, changes, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         resume_fit(saved_checkpoint, tmp_path, **changes)
     assert not (tmp_path / "contributions.csv").exists()
 
 
 def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
-    with pytest.raises(ConfigurationError, match="is of round 2, and max_epochs=1"):
+    with refused("of round 2, and max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
-    with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
+    with warns("2 rounds.*already: raise max_epochs"):
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
@@ -137,9 +133,7 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
 
     resume_fit(path, tmp_path / "budget", make_module(), uploads=[with_larger_budget])
 
-    with pytest.raises(
-        ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"
-    ):
+    with refused("federation.uploads is .*clip=2.0.* and.*clip=1.0"):
         resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
 
 
@@ -156,7 +150,7 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
         remaining = {name: value for name, value in federation.items() if name != missing}
         checkpoint["callbacks"][key] = remaining
         torch.save(checkpoint, path)
-        with pytest.raises(ConfigurationError, match=f"lacks '{missing}'|in format None"):
+        with refused(f"lacks '{missing}'|in format None"):
             resume_fit(path, tmp_path)
 
 
@@ -181,14 +175,14 @@ def test_checkpoint_with_a_damaged_byte_of_a_weight_is_refused(saved_checkpoint,
     content[position + 1] ^= 255
     path.write_bytes(content)
 
-    with pytest.raises(ConfigurationError, match="cannot be read as a checkpoint: it is damaged"):
+    with refused("cannot be read.*checkpoint:.*damaged"):
         resume_fit(path, tmp_path)
 
 
 def test_validating_on_possible_training_samples_warns(saved_checkpoint, tmp_path):
     data_split_by_another_seed = toy_data(seed=5)
     trainer = trainer_for(make_loop(), tmp_path)
-    with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
+    with warns("may have been trained.*samples"):
         trainer.validate(Plain(), datamodule=data_split_by_another_seed, ckpt_path=saved_checkpoint)
 
 
@@ -228,15 +222,12 @@ def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_pat
     path = fit_and_save(tmp_path, steps(optimizer=make_sgd(0.1)))
     resume_fit(path, tmp_path / "same", steps(optimizer=make_sgd(0.1)))
 
-    with pytest.raises(
-        ConfigurationError,
-        match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume",
-    ):
+    with refused("lr is 0.2.*0.1.*StepLR.*changed"):
         resume_fit(path, tmp_path / "other", steps(optimizer=make_sgd(0.2)))
 
 
 def test_resume_with_another_optimizer_is_refused(saved_checkpoint, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
+    with refused("started with SGD.*resumed.*Adam"):
         resume_fit(saved_checkpoint, tmp_path, Plain(optimizer=adam))
 
 
@@ -267,7 +258,7 @@ def test_network_of_the_same_shapes_but_another_name_is_refused(tmp_path):
     path = fit_and_save(tmp_path, Named("ReLU"), rounds=1)
     trainer = trainer_for(make_loop(), tmp_path / "another")
     for run_stage in (trainer.fit, trainer.test):
-        with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
+        with refused("network is 'Tanh' and.*'ReLU'"):
             run_stage(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
 
 
@@ -277,12 +268,9 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
 
-    with pytest.raises(ConfigurationError, match=r"plain.ckpt .* was not saved by a FederatedLoop"):
+    with refused("plain.ckpt.*was not saved.*FederatedLoop"):
         resume_fit(tmp_path / "plain.ckpt", tmp_path / "a")
-    with pytest.raises(
-        ConfigurationError,
-        match=r"weights.ckpt holds weights only, .* it can be tested, not resumed",
-    ):
+    with refused("weights.ckpt holds weights.*not resumed"):
         resume_fit(tmp_path / "weights.ckpt", tmp_path / "b")
 
     trainer_for(make_loop(), tmp_path / "c").test(
@@ -303,7 +291,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path)
 )
 def test_checkpoint_of_another_format_is_refused(written, message):
     state = {"round_index": 2, "seed": 1, **written}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         make_loop().check_state(state)
 
 
@@ -313,7 +301,7 @@ def test_checkpoint_with_the_frozen_layers_of_version_2_0_is_refused(saved_check
     older = tmp_path / "older.ckpt"
     torch.save(checkpoint, older)
 
-    with pytest.raises(ConfigurationError, match=r"is of flsv 2\.0 and of a finetuning callback"):
+    with refused(r"of flsv 2\.0.*finetuning callback"):
         resume_fit(older, tmp_path / "resumed")
 
 
@@ -329,7 +317,7 @@ def test_resume_by_another_version_is_told_and_ends_in_the_same_model(saved_chec
     torch.save(checkpoint, older)
 
     unchanged = resume_fit(saved_checkpoint, tmp_path / "unchanged")
-    with pytest.warns(VersionWarning, match=r"flsv is .* and was 1\.9\.9\): from here on"):
+    with pytest.warns(VersionWarning, match=r"was 1\.9\.9\): from here on"):
         upgraded = resume_fit(older, tmp_path / "upgraded")
 
     for name, tensor in unchanged.state_dict().items():
@@ -342,7 +330,5 @@ def test_resume_of_an_unseeded_attack_under_another_global_seed_is_refused(tmp_p
     path = fit_and_save(tmp_path, uploads=[FreeRider("zero", fraction=0.4)])
     monkeypatch.setenv("PL_GLOBAL_SEED", "2")
 
-    with pytest.raises(
-        ConfigurationError, match=r"federation\.uploads is .*seed=2.* and was .*seed=1"
-    ):
+    with refused(r"federation\.uploads is .*seed=2.* and.*seed=1"):
         resume_fit(path, tmp_path, uploads=[FreeRider("zero", fraction=0.4)])

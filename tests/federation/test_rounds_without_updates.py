@@ -12,6 +12,7 @@ from flsv.engines.remote import Packet
 from flsv.metrics import CumulativeShapley
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from flsv.sampling import ClientSampler
+from helpers import warns
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
 from helpers.sites import ADDRESSES, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
@@ -53,7 +54,7 @@ def make_module() -> Diverges:
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
     loop = make_loop(metrics={"shapley": CumulativeShapley()})
     recorder = ModelsAfterRounds()
-    with pytest.warns(UserWarning, match="model stays, and other clients"):
+    with warns("model stays, and other clients"):
         fit(loop, tmp_path, make_module(), rounds=3, callbacks=[recorder])
 
     models = recorder.models
@@ -101,7 +102,7 @@ def fit_with_failing_sites(folder: Any, failing: set[tuple[int, int]]) -> Federa
 
 def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path):
     second_round = 1
-    with pytest.warns(UserWarning, match="a model. The model stays"):
+    with warns("a model. The model stays"):
         loop = fit_with_failing_sites(tmp_path, {(LYON_ADDRESS, second_round)})
 
     assert loop.participations.tolist() == [2, 0, 1]

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.metrics import LeaveOneOut, ShadowShapley
 from flsv.sampling import UniformSampler
-from helpers import slow_except
+from helpers import slow_except, warns
 from helpers.data import toy_data
 from helpers.fits import trainer_for
 from helpers.models import Plain, network
@@ -209,7 +209,7 @@ class Interrupts(Callback):
 
 def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
     message = "scores of clients' own models: the run was stopped after round 2"
-    with pytest.raises(SystemExit), pytest.warns(UserWarning, match=message):
+    with pytest.raises(SystemExit), warns(message):
         fit_run(tmp_path, PLANNED, [Interrupts()], evaluation=RARE)
 
 

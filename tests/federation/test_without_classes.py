@@ -8,7 +8,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted
 from flsv.data import GroupPartitioner, IIDPartitioner, SizePartitioner
 from flsv.metrics import (
@@ -17,6 +17,7 @@ from flsv.metrics import (
     CosineGradientShapley,
     PartialFederatedShapley,
 )
+from helpers import make_generator, refused
 from helpers.fits import state_vector, trainer_for
 from helpers.runs import read_rows
 from helpers.tasks import GraphNet, Graphs, Kind, LanguageModel, Regression
@@ -40,13 +41,26 @@ class GraphModule(L.LightningDataModule):
 
 
 def make_texts(**options: Any) -> FederatedDataModule:
-    tokens = torch.randint(7, (N, 6), generator=torch.Generator().manual_seed(0))
-    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **options)
+    tokens = torch.randint(
+        7,
+        (N, 6),
+        generator=make_generator(),
+    )
+    return FederatedDataModule(
+        TensorDataset(tokens),
+        IIDPartitioner(3),
+        batch_size=8,
+        **options,
+    )
 
 
 def make_numbers() -> FederatedDataModule:
-    x = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
-    return FederatedDataModule(TensorDataset(x, x.sum(1)), SizePartitioner([3, 1]), batch_size=8)
+    x = torch.randn(N, 3, generator=make_generator())
+    return FederatedDataModule(
+        TensorDataset(x, x.sum(1)),
+        SizePartitioner([3, 1]),
+        batch_size=8,
+    )
 
 
 def make_graphs() -> FederatedDataModule:
@@ -66,8 +80,16 @@ def test_a_task_without_classes_is_trained_and_measured(module, data, tmp_path, 
     client_data = data()
     initial_vector = state_vector(client_module)
     metrics = {"cosine": CosineGradientShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1))
-    logger = L.pytorch.loggers.TensorBoardLogger(tmp_path, name="", version="")
+    loop = FederatedLoop(
+        metrics=metrics,
+        seed=0,
+        reporting=Reporting(figures=1),
+    )
+    logger = L.pytorch.loggers.TensorBoardLogger(
+        tmp_path,
+        name="",
+        version="",
+    )
 
     trainer_for(loop, tmp_path, 2, logger=logger).fit(client_module, client_data)
 
@@ -108,23 +130,28 @@ def test_a_task_without_classes_is_trained_and_measured(module, data, tmp_path, 
 )
 def test_component_that_needs_classes_is_refused_before_training(arguments, component, tmp_path):
     trainer = trainer_for(FederatedLoop(**arguments), tmp_path, 1)
-    with pytest.raises(
-        ConfigurationError, match=f"{component}.*have no classes: the labels are float32 numbers\\."
-    ):
+    with refused(f"{component}.*have no classes:.*float32 numbers\\."):
         trainer.fit(Regression(), make_numbers())
 
     assert trainer.global_step == 0
 
 
 def test_component_that_needs_classes_uses_given_labels(tmp_path):
-    loop = FederatedLoop(DivergenceWeighted(), {"cssv": ClassSpecificShapley()}, seed=0)
-    trainer_for(loop, tmp_path, 1).fit(Texts(), make_texts(labels=[i % 7 for i in range(N)]))
+    loop = FederatedLoop(
+        DivergenceWeighted(),
+        {"cssv": ClassSpecificShapley()},
+        seed=0,
+    )
+    trainer_for(loop, tmp_path, 1).fit(
+        Texts(),
+        make_texts(labels=[i % 7 for i in range(N)]),
+    )
     assert loop.contributions["cssv"].by_class.shape == (3, 7)
 
 
 def test_classifier_client_on_data_without_classes_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigurationError,
-        match="ClassifierClient learns classes, and the",
-    ):
-        trainer_for(FederatedLoop(), tmp_path, 1).fit(ClassifierClient("mlp"), make_numbers())
+    with refused("ClassifierClient learns classes, and the"):
+        trainer_for(FederatedLoop(), tmp_path, 1).fit(
+            ClassifierClient("mlp"),
+            make_numbers(),
+        )

@@ -3,13 +3,14 @@
 import torch
 
 from flsv.filters.caps import scale_updates
+from helpers import make_generator
 
 #: One factor for each client's update.
 FACTORS = [1.0, 0.5, 1.0, 0.25]
 
 
 def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
     factors = torch.tensor(FACTORS).double()
@@ -32,7 +33,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
 
 
 def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> None:
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
     initial_models = initial.expand(4, 6).clone()
@@ -55,7 +56,7 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
 
 
 def test_scale_updates_by_1_copies_nothing() -> None:
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
 
     scaled = scale_updates(

@@ -7,6 +7,7 @@ from flsv.attacks import Scaling
 from flsv.federation import FederatedLoop
 from flsv.filters import MultiKrum
 from flsv.filters.krum import krum_scores
+from helpers import make_generator
 from helpers.data import toy_data
 from helpers.fits import fit
 
@@ -15,7 +16,7 @@ def test_krum_scores_sum_the_closest_distances():
     points = torch.randn(
         8,
         30,
-        generator=torch.Generator().manual_seed(0),
+        generator=make_generator(),
         dtype=torch.float64,
     )
     squared = torch.cdist(points, points).square()

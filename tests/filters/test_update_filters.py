@@ -32,7 +32,7 @@ from flsv.metrics import (
 from flsv.personalization import Standalone
 from flsv.report import open_run
 from flsv.uploads import UploadContext
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
 from helpers.loops_by_hand import KeepsRounds
@@ -214,9 +214,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
     metrics = {"cssv": ClassSpecificShapley()}
     loop = FederatedLoop(aggregator=Overflows(), metrics=metrics, seed=1)
 
-    with pytest.warns(
-        UserWarning, match=r"round 2: Overflows\(.*not finite\. The model stays that of the round"
-    ):
+    with warns(r"round 2: Overflows\(.*not finite\. The"):
         fit(loop, tmp_path / "once", data=data, rounds=3, callbacks=[record])
 
     assert torch.equal(models[0], models[1])
@@ -225,8 +223,8 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
 
     Overflows.rounds = (1, 2)
     with (
-        pytest.warns(UserWarning, match="the round before"),
-        pytest.raises(RuntimeError, match="round 3: .* second time running"),
+        warns("the round before"),
+        pytest.raises(RuntimeError, match="round 3:.*second time running"),
     ):
         fit(
             FederatedLoop(aggregator=Overflows(), seed=1),
@@ -259,7 +257,7 @@ def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
         checkpoint = tmp_path / "last.ckpt"
 
     loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
-    with pytest.warns(UserWarning, match=r"round 2: .* not finite\. The model stays that"):
+    with warns(r"round 2:.*not finite\. The"):
         fit(loop, tmp_path / "run", data=make_data(), rounds=3, ckpt_path=checkpoint)
 
     assert loop.participations.tolist() == [3, 3, 3, 3]
@@ -278,7 +276,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
     )
     logger = TensorBoardLogger(tmp_path, name="", version="run")
 
-    with pytest.warns(UserWarning, match="left out of the round"):
+    with warns("left out of the round"):
         module = fit(loop, tmp_path, data=data, rounds=1, logger=logger)
 
     assert state_vector(module).abs().max() < 100
@@ -348,9 +346,7 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path):
     second_round, third_round = 1, 2
     nan_of_client_1 = make_diverging_module((second_round, 1), (third_round, 1))
 
-    with pytest.warns(
-        UserWarning, match="client 1 returned a model with NaN or infinite entries in round 2"
-    ):
+    with warns("client 1 returned.*round 2"):
         module = fit(loop, tmp_path, nan_of_client_1)
 
     assert state_vector(module).isfinite().all()
@@ -363,10 +359,8 @@ def test_client_with_nan_is_left_out_and_reported_and_the_run_goes_on(tmp_path):
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
     all_fail = make_diverging_module((1, 0), (1, 1), (1, 2))
     with (
-        pytest.warns(UserWarning, match="3 of 3 clients returned"),
-        pytest.raises(
-            RuntimeError, match=r"round 2: every client of the cohort returned a model with NaN"
-        ),
+        warns("3 of 3 clients returned"),
+        pytest.raises(RuntimeError, match="round 2: every client.*NaN"),
     ):
         fit(FederatedLoop(seed=1), tmp_path, all_fail)
 
@@ -455,7 +449,7 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
     ],
 )
 def test_filters_with_wrong_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         FederatedLoop(**arguments)
 
 

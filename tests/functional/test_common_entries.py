@@ -5,6 +5,7 @@ import torch
 
 from flsv.functional import common_entries as module
 from flsv.functional.common_entries import keep_common
+from helpers import make_generator
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -15,13 +16,13 @@ def test_averages_keep_entries_that_all_models_share(monkeypatch, rows, block):
         0,
         3,
         (rows, 400),
-        generator=torch.Generator().manual_seed(rows),
+        generator=make_generator(rows),
     )
     x = integers.float() / 10
     logits = torch.randn(
         2,
         rows,
-        generator=torch.Generator().manual_seed(1),
+        generator=make_generator(1),
     )
     averages = torch.softmax(logits, -1) @ x
 

@@ -6,6 +6,7 @@ import torch
 
 from flsv.functional import distances as module
 from flsv.functional.distances import distances, squared_distances, weighted_mean
+from helpers import make_generator
 
 
 @pytest.mark.parametrize("block", [1 << 20, 12])
@@ -50,8 +51,11 @@ def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
 
 
 def test_squared_distance_of_equal_rows_far_from_the_origin_is_0() -> None:
-    x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0)) + 1e4
+    x = torch.randn(50, 20, generator=make_generator()) + 1e4
     distances = squared_distances(x, x)
-    assert torch.equal(distances.diagonal(), torch.zeros(50, dtype=torch.float64))
+    assert torch.equal(
+        distances.diagonal(),
+        torch.zeros(50, dtype=torch.float64),
+    )
     expected = (x.double()[:, None] - x.double()[None]).square().sum(-1)
     torch.testing.assert_close(distances, expected, rtol=1e-9, atol=0)

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import entropy
 
 from flsv.functional import divergence_weights, label_divergence
+from helpers import warns
 
 COUNTS = torch.tensor([[3, 1, 0, 6], [5, 5, 5, 5], [0, 0, 7, 0], [100, 200, 1, 1]])
 
@@ -21,7 +22,7 @@ def test_label_divergence_equals_that_of_scipy() -> None:
 
 @pytest.mark.parametrize("counts", [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]])
 def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
-    with pytest.raises(ValueError, match="not negative, some of them above 0"):
+    with pytest.raises(ValueError, match="not negative,.*them above 0"):
         label_divergence(torch.tensor(counts))
 
 
@@ -58,7 +59,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
-    with pytest.warns(UserWarning, match="falling back to shares of samples"):
+    with warns("falling back to shares.*samples"):
         weights = divergence_weights(
             torch.tensor([100, 300]),
             torch.ones(2),

@@ -12,6 +12,7 @@ from flsv.functional import (
     relevance_auroc,
     top_k_download,
 )
+from helpers import make_generator
 
 POLICIES = ("mean", "exclude", "min", 0.7)
 
@@ -38,7 +39,7 @@ def weights_by_hand(values, distances, client, self_weight):
 @pytest.mark.parametrize("self_weight", POLICIES)
 @pytest.mark.parametrize("client", [0, 5])
 def test_personalized_weights_equal_numpys(self_weight, client):
-    generator = torch.Generator().manual_seed(client)
+    generator = make_generator(client)
     for _ in range(20):
         values = torch.randn(6, generator=generator, dtype=torch.float64)
         distances = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
@@ -94,10 +95,6 @@ def test_personalized_weights_refuses_wrong_values_and_distances(values, distanc
 
 
 nan = float("nan")
-
-
-def make_generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def choose_top_k_peers(
@@ -182,12 +179,12 @@ def test_pfedsv_functions_refuse_shapes_that_would_broadcast():
     """Broadcasting would give numbers for them."""
     with pytest.raises(ValueError, match=r"got \[1, 1\] and \[3\]"):
         leave_one_out_cosines(torch.ones(1, 1), torch.ones(3))
-    with pytest.raises(ValueError, match=r"got \[2, 3\] and \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"\[2, 3\] and \[2, 3\]"):
         relevance_auroc(torch.rand(2, 3), torch.ones(2, 3))
 
 
 def test_label_overlap_equals_numpys():
-    counts = torch.randint(0, 3, (12, 6), generator=torch.Generator().manual_seed(0)) * 7
+    counts = torch.randint(0, 3, (12, 6), generator=make_generator()) * 7
     shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
     expected = np.minimum(shares[:, None], shares).sum(-1)
     np.testing.assert_allclose(label_overlap(counts), expected, rtol=1e-6)
@@ -196,7 +193,7 @@ def test_label_overlap_equals_numpys():
 @pytest.mark.parametrize("digits", [0, 6])
 def test_relevance_auroc_equals_scikit_learns(digits):
     n = 15
-    generator = torch.Generator().manual_seed(digits)
+    generator = make_generator(digits)
     truth = torch.rand(n, n, generator=generator) > 0.7
     noisy_truth = torch.randn(n, n, generator=generator) + truth
     relevance = (noisy_truth * 10**digits).round() / 10**digits
@@ -220,7 +217,7 @@ def test_relevance_auroc_equals_scikit_learns(digits):
     ],
 )
 def test_relevance_auroc_of_one_kind_of_clients_is_not_a_number(truth):
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     relevance = torch.randn(15, 15, generator=generator)
 
     assert relevance_auroc(relevance, truth).isnan()

@@ -26,10 +26,17 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
 
-    np.testing.assert_allclose(got.numpy(), cssv_by_hand(clients, server), rtol=1e-12)
+    np.testing.assert_allclose(
+        got.numpy(),
+        cssv_by_hand(clients, server),
+        rtol=1e-12,
+    )
 
-    with pytest.raises(ValueError, match=r"got \[2, 3, 4\] and \[3, 5\]"):
-        class_specific_shapley(torch.zeros(2, 3, 4), torch.zeros(3, 5))
+    with pytest.raises(ValueError, match=r"\[2, 3, 4\].*\[3, 5\]"):
+        class_specific_shapley(
+            torch.zeros(2, 3, 4),
+            torch.zeros(3, 5),
+        )
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])

@@ -4,6 +4,23 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+import torch
+
+from flsv.utilities.errors import ConfigurationError
+
+
+def refused(message: str) -> Any:
+    """What is done within is refused, with these words (a regular expression)."""
+    return pytest.raises(ConfigurationError, match=message)
+
+
+def warns(message: str) -> Any:
+    """What is done within warns its user, with these words (a regular expression)."""
+    return pytest.warns(UserWarning, match=message)
+
+
+def make_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def slow_except(

@@ -27,7 +27,11 @@ class CoalitionByHand:
         self.net = net
         self.make = optimizer
 
-    def train(self, model: nn.Module, batches: list[Any]) -> None:
+    def train(
+        self,
+        model: nn.Module,
+        batches: list[Any],
+    ) -> None:
         optimizer = self.make(model.parameters())
         for x, y in batches:
             optimizer.zero_grad()
@@ -44,12 +48,22 @@ class CoalitionByHand:
         if cohorts is None:
             cohorts = [members] * (FIT_ROUNDS if members else 0)
 
-        def visit(model: nn.Module, round_index: int, client: int) -> None:
+        def visit(
+            model: nn.Module,
+            round_index: int,
+            client: int,
+        ) -> None:
             seed_global_rngs(SEED, "train", round_index, client)
             stream = generator_for(SEED, "shuffle", round_index, client, 0)
-            self.train(model, list(dealt.client_loader(client, "train", generator=stream)))
+            self.train(
+                model,
+                list(dealt.client_loader(client, "train", generator=stream)),
+            )
 
-        def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        def combine(
+            server: nn.Module,
+            models: dict[int, nn.Module],
+        ) -> nn.Module:
             sizes = [float(dealt.num_samples[client]) for client in models]
             return average_models([*models.values()], sizes) if models else server
 
@@ -100,13 +114,19 @@ class GameByFits:
             recalls_by_coalition.append(torch.stack(recalls))
         return torch.stack(recalls_by_coalition)
 
-    def outputs(self, members: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def outputs(
+        self,
+        members: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
         if members not in self.outputs_by_members:
             self.outputs_by_members[members] = self.new_outputs(members)
         return self.outputs_by_members[members]
 
     @torch.no_grad()
-    def new_outputs(self, members: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def new_outputs(
+        self,
+        members: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
         module = copy.deepcopy(self.module)
         if members:
             trainer = self.make_trainer(FixedCohort(members))

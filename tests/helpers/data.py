@@ -13,12 +13,17 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, Files, Loader, SizePartitioner, Splits, load_image_data
+from helpers import make_generator
 
 
 def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
-    for name, kind in (("splits", Splits), ("files", Files), ("loader", Loader)):
+    for name, kind in (
+        ("splits", Splits),
+        ("files", Files),
+        ("loader", Loader),
+    ):
         of_kind = {}
         for field in fields(kind):  # type: ignore[arg-type]
             if field.name in arguments:
@@ -43,12 +48,15 @@ def toy_sets(
     samples: int = 130, test: int = 30, seed: int = 0
 ) -> tuple[TensorDataset, TensorDataset]:
     """Three Gaussian classes."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
 
     def draw(n: int) -> TensorDataset:
         y = torch.arange(n) % CLASSES
-        return TensorDataset(centers[y] + torch.randn(n, FEATURES, generator=generator), y)
+        return TensorDataset(
+            centers[y] + torch.randn(n, FEATURES, generator=generator),
+            y,
+        )
 
     return draw(samples), draw(test)
 
@@ -138,7 +146,11 @@ def make_patients(number, seed, shift=0.0):
     ages = rng.normal(50 + shift, 9, number)
     wards = np.resize(["A", "B", f"only {seed}"], number)
     is_ill = np.arange(number) % 2
-    return Frame(age=ages.tolist(), ward=wards.tolist(), ill=is_ill.tolist())
+    return Frame(
+        age=ages.tolist(),
+        ward=wards.tolist(),
+        ill=is_ill.tolist(),
+    )
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -161,8 +173,15 @@ def parametrize_files(folder):
 
 def count_by_client_and_class(data):
     """Samples by client and true class, all of a client's splits together ``[n, M]``."""
-    labels_before_corruption = load_image_data(data.source, data.files.root).train.tensors[-1]
-    counts = torch.zeros(data.num_clients, data.num_classes, dtype=torch.long)
+    labels_before_corruption = load_image_data(
+        data.source,
+        data.files.root,
+    ).train.tensors[-1]
+    counts = torch.zeros(
+        data.num_clients,
+        data.num_classes,
+        dtype=torch.long,
+    )
     for client in range(data.num_clients):
         for split in ("train", "val", "test"):
             labels = labels_before_corruption[data.client_indices(client, split)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
 from helpers.hidden_state import Base, Counting, Global, Kind, entropy
 
@@ -105,7 +106,7 @@ class MakesState(Base):
 class FourGenerators(Base):
     def __init__(self) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
+        self.generator = make_generator(1)
         self.numpy_generator = np.random.default_rng(1)
         self.python_generator = random.Random(1)
         old_generator = np.random.RandomState(3)

@@ -45,16 +45,32 @@ def cohort_of_round(round_index: int) -> list[int]:
     return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
 
 
-def load_epochs(data: FederatedDataModule, round_index: int, client: int) -> list[list[Any]]:
+def load_epochs(
+    data: FederatedDataModule,
+    round_index: int,
+    client: int,
+) -> list[list[Any]]:
     """A client's batches, a list for every local epoch."""
     epochs = []
     for epoch in range(LOCAL_EPOCHS):
         stream = generator_for(SEED, "shuffle", round_index, client, epoch)
-        epochs.append(list(data.client_loader(client, "train", generator=stream)))
+        epochs.append(
+            list(
+                data.client_loader(
+                    client,
+                    "train",
+                    generator=stream,
+                )
+            )
+        )
     return epochs
 
 
-def load_batches(data: FederatedDataModule, round_index: int, client: int) -> Iterator[Any]:
+def load_batches(
+    data: FederatedDataModule,
+    round_index: int,
+    client: int,
+) -> Iterator[Any]:
     """Of all local epochs."""
     return itertools.chain(*load_epochs(data, round_index, client))
 
@@ -71,7 +87,10 @@ def set_parameters(net: nn.Module, values: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def average_models(models: Sequence[Any], sizes: Sequence[float]) -> Any:
+def average_models(
+    models: Sequence[Any],
+    sizes: Sequence[float],
+) -> Any:
     """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
     mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
@@ -87,7 +106,13 @@ def average_models(models: Sequence[Any], sizes: Sequence[float]) -> Any:
 
 
 Visit = Callable[[nn.Module, int, int], None]
-Combine = Callable[[nn.Module, dict[int, nn.Module]], nn.Module]
+Combine = Callable[
+    [
+        nn.Module,
+        dict[int, nn.Module],
+    ],
+    nn.Module,
+]
 
 
 def federate(
@@ -150,17 +175,34 @@ def train_sharing_by_hand(
     dealt = data or make_unequal_data()
     private_parts: dict[int, dict[str, Tensor]] = {}
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
-        model.load_state_dict({**model.state_dict(), **private_parts.get(client, {})})
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+    ) -> None:
+        model.load_state_dict(
+            {
+                **model.state_dict(),
+                **private_parts.get(client, {}),
+            }
+        )
         train(model, load_epochs(dealt, round_index, client))
         state = model.state_dict()
         private_parts[client] = {name: state[name].clone() for name in private}
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(
+        server: nn.Module,
+        models: dict[int, nn.Module],
+    ) -> nn.Module:
         sizes = [1.0 if uniform else float(dealt.num_samples[client]) for client in models]
         mean = average_models([*models.values()], sizes)
         state = server.state_dict()
-        mean.load_state_dict({**mean.state_dict(), **{name: state[name] for name in private}})
+        mean.load_state_dict(
+            {
+                **mean.state_dict(),
+                **{name: state[name] for name in private},
+            }
+        )
         return mean
 
     return federate(net, cohorts_by_hand(rounds), visit, combine), private_parts
@@ -169,8 +211,15 @@ def train_sharing_by_hand(
 def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
     """A new optimizer, and all epochs with it."""
 
-    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
-        optimizer = torch.optim.SGD(client.parameters(), lr=lr, momentum=momentum)
+    def train(
+        client: nn.Module,
+        epochs: list[list[Any]],
+    ) -> None:
+        optimizer = torch.optim.SGD(
+            client.parameters(),
+            lr=lr,
+            momentum=momentum,
+        )
         for epoch in epochs:
             for features, labels in epoch:
                 optimizer.zero_grad()
@@ -288,7 +337,10 @@ def validation_gradient(
 ) -> dict[str, Tensor]:
     ParameterSpace(module).write(module, model)
     inputs, labels = zip(*dealt.val_dataloader())
-    loss = F.cross_entropy(module(torch.cat(inputs)), torch.cat(labels))
+    loss = F.cross_entropy(
+        module(torch.cat(inputs)),
+        torch.cat(labels),
+    )
     loss.backward()
     return {name: parameter.grad for name, parameter in module.named_parameters()}
 
@@ -308,7 +360,11 @@ def in_run_values_by_hand(
     g = validation_gradient(make_network_without_norm(), round.global_vector, dealt)
     model = make_network_without_norm()
     ParameterSpace(model).write(model, round.global_vector)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=momentum,
+    )
     samples = torch.cat(
         [
             x
@@ -338,7 +394,11 @@ def in_run_values_by_hand(
         every,
     )
 
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def loss(
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         return F.cross_entropy(
             functional_call(
                 model,
@@ -358,12 +418,20 @@ def in_run_values_by_hand(
         optimizer.zero_grad()
         for x, y in step:
             parameters = {name: p.detach() for name, p in model.named_parameters()}
-            slopes = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+            slopes = vmap(grad(loss), (None, 0, 0))(
+                parameters,
+                x,
+                y,
+            )
             products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g)
             products = products / (len(x) * window)
             rows = [int((samples == sample).all(1).nonzero()) for sample in x]
             # A sample may be there twice.
-            values.index_add_(0, torch.tensor(rows), reach * products.double())
+            values.index_add_(
+                0,
+                torch.tensor(rows),
+                reach * products.double(),
+            )
             # Lightning divides so, also in the last step.
             loss_of_batch = F.cross_entropy(model(x), y) / window
             loss_of_batch.backward()

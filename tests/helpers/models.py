@@ -15,6 +15,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from flsv.federation import FederatedLoop
+from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
 
 
@@ -159,7 +160,7 @@ class Stepped(Plain):
     ) -> None:
         super().__init__(net or network(batch_norm=False), optimizer)
         self.function = function
-        self.torch_rng = torch.Generator().manual_seed(1)
+        self.torch_rng = make_generator(1)
         self.numpy_rng = np.random.default_rng(1)
         self.accuracy = MulticlassAccuracy(CLASSES)
         train_metrics = {

@@ -311,9 +311,7 @@ def exchanges(folder: str) -> None:
 
     with pytest.raises(RuntimeError, match=r"ranks are out of step|another rank is gone"):
         ranks.all_gather(None, "this" if rank else "that")
-    with pytest.raises(
-        RuntimeError, match=f"rank {rank} of {size} has given up, and cannot exchange one more"
-    ):
+    with pytest.raises(RuntimeError, match=f"{rank} of {size}.*cannot exchange"):
         ranks.all_gather(None, "one more")
 
 

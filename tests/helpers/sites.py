@@ -31,6 +31,7 @@ from flsv.engines.remote import (
     agreement,
 )
 from flsv.metrics import ClassSpecificShapley
+from helpers import make_generator
 from helpers.data import group_options
 from helpers.fits import trainer_for
 from helpers.ports import free_ports
@@ -51,7 +52,7 @@ Make = Callable[..., FederatedLoop]
 
 def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
-    draw = torch.Generator().manual_seed(3)
+    draw = make_generator(3)
     return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
 
 

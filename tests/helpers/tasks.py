@@ -10,6 +10,8 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from helpers import make_generator
+
 SAMPLES, HELD_OUT = 36, 11
 
 
@@ -71,7 +73,7 @@ class Data(L.LightningDataModule):
 
 
 def numbers(index: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(index))
+    return torch.randn(*shape, generator=make_generator(index))
 
 
 class Kind(L.LightningModule):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv import FederatedLoop, Reporting
+from helpers import make_generator
 from helpers.fits import trainer_for
 
 SEED = 5
@@ -17,7 +18,7 @@ BATCH_SIZE = 8
 
 
 def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     y = torch.randint(CLASSES, (n,), generator=generator)
     noise = torch.randn(n, FEATURES, generator=generator)
     return noise + y[:, None], y

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from helpers import make_generator
+
 #: What a run by ``flsv fit`` can be without.
 LEAVES = (
     "flsv.attacks",
@@ -103,7 +105,7 @@ def contributions_of_a_fit(folder: Path, metrics: dict[str, Any]) -> dict[str, A
     from flsv import FederatedDataModule, FederatedLoop
     from flsv.aggregation import FedAvg
 
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     inputs = torch.randn(60, 4, generator=generator)
     labels = inputs[:, :3].argmax(dim=1)
     clients = {}

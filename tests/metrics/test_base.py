@@ -11,7 +11,7 @@ from flsv.metrics import (
     ContributionMetric,
     GradientAgreement,
 )
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.metric_cases import METRIC_CASES
@@ -52,7 +52,7 @@ def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", ""])
 def test_metric_named_by_a_path_is_refused(name):
-    with pytest.raises(ConfigurationError, match="metric .*: expected a plain"):
+    with refused("metric .*: expected a plain"):
         FederatedLoop(metrics={name: Curious()})
 
 
@@ -65,9 +65,7 @@ def test_constructor_arguments_of_a_metric_are_read_only(name):
 
     assert "num_clients" in arguments
     for argument in arguments:
-        with pytest.raises(
-            ConfigurationError, match=rf"{name}.{argument} = .* comes too late.*Make another metric"
-        ):
+        with refused(f"{name}.{argument} =.*late.*Make another metric"):
             setattr(metric, argument, getattr(metric, argument))
 
 
@@ -80,7 +78,7 @@ def test_updates_of_a_custom_metric_are_counted_and_need_the_clients():
     assert int(metric.rounds) == 1
     assert int(copied.rounds) == 2
 
-    with pytest.raises(ConfigurationError, match="pass num_clients and num_classes"):
+    with refused("pass num_clients and num_classes"):
         Curious().update(torch.tensor([0]))
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
         metric.update()

@@ -8,13 +8,14 @@ import torch
 
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
+from helpers import make_generator, warns
 
 Rounds = list[tuple[list[int], int]]
 ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
 
 
 def make_heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     client_heads = torch.randn(
         k,
         2,
@@ -63,7 +64,7 @@ def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum):
 
 
 def test_class_specific_shapley_warns_that_two_classes_have_one_value():
-    with pytest.warns(UserWarning, match="classes both have the same"):
+    with warns("classes both have the same"):
         ClassSpecificShapley().bind(3, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

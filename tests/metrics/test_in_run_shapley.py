@@ -16,7 +16,7 @@ from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, InRunShapley
 from flsv.training.algorithms import InRunValues
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import CLASSES, toy_sets
 from helpers.fits import fit, state_vector
 from helpers.loops_by_hand import (
@@ -202,7 +202,7 @@ def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path, name):
     loop = make()
     module = module_of()
 
-    with pytest.raises(ConfigurationError, match=says):
+    with refused(says):
         fit(loop, tmp_path, module, make_in_run_data(), rounds=1)
 
     assert loop.round_index == 0
@@ -228,7 +228,7 @@ def test_data_whose_sample_order_changes_is_refused(tmp_path):
         splits=Splits(server_val=0.2),
         loader=Loader(preload=False),
     )
-    with pytest.raises(ConfigurationError, match=r"training sample \d+ of client"):
+    with refused(r"training sample \d+ of client"):
         fit(
             make_in_run_loop(local_epochs=1),
             tmp_path,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.models import CharacterModel, RegressorClient
 from flsv.models.mixture import Mixture, MixtureClient
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import plain_trainer
 from helpers.models import network
@@ -24,9 +24,18 @@ class Lines(L.LightningDataModule):
 
     def __init__(self, shape=(4,)):
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
+        generator = make_generator()
         x = torch.randn(37, 4, generator=generator)
-        self.x, self.y = x, x @ torch.arange(4.0) + 3 + 0.1 * torch.randn(37, generator=generator)
+        self.x, self.y = (
+            x,
+            x @ torch.arange(4.0)
+            + 3
+            + 0.1
+            * torch.randn(
+                37,
+                generator=generator,
+            ),
+        )
         self.input_shape = shape
 
     def train_dataloader(self):
@@ -69,14 +78,23 @@ def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
         error.square().mean().item(),
         rel=1e-5,
     )
-    mean_absolute_error = pytest.approx(error.abs().mean().item(), rel=1e-5)
+    mean_absolute_error = pytest.approx(
+        error.abs().mean().item(),
+        rel=1e-5,
+    )
 
     logged = trainer.callback_metrics
     assert logged["val_loss"].item() == mean_squared_error
     assert logged["val_mae"].item() == mean_absolute_error
 
     # Of the validation samples in one batch, the loss of a training step is the same.
-    assert model.training_step((data.x, data.y), 0).item() == mean_squared_error
+    assert (
+        model.training_step(
+            (data.x, data.y),
+            0,
+        ).item()
+        == mean_squared_error
+    )
 
     (tested,) = trainer.test(model, data, verbose=False)
     assert tested == {"test_loss": mean_squared_error, "test_mae": mean_absolute_error}
@@ -86,20 +104,20 @@ def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
 
 
 def test_regressor_with_wrong_shapes_is_refused(fit_module):
-    with pytest.raises(
-        ConfigurationError,
-        match=r"input_shape=\(3,\), but the data \(Lines\) has input_shape=\(4,\)",
-    ):
+    with refused(r"input_shape=\(3,\),.*data \(Lines\) has input_shape=\(4,\)"):
         fit_module(input_shape=(3,))
 
-    with pytest.raises(ConfigurationError, match="input_shape is not known"):
+    with refused("input_shape is not known"):
         fit_module(data=Lines(shape=None))
-    with pytest.raises(ConfigurationError, match="has no network yet"):
+    with refused("has no network yet"):
         RegressorClient()(torch.rand(3, 4))
 
     model = RegressorClient(input_shape=(4,))
-    for y in (torch.rand(3, 1), torch.rand(1)):  # would be broadcast
-        with pytest.raises(ConfigurationError, match=r"one number per sample was expected, \[3\]"):
+    for y in (
+        torch.rand(3, 1),
+        torch.rand(1),
+    ):  # would be broadcast
+        with refused(r"number per sample.*expected, \[3\]"):
             model.training_step((torch.rand(3, 4), y), 0)
 
 
@@ -178,7 +196,7 @@ def make_mixture_client(num_components: int = 3) -> MixtureClient:
 
 
 def make_batch(size: int = 11) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(0)
+    draw = make_generator()
     return torch.randn(size, FEATURES, generator=draw), torch.randint(
         CLASSES, (size,), generator=draw
     )
@@ -221,7 +239,13 @@ def test_mixture_loss_gradient_is_that_of_em() -> None:
 
     module.training_step((x, y), 0).backward()
 
-    expected_counts = np.array([6, 3, 1]) + responsibilities.sum(1)
+    expected_counts = np.array(
+        [
+            6,
+            3,
+            1,
+        ]
+    ) + responsibilities.sum(1)
     np.testing.assert_allclose(module.network.responsibility, expected_counts, rtol=1e-5)
     for component, weights in zip(module.network.components, responsibilities):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
@@ -243,7 +267,10 @@ def test_mixture_components_have_different_initial_weights() -> None:
     for client in (by_name, by_object):
         mixture = client.network
         assert isinstance(mixture, Mixture)
-        torch.testing.assert_close(mixture.responsibility, torch.full((3,), 1 / 3))
+        torch.testing.assert_close(
+            mixture.responsibility,
+            torch.full((3,), 1 / 3),
+        )
         weights = [next(component.parameters()) for component in mixture.components]
         assert len(weights) == 3
         assert not torch.equal(weights[0], weights[1])
@@ -252,7 +279,7 @@ def test_mixture_components_have_different_initial_weights() -> None:
 
 
 def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Flatten has no layer with reset_parameters"):
+    with refused("Flatten has no layer.*reset_parameters"):
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 

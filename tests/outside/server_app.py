@@ -10,12 +10,13 @@ from torch import nn
 
 import flsv
 from flsv.outside.flower import Contributions
+from helpers import make_generator
 
 app = ServerApp()
 
 
 def val_loader() -> list[Any]:
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     x = torch.randn(30, 4, generator=generator)
     y = x[:, :3].argmax(1)
     return [(x, y)]

@@ -32,7 +32,7 @@ from flsv.metrics import (
 )
 from flsv.outside.flower import Contributions
 from flsv.report import Budget, write_report
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused, warns
 
 pytestmark = pytest.mark.flower
 FAILS = "fails"  # instead of a number of samples: the client answers with an error
@@ -44,7 +44,7 @@ def make_net() -> nn.Linear:
 
 
 def make_batches() -> list[Any]:
-    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(30, 4, generator=make_generator(1))
     return [(x, x[:, :3].argmax(1))]
 
 
@@ -112,7 +112,7 @@ class Grid:
 
 def train_by_noise(arrays: ArrayRecord, seed: int) -> ArrayRecord:
     """In place of a training: the model with noise added."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     trained_state = {}
     for name, value in arrays.to_torch_state_dict().items():
         trained_state[name] = value + torch.randn(value.shape, generator=generator) / 5
@@ -199,7 +199,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     grid = Grid(sizes, with_a_third, sizes)
 
     message = r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
-    with pytest.warns(UserWarning, match=message):
+    with warns(message):
         records = run_with_values(grid, rounds=3)
 
     is_without_value = [math.isnan(record["value/1"]) for record in records]
@@ -214,9 +214,7 @@ class FailsInRound1(CosineGradientShapley):
 
 def test_a_value_that_fails_does_not_end_the_training():
     sizes = {1: 10, 2: 20}
-    with pytest.warns(
-        UserWarning, match="round 2 could not be valued, and training goes on without: no luck"
-    ):
+    with warns("round 2.*valued.*no luck"):
         records = run_with_values(
             Grid(sizes, sizes, sizes), rounds=3, metrics={"value": FailsInRound1()}
         )
@@ -235,14 +233,14 @@ def test_a_value_that_fails_does_not_end_the_training():
 )
 def test_contributions_that_cannot_be_measured_are_refused_before_training(metric, module, why):
     grid = Grid({1: 10, 2: 20}, {})
-    with pytest.raises(ConfigurationError, match=why):
+    with refused(why):
         run_with_values(grid, metrics={"value": metric}, module=module)
     assert grid.sizes == {1: 10, 2: 20}  # still that of the first round: nobody was sent anything
 
 
 def test_contributions_refuse_a_folder_that_holds_a_run(tmp_path):
     run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
-    with pytest.raises(ConfigurationError, match="holds a run"):
+    with refused("holds a run"):
         run_with_values(Grid({1: 10, 2: 20}), folder=tmp_path)
 
 
@@ -302,7 +300,7 @@ def test_report_of_a_flower_run_is_labelled_and_has_no_shares(folder_of_two_roun
 
 
 def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
-    with pytest.raises(ConfigurationError, match="values of single rounds that FedAvg ran"):
+    with refused("single rounds that FedAvg ran"):
         write_report(folder_of_two_rounds, budget=Budget(100))
 
     page = write_report(folder_of_two_rounds, budget=Budget(100, by="value")).read_text()

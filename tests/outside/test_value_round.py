@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
 
-from flsv import ConfigurationError, FederatedLoop, ParameterSpace, Round, value_round
+from flsv import FederatedLoop, ParameterSpace, Round, value_round
 from flsv.metrics import (
     ClassSpecificShapley,
     ContributionEstimation,
@@ -28,6 +28,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.sampling import UniformSampler
+from helpers import refused
 from helpers.data import CLASSES, toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
@@ -239,9 +240,7 @@ def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
         num_classes=3,
     )
 
-    with pytest.raises(
-        ConfigurationError, match=r"client 0.*1\.running_var has negative .* set deltas=True"
-    ):
+    with refused(r"client 0.*1\.running_var has negative.*deltas=True"):
         value(updates)
 
     values = value(updates, deltas=True)
@@ -416,7 +415,7 @@ STATE = NET.state_dict()
 )
 def test_value_round_with_mismatched_arguments_raises(arguments, message):
     fitting_arguments = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR]}
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         value_round(**{**fitting_arguments, **arguments})
 
 
@@ -425,7 +424,7 @@ def test_value_round_refuses_other_client_names_in_a_later_round():
     updates = [VECTOR + 1, VECTOR - 1]
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
 
-    with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
+    with refused(r"rounds of.*clients \['Lyon', 'Kyoto'\]"):
         value_round(NET, VECTOR, updates, metrics=metric, client_names=["Kyoto", "Lyon"])
 
     value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
@@ -441,7 +440,7 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
     model = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
 
-    with pytest.raises(ConfigurationError, match="say num_classes"):
+    with refused("say num_classes"):
         value_round(convolution, model, [model, model], batches)
 
     values = value_round(convolution, model, [model, model], batches, num_classes=2)
@@ -494,8 +493,5 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
     name = "PartialFederatedShapley"
     torch.testing.assert_close(by_logged[name], plain[name])
 
-    with pytest.raises(
-        ConfigurationError,
-        match=r"a batch is dict\. Or measure by a value that validation_step logs",
-    ):
+    with refused(r"dict\. Or measure.*validation_step logs"):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

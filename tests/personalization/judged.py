@@ -15,6 +15,7 @@ from flsv.core.strategy import FederationInfo
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.server import ContributionMetrics, RoundServer
+from helpers import make_generator
 
 nan = float("nan")
 
@@ -140,7 +141,7 @@ def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
 
 
 def random_models(count: int, seed: int = 0, size: int = SPACE.size) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     return torch.randn(count, size, generator=generator, dtype=torch.float64)
 
 

@@ -25,6 +25,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.training.algorithms.base import ClientContext
 from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
@@ -200,9 +201,9 @@ def test_a_private_client_answers_only_questions_that_return_nothing_by_their_ty
         counts_at_client.append(local.class_counts)
         return local.class_counts
 
-    with pytest.raises(ConfigurationError, match="'class_counts_of'.*but a noised update"):
+    with refused("'class_counts_of'.*but a noised update"):
         client.ask(class_counts_of)
-    with pytest.raises(ConfigurationError, match="'<lambda>'"):
+    with refused("'<lambda>'"):
         client.ask(lambda local: local.class_counts)
 
     assert client.ask(look) is None

@@ -9,6 +9,7 @@ from scipy import stats
 
 from flsv.privacy import BLOCK_SIZE, GaussianPrivacy, add_secret_noise
 from flsv.uploads import UploadContext
+from helpers import make_generator
 
 KEY = bytes(range(32))
 
@@ -99,7 +100,7 @@ def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
     size = 100_000
     update = torch.randn(
         size,
-        generator=torch.Generator().manual_seed(1),
+        generator=make_generator(1),
     ).to(dtype)
     original = update.clone()
     noiseless = GaussianPrivacy(2.0, 0.0)

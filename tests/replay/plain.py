@@ -66,19 +66,31 @@ def sgd(net: nn.Module, epochs: Batches) -> None:
         optimizer.step()
 
 
-def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = None) -> Tensor:
+def replay(
+    net: nn.Module,
+    rule: Rule,
+    train: Train = sgd,
+    send: Send | None = None,
+) -> Tensor:
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
     data = make_unequal_data()
     memory: dict[str, Any] = {}
     steps: dict[int, int] = {}
     numbers = itertools.count()
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+    ) -> None:
         batches = list(load_batches(data, round_index, client))
         train(model, batches)
         steps[client] = len(batches)
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(
+        server: nn.Module,
+        models: dict[int, nn.Module],
+    ) -> nn.Module:
         plain_round = PlainRound(
             number=next(numbers),
             x=read_parameters(server),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flsv.report import Budget, write_report
-from flsv.results.run_table import CSV, Numbers, round_rows
+from flsv.results.run_table import CSV, client_rows
 from flsv.results.text import NO_NUMBER
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
@@ -112,28 +112,27 @@ def write_contributions(
     file.keep_rows_before(0)
 
     for round_index in range(NUM_ROUNDS):
-        by_class = [[draw(i, round_index, j) for j in range(NUM_CLASSES)] for i in everybody]
-        interval = [
-            [last_values[i] - draw(i, round_index, "low") for i in everybody],
-            [last_values[i] + draw(i, round_index, "high") for i in everybody],
-        ]
-        numbers = [Numbers("cssv", by_class, class_names)]
+        rows = []
+        for column, class_name in class_names.items():
+            values = {i: draw(i, round_index, int(column)) for i in everybody}
+            rows += client_rows(
+                round_index, "cssv", values, names, column=column, class_name=class_name
+            )
+        intervals = {}
+        for i in everybody:
+            low = last_values[i] - draw(i, round_index, "low")
+            intervals[i] = (low, last_values[i] + draw(i, round_index, "high"))
         for metric in METRICS:
             if round_index + 1 == NUM_ROUNDS:
-                values = [last_values[i] for i in everybody]
+                values = {i: last_values[i] for i in everybody}
             else:
-                values = [draw(i, round_index, metric) for i in everybody]
-            numbers.append(
-                Numbers(
-                    metric,
-                    values,
-                    bounds=interval if metric == "cssv" else (),
-                )
-            )
+                values = {i: draw(i, round_index, metric) for i in everybody}
+            intervals_of_metric = intervals if metric == "cssv" else {}
+            rows += client_rows(round_index, metric, values, names, intervals=intervals_of_metric)
         for name in ("weight", "accuracy", "update_norm"):
-            values = [draw(i, round_index, name) for i in everybody]
-            numbers.append(Numbers(name, values))
-        file.append(round_rows(round_index, numbers, names))
+            values = {i: draw(i, round_index, name) for i in everybody}
+            rows += client_rows(round_index, name, values, names)
+        file.append(rows)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,16 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
     assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
+def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path: Path) -> None:
+    folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
+    add_retrained_values(folder)
+
+    _, _, appendix = text_of_page(write_report(folder)).partition("\nAppendix\n")
+
+    assert re.search(r"\| partner \|.* sv, other seeds \|", appendix)
+    assert "loo, other seeds" not in appendix
+
+
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
     values_of_seed_0 = [0.4, 0.3, 0.05]  # of Boston, Lyon and Graz
     values_of_seed_1 = [0.2, 0.4, 0.05]

@@ -18,12 +18,11 @@ from flsv.results.run_table import (
     COLUMNS,
     CSV,
     SCHEMA,
-    Numbers,
     changed_rows,
+    client_rows,
     columns_in,
     last_estimates,
     read_contributions,
-    round_rows,
 )
 from flsv.sampling import UniformSampler
 from flsv.utilities.csv_files import csv_text
@@ -35,7 +34,8 @@ NAMES = ("Boston", "Lyon", "Graz")
 
 
 def make_rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
-    return round_rows(0, [Numbers("sv", values, bounds=[low, high])], NAMES)
+    intervals = dict(enumerate(zip(low, high)))
+    return client_rows(0, "sv", dict(enumerate(values)), NAMES, intervals=intervals)
 
 
 def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval() -> None:
@@ -74,11 +74,12 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
         )
         ** 40
     )
-    table = round_rows(
-        2,
-        [Numbers("sv", values, {"0": "Shirt", "1": "Dress"})],
-        NAMES,
-    )
+    table = []
+    for column in range(2):
+        values_of_column = dict(enumerate(values[:, column].tolist()))
+        table += client_rows(
+            2, "sv", values_of_column, NAMES, column=str(column), class_name="Dress"
+        )
     path = tmp_path / "contributions.csv"
     path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_text(table))
     table_read = read_contributions(path)
@@ -95,9 +96,10 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path: Path) -> None:
 
 def make_round_rows(round_index: int) -> list[Row]:
     """Two rows: the first client's value, and that of a class."""
-    value = Numbers("cssv", [0.1 + round_index])
-    value_of_class = Numbers("cssv", [[1 / 3]], {"3": "Dress"})
-    return round_rows(round_index, [value, value_of_class], NAMES)
+    return [
+        *client_rows(round_index, "cssv", {0: 0.1 + round_index}, NAMES),
+        *client_rows(round_index, "cssv", {0: 1 / 3}, NAMES, column="3", class_name="Dress"),
+    ]
 
 
 def write_rounds(
@@ -244,8 +246,8 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path: Path) ->
 
 def make_late_rounds(value: float) -> list[RoundResult]:
     """Two rounds of two clients. The first client's value goes up by one, and the second's does not change."""
-    rows_of_round_0 = round_rows(0, [Numbers("value", [value, value])], NAMES)
-    rows_of_round_1 = round_rows(1, [Numbers("value", [value + 1, value])], NAMES)
+    rows_of_round_0 = client_rows(0, "value", {0: value, 1: value}, NAMES)
+    rows_of_round_1 = client_rows(1, "value", {0: value + 1, 1: value}, NAMES)
     return [
         RoundResult(0, rows_of_round_0, changed_rows(rows_of_round_0, [])),
         RoundResult(1, rows_of_round_1, changed_rows(rows_of_round_1, rows_of_round_0)),

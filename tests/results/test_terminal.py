@@ -16,7 +16,7 @@ from pandas import Series
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results.round_result import RunResult
-from flsv.results.run_table import Numbers, frame, round_rows
+from flsv.results.run_table import client_rows, frame
 from flsv.results.terminal import print_contributions, print_table, shown_clients
 from flsv.utilities.display import BRACKETS_NOTE
 from helpers.data import toy_data
@@ -133,21 +133,22 @@ def test_table_without_values_shows_the_first_and_last_ten_clients():
 
 
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
-    def said(*numbers: Numbers, **changes: Any) -> str:
-        table = frame(
-            round_rows(
-                19,
-                [
-                    *numbers,
-                    Numbers("samples", torch.full((5,), 20.0)),
-                ],
-                names,
-            )
-        )
+    def said(values: list[float], half_width: float | None = None, **changes: Any) -> str:
+        numbers = dict(enumerate(values))
+        intervals = {}
+        if half_width is not None:
+            for client, value in numbers.items():
+                intervals[client] = (value - half_width, value + half_width)
+        rows = [
+            *client_rows(19, "value", numbers, names, intervals=intervals),
+            *client_rows(19, "weight", numbers, names),
+            *client_rows(19, "accuracy", numbers, names),
+            *client_rows(19, "samples", dict.fromkeys(numbers, 20.0), names),
+        ]
         result = RunResult(
             19,
             20,
-            table,
+            frame(rows),
             {"value": "class"},
             ["value"],
             {},
@@ -165,12 +166,8 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         return out.getvalue()
 
     names = [str(client) for client in range(5)]
-    values = torch.tensor([0.193, 0.204, 0.126, 0.112, 0.191])
-    text = said(
-        Numbers("value", values),
-        Numbers("weight", values),
-        Numbers("accuracy", values),
-    )
+    values = [0.193, 0.204, 0.126, 0.112, 0.191]
+    text = said(values)
 
     assert text.splitlines()[1].split() == [
         "client",
@@ -179,13 +176,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
         "share",
     ]
     assert BRACKETS_NOTE not in text
-    assert BRACKETS_NOTE in said(
-        Numbers(
-            "value",
-            values,
-            bounds=[values - 0.04, values + 0.04],
-        )
-    )
+    assert BRACKETS_NOTE in said(values, half_width=0.04)
 
     game = {
         "paid_in": {
@@ -196,24 +187,14 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
             }
         }
     }
-    tenth = values / 10
-    small = said(
-        Numbers(
-            "value",
-            tenth,
-            bounds=[tenth - 0.004, tenth + 0.004],
-        ),
-        learning_record=game,
-    )
+    tenth = [value / 10 for value in values]
+    small = said(tenth, half_width=0.004, learning_record=game)
 
     assert "raised this score by less than 0.15." in " ".join(small.split())
 
-    noise = said(
-        Numbers("value", tenth, bounds=[tenth - 1, tenth + 1]),
-        learning_record=game,
-    )
+    noise = said(tenth, half_width=1, learning_record=game)
 
     assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
-        said(Numbers("value", values), trained=[]).split()
+        said(values, trained=[]).split()
     )

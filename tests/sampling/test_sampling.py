@@ -21,8 +21,8 @@ from flsv.sampling import (
     PowerOfChoice,
     ShapleyImportanceSampler,
 )
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import (
@@ -61,7 +61,7 @@ def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_
     cohort = sampler.sample(
         2,
         values,
-        torch.Generator().manual_seed(0),
+        make_generator(),
     )
 
     assert cohort.tolist() == [0, 1]
@@ -80,7 +80,7 @@ def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
     num_draws = 1000
     counts = torch.zeros(num_clients)
     for seed in range(num_draws):
-        generator = torch.Generator().manual_seed(seed)
+        generator = make_generator(seed)
         cohort = sampler.sample(num_clients, {}, generator)
         assert len(cohort) == min_cohort
         counts[cohort] += 1
@@ -96,7 +96,7 @@ def test_tiny_probabilities_draw_each_cohort_of_minimum_size_with_equal_chance(
 
 def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
     num_clients = 300
-    coins = torch.rand(num_clients, generator=torch.Generator().manual_seed(0)) * 0.01
+    coins = torch.rand(num_clients, generator=make_generator()) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
     sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
@@ -170,9 +170,7 @@ class Own(ClientSampler):
     ids=repr,
 )
 def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path, cohort):
-    with pytest.raises(
-        RuntimeError, match=r"Own.* for round 1: expected at least one client, each once, .* 0 to 2"
-    ):
+    with pytest.raises(RuntimeError, match="round 1: expected.*0 to 2"):
         fit(FederatedLoop(sampler=Own(cohort)), tmp_path, rounds=1)
 
 
@@ -269,7 +267,7 @@ def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list
     ids=["nobody", "one twice"],
 )
 def test_fixed_cohort_of_no_different_clients_is_refused(clients):
-    with pytest.raises(ConfigurationError, match="expected different client ids"):
+    with refused("expected different client ids"):
         FixedCohort(clients)
 
 
@@ -277,7 +275,7 @@ def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
     loop = FederatedLoop(sampler=FixedCohort([0, 3]), seed=0)
 
     message = r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(loop, tmp_path, data=toy_data((3, 2, 2)))
 
 
@@ -304,11 +302,11 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
 
 
 def test_sampler_with_wrong_arguments_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="candidates=1"):  # a rule between arguments
+    with refused("candidates=1"):  # a rule between arguments
         PowerOfChoice(2, 1)
 
     metrics = {"ssv": SurrogateFederatedShapley()}
-    with pytest.raises(ConfigurationError, match="a client's probability to take part is unknown"):
+    with refused("client's probability to take part"):
         fit(
             make_loop(aggregator=ShapleyWeighted("ssv"), metrics=metrics),
             tmp_path,

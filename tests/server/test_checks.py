@@ -26,6 +26,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, ShapFedPersonalizer, Standalone
 from flsv.sampling import FullParticipation, SoftmaxSampler
 from flsv.uploads import TopK, Upload, UploadContext
+from helpers import warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import OfOtherPackage, Plain, network
@@ -60,9 +61,7 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
-        with pytest.raises(
-            ConfigurationError, match="runs in one process on one device, and the trainer has 2"
-        ):
+        with pytest.raises(ConfigurationError, match="one process.*trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
 
 
@@ -70,7 +69,7 @@ def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_pat
     module = OfOtherPackage(2, 2)
     other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})()
     refused = partial(
-        pytest.raises, ConfigurationError, match="is .*write `import lightning.pytorch as pl`"
+        pytest.raises, ConfigurationError, match="write `import lightning.pytorch as pl`"
     )
 
     with refused():
@@ -194,9 +193,7 @@ def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metri
 
     assert (loop.contributions["norm"] > 0).all()
 
-    with pytest.raises(
-        ValueError, match=r"metric 'norm': compute\(\) must give one row per .*it gave \[5\]"
-    ):
+    with pytest.raises(ValueError, match=r"metric 'norm': compute\(\) must.*\[5\]"):
         fit(FederatedLoop(metrics={"norm": Wants((5,))}), tmp_path)
 
 
@@ -214,9 +211,7 @@ def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
 
             return [optimizer], schedulers
 
-    with pytest.raises(
-        ConfigurationError, match="steps per batch and one that steps per round.*SequentialLR"
-    ):
+    with pytest.raises(ConfigurationError, match="steps per batch.*per round.*SequentialLR"):
         fit(FederatedLoop(), tmp_path, Two(network()))
 
 
@@ -358,7 +353,7 @@ def test_loop_with_wrong_arguments_is_refused(options, message):
 
 def test_undeclared_report_of_a_client_is_an_error(tmp_path):
     with (
-        pytest.warns(UserWarning, match="discarded"),
+        warns("discarded"),
         pytest.raises(RuntimeError, match=r"report \['width'\]"),
     ):
         fit(FederatedLoop(ReportsAnUndeclaredName()), tmp_path, rounds=1)

@@ -14,6 +14,7 @@ from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
 from flsv.metrics import LeaveOneOut
 from flsv.metrics.base import ContributionMetric
 from flsv.report import write_report
+from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import fit, state_vector
 from helpers.models import Plain
@@ -198,7 +199,7 @@ def test_missing_values_stay_missing_in_a_resumed_run(tmp_path: Path) -> None:
     data = toy_data(server_val=0.2)
     folder = tmp_path / "a"
     loop = make_weighted_loop()
-    with pytest.warns(UserWarning, match="values are missing"):
+    with warns("values are missing"):
         fit(
             loop,
             folder,

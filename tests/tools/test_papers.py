@@ -7,16 +7,42 @@ from paper_shapleyfl import utilities
 from torch import nn
 
 from flsv.core.parameter_space import ParameterSpace
+from helpers import make_generator
 
 
 @pytest.mark.parametrize(
     ("scenario", "values", "met", "number"),
     [
-        ("same", [1.0, 0.95, 0.89, 1.0, 0.93], False, -11.0),
-        ("sizes", [0.2, 0.1, 0.3, 0.4, 0.5], False, 0.9),  # 1 - 6 (1 + 1) / (5 (25 - 1))
-        ("noisy", [0.5, 0.4, 0.3, 0.2, 0.1], True, 1.0),
-        ("mixtures", [0.3, 0.3, 0.3, 0.1, -0.01], False, -0.01),
-        ("biased", [-0.10, -0.11, -0.12, -0.1, 0.5], False, 0.6),
+        (
+            "same",
+            [1.0, 0.95, 0.89, 1.0, 0.93],
+            False,
+            -11.0,
+        ),
+        (
+            "sizes",
+            [0.2, 0.1, 0.3, 0.4, 0.5],
+            False,
+            0.9,
+        ),  # 1 - 6 (1 + 1) / (5 (25 - 1))
+        (
+            "noisy",
+            [0.5, 0.4, 0.3, 0.2, 0.1],
+            True,
+            1.0,
+        ),
+        (
+            "mixtures",
+            [0.3, 0.3, 0.3, 0.1, -0.01],
+            False,
+            -0.01,
+        ),
+        (
+            "biased",
+            [-0.10, -0.11, -0.12, -0.1, 0.5],
+            False,
+            0.6,
+        ),
     ],
 )
 def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, values, met, number):
@@ -26,7 +52,7 @@ def test_agreement_of_values_with_guos_scenarios_equals_that_by_hand(scenario, v
 
 def test_coalition_utilities_are_those_of_averaged_models():
     """Against torch's own forward pass of every coalition's average."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     network = nn.Sequential(
         nn.Flatten(),
         nn.Linear(6, 3),

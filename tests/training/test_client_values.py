@@ -9,7 +9,7 @@ from torch import nn
 
 from flsv.training.client_values import ClientValues
 from flsv.training.module_snapshot import ModuleSnapshot
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 
 NUM_SAMPLES = [5, 2, 3]
 
@@ -101,7 +101,7 @@ def test_structure_that_another_process_lacks_is_refused():
 
     parts = [values.changes_to_send(), other_values.changes_to_send()]
     other_values.merge(parts, [1, 0])
-    with pytest.raises(ConfigurationError, match="layer was Linear with 1"):
+    with refused("layer was Linear with 1"):
         other_values.write(other_module, other_initial)
 
 
@@ -118,7 +118,7 @@ def test_hooks_and_functions_that_stay_the_first_clients_are_named_once():
         trained=ModuleSnapshot(module),
     )
 
-    with pytest.warns(UserWarning, match="functions of Keeps: layer, score"):
+    with warns("functions of Keeps: layer, score"):
         snapshot = values.write(module, initial)
 
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.federation.lightning_fit import LightningFit
+from helpers import warns
 from helpers.data import toy_sets
 from helpers.fits import fit, state_vector
 from helpers.models import Plain, loop_of
@@ -78,7 +79,7 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
     last_checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     savers = [last_checkpoint, OnExceptionCheckpoint(tmp_path, "exception")]
     with (
-        pytest.warns(UserWarning, match=f"round {ROUND + 1} is discarded: .* {PLACE}"),
+        warns(f"round {ROUND + 1} is discarded:.*{PLACE}"),
         pytest.raises(type(failure), match=str(failure)) as error,
     ):
         fit(loop, tmp_path, module, enable_checkpointing=True, callbacks=savers)
@@ -160,7 +161,7 @@ def test_stop_iteration_in_users_code_is_an_error_and_not_an_early_end(
 ):
     loop = make_loop()
     module = Failing(StopIteration("mine"), where)
-    with pytest.warns(UserWarning, match="is discarded"), pytest.raises(RuntimeError, match=match):
+    with warns("is discarded"), pytest.raises(RuntimeError, match=match):
         fit(loop, tmp_path, module)
     assert loop.round_index == ROUND
     assert torch.equal(state_vector(module), models_after_rounds[ROUND - 1])
@@ -190,7 +191,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
     )
 
     with (
-        pytest.warns(UserWarning, match="is discarded"),
+        warns("is discarded"),
         pytest.raises(RuntimeError, match=expected),
     ):
         fit(loop, tmp_path, module, data)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from flsv.training.algorithms.in_run import GhostProducts
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 BATCH_SIZE = 5
 
@@ -188,7 +188,7 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction():
     ],
 )
 def test_layers_without_a_ghost_product_are_named(module, says):
-    with pytest.raises(ConfigurationError, match=says):
+    with refused(says):
         GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
 
 
@@ -197,7 +197,7 @@ def test_ghost_products_of_rows_that_are_not_samples_are_refused():
     module = nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3))
     ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
     ghost.watch(BATCH_SIZE)
-    with pytest.raises(ConfigurationError, match="a batch of 5 samples"):
+    with refused("a batch of 5 samples"):
         module(torch.randn(BATCH_SIZE, 7, 4))
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from flsv.aggregation import FedNova
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import KeepUpdates, assert_resumes, fit, state_vector
 from helpers.loops_by_hand import average_models
@@ -407,7 +407,7 @@ def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_pat
 
     assert_as_by_hand(module, fedavg_by_hand(NESTED["sam"]))
 
-    with pytest.raises(ConfigurationError, match=r"its SGD takes a step outside of SAM.step"):
+    with refused("SGD takes.*outside of SAM.step"):
         fit(
             make_seeded_loop(client_algorithm=FedProx(1.0)),
             tmp_path,
@@ -456,7 +456,7 @@ def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path):
 def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path):
     """FedProx changes the gradients of a step, and not one that was computed before."""
     module = make_module_with_public_sam()
-    with pytest.raises(ConfigurationError, match="by gradients from before the step"):
+    with refused("gradients from before the step"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)
 
 
@@ -475,7 +475,7 @@ class Stepless(Plain):
 
 
 def test_model_that_changes_without_a_step_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="Stepless changes the model, and no step"):
+    with refused("Stepless changes the model"):
         fit(FederatedLoop(seed=SEED), tmp_path, Stepless())
 
 
@@ -514,5 +514,5 @@ def test_sparse_gradients_train_as_dense_ones(
 def test_optimizer_of_sparse_gradients_is_refused_where_they_become_dense(tmp_path):
     module = Words(sparse=True)
     module.make_optimizer = lambda _: torch.optim.SparseAdam([module.words.weight])
-    with pytest.raises(ConfigurationError, match="SparseAdam takes sparse gradients only"):
+    with refused("SparseAdam takes sparse gradients only"):
         fit(make_seeded_loop(client_algorithm=FedProx(1.0)), tmp_path, module)

@@ -17,8 +17,8 @@ from torch.optim import lr_scheduler
 
 from flsv.federation import FederatedLoop
 from flsv.sampling import FixedCohort
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import StopInRound, fit, plain_trainer, state_vector
 from helpers.loops_by_hand import Batches
@@ -231,7 +231,7 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
     )
     attributes = [getattr(L.Trainer, name) for name in names]
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
 
     assert [getattr(L.Trainer, name) for name in names] == attributes
@@ -275,10 +275,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
         def setup(self, stage: str) -> None:
             self.length_in_setup = self.length()
 
-    with pytest.warns(
-        UserWarning,
-        match="setup, where no client trains:",
-    ):
+    with warns("setup, where no client trains:"):
         module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS[:-1]), rounds=2)
 
     longest = max(len(rates) for rates in module.rates.values())

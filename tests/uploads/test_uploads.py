@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
@@ -12,7 +11,7 @@ from flsv.core import Traffic
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedAMP, Standalone
 from flsv.uploads import TopK, Upload, UploadContext, upload
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused, warns
 from helpers.fits import client_tensors, fit
 from helpers.models import Diverges, network, sgd
 
@@ -172,7 +171,7 @@ def make_context(
     return UploadContext(client, num_clients=3, num_parameters=entries, **facts)
 
 
-SEEDED = torch.Generator().manual_seed(0)
+SEEDED = make_generator()
 UPDATES = torch.randn(30, 40, generator=SEEDED)
 
 
@@ -215,7 +214,7 @@ def test_client_left_out_of_a_round_keeps_its_compression_error(tmp_path):
     fit(two_rounds, tmp_path, rounds=2)
 
     three_rounds = FederatedLoop(uploads=[TopK(0.05)], seed=SEED)
-    with pytest.warns(UserWarning, match="client 1 returned a model"):
+    with warns("client 1 returned a model"):
         module = fit(
             three_rounds,
             tmp_path,
@@ -265,7 +264,7 @@ def test_compressed_traffic_counts_indices_and_values():
 def test_compression_with_clients_own_start_models_is_refused(tmp_path):
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
     with (
-        pytest.warns(UserWarning, match="discarded"),
-        pytest.raises(ConfigurationError, match="did not send"),
+        warns("discarded"),
+        refused("did not send"),
     ):
         fit(loop, tmp_path)

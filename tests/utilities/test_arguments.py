@@ -23,7 +23,7 @@ def test_setting_an_argument_of_a_loop_names_replace():
     config = loop.config
     for name in inspect.signature(FederatedLoop).parameters:
         with pytest.raises(
-            ConfigurationError, match=rf"\.{name} = 3 comes too .* loop\.replace\({name}=3\)"
+            ConfigurationError, match=rf"\.{name} = 3 comes.*loop\.replace\({name}=3\)"
         ):
             setattr(loop, name, 3)
         assert getattr(loop, name) != 3
@@ -32,7 +32,7 @@ def test_setting_an_argument_of_a_loop_names_replace():
     for name in inspect.signature(FederatedDataModule).parameters:
         if not name.endswith("batch_size"):
             with pytest.raises(
-                ConfigurationError, match=rf"{name} = 3 comes too late.*Module\(\.\.\., {name}=3\)"
+                ConfigurationError, match=rf"{name} = 3.*late.*Module\(\.\.\., {name}=3\)"
             ):
                 setattr(data, name, 3)
 
@@ -73,7 +73,7 @@ def test_plain_name_refuses_paths_and_other_types():
 
     paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
     for refused in (*paths, "x" * 101, 3):
-        with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
+        with pytest.raises(ConfigurationError, match="picture .*expected a plain name"):
             plain_name(refused, "picture")  # type: ignore[arg-type]
 
 
@@ -84,9 +84,7 @@ def test_a_client_is_told_by_name_or_number():
     assert numbers == [1, 0, 1]
     assert client_number("0", ["1", "0"], "client") == 1
 
-    with pytest.raises(
-        ConfigurationError, match=r"client=2: the run has no such client. It has Boston, Lyon\."
-    ):
+    with pytest.raises(ConfigurationError, match=r"client=2:.*It has Boston, Lyon\."):
         client_number(2, ["Boston", "Lyon"], "client")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pandas import DataFrame
 
-from flsv.results.run_table import CSV, Numbers, read_contributions, round_rows
+from flsv.results.run_table import CSV, client_rows, read_contributions
 from flsv.utilities.csv_files import csv_text, read_rows, save_table
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
@@ -48,8 +48,8 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
     file = CSV(tmp_path / "contributions.csv", NAMES)
     file.keep_rows_before(0)
-    numbers = Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})
-    file.append(round_rows(0, [numbers], NAMES))
+    numbers = dict.fromkeys(range(len(NAMES)), -0.5)
+    file.append(client_rows(0, "=sv", numbers, NAMES, column="0", class_name="=class"))
     table = DataFrame({"client_name": NAMES, "value": -0.5})
     save_table(tmp_path / "retrained.csv", table)
 

@@ -214,9 +214,7 @@ def parts_with(cls: type, name: str, values: Sequence[Any]) -> Iterator[tuple[An
 
 def test_check_argument_refuses_lists_with_wrong_numbers():
     for wrong in ([1.0, math.nan], (1.0, "2"), "12", 3.0):
-        with pytest.raises(
-            ConfigurationError, match=r"expected a list \(each: a finite number of at least 0\)"
-        ):
+        with pytest.raises(ConfigurationError, match=r"expected.*finite number.*least 0\)"):
             check_argument("Owner", "shares", wrong, Sequence[NonNegative])
     check_argument(
         "Owner", "shares", torch.ones(2), list[NonNegative]
@@ -269,19 +267,13 @@ def test_user_subclass_has_checked_arguments_and_a_repr():
 
     assert list(inspect.signature(Own).parameters) == ["low", "high", "name", "kwargs"]
 
-    with pytest.raises(
-        ConfigurationError, match=r"Own\(low=-1\): expected a finite number of at least 0"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Own\(low=-1\): expected.*at least 0"):
         Own(-1)
 
-    with pytest.raises(
-        ConfigurationError, match=r"Own\(server_lr=0\): expected a finite number above 0"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Own\(server_lr=0\): expected.*number above 0"):
         Own(server_lr=0)  # by its base's constructor
 
-    with pytest.raises(
-        ConfigurationError, match=r"Own\(low=3\): high=1: expected more than low, 3\."
-    ):
+    with pytest.raises(ConfigurationError, match=r"Own\(low=3\): high=1: expected more.*3\."):
         Own(3)
 
     with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):

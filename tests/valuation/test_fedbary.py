@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from flsv.core import Client, LocalData
 from flsv.core.local_data import _open_data
-from flsv.utilities.errors import ConfigurationError
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
 from flsv.valuation.features import PCA, Features, Pixels
 from flsv.valuation.questions import deviations
+from helpers import make_generator, refused
 
-CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
+CENTRES = 4 * torch.randn(3, 5, generator=make_generator(9))
 
 
 def draw_samples(
@@ -23,7 +23,7 @@ def draw_samples(
     seed: int,
     noise: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     y = torch.arange(samples) % 3
     x = CENTRES[y] + noise * torch.randn(
         samples,
@@ -55,7 +55,7 @@ def value_clients(
     if validation is not None:
         server = server_of(*validation)
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     valuation = FedBary(**options).value(
         clients,
         server,
@@ -120,7 +120,7 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     num_samples = num_noisy + num_clean
     x, y = draw_samples(num_samples, seed=1)
     is_noisy = torch.arange(num_samples) < num_noisy
-    generator = torch.Generator().manual_seed(4)
+    generator = make_generator(4)
     noise = torch.randn(num_noisy, 5, generator=generator)
     x[is_noisy] += 4 * noise
 
@@ -303,19 +303,19 @@ def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
     sets = [draw_samples(90, 1), draw_samples(60, 2)]
     message = f"support=30: client 1 has 60 samples.*support={safe_support(60)} or less"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         value_clients(sets, validation, support=30)
 
 
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_client_with_two_samples_is_refused(validation: Any) -> None:
     assert safe_support(2) == 0
-    with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
+    with refused("client 1 has 2 samples.*Leave"):
         value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 
 def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected a label_weight above 0"):
+    with refused("expected a label_weight above 0"):
         FedBary(part="labels", label_weight=0.0)
 
 
@@ -356,7 +356,7 @@ def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> No
     assert valuation.flagged_shares[1].isnan()
     assert valuation.shares[[0, 2]].sum().item() == pytest.approx(1)
 
-    with pytest.raises(ConfigurationError, match="no client has a sample"):
+    with refused("no client has a sample"):
         value_clients([make_no_samples(), make_no_samples()], server)
 
 
@@ -404,7 +404,7 @@ def test_server_needs_a_finite_sample_but_not_all_of_them() -> None:
     valuation, _ = value_clients([client], (x_of_server, y_of_server))
     assert valuation.distances.isfinite().all()
 
-    with pytest.raises(ConfigurationError, match="validation set is finite"):
+    with refused("validation set is finite"):
         value_clients([client], make_nan_samples())
 
 
@@ -421,7 +421,7 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
         participant = "client 1"
 
     message = rf"Pixels\(\): client 0 has 5, .*{participant} has 6 features"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         value_clients(sets, server, support=9)
 
 
@@ -442,7 +442,7 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 
     torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
 
-    with pytest.raises(ConfigurationError, match="there is none before training"):
+    with refused("there is none before training"):
         value_clients(sets, server, features="penultimate")
 
 
@@ -452,8 +452,8 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
 ) -> None:
     num_samples = 900
     outlier_shift = 30  # standard deviations
-    values = torch.randn(num_samples, generator=torch.Generator().manual_seed(0))
-    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(1))
+    values = torch.randn(num_samples, generator=make_generator())
+    order = torch.randperm(num_samples, generator=make_generator(1))
     is_outlier = order < num_samples * share
     values[is_outlier] += outlier_shift
 

@@ -279,7 +279,15 @@ def read_update(
     for tensor in (vector, *reports.values()):
         if not tensor.isfinite().all():
             return None
-    return ClientUpdate(client, num_samples, vector, loss, steps, reports, traffic)
+    return ClientUpdate(
+        client,
+        num_samples=num_samples,
+        vector=vector,
+        loss=loss,
+        num_steps=steps,
+        reports=reports,
+        traffic=traffic,
+    )
 
 
 def name_of_question(question: Callable[..., Any]) -> str:

@@ -45,17 +45,17 @@ def restore_state(
 ) -> tuple[ParameterSpace, ClientStore, LocalData]:
     """Restore a site's saved state, and return its parameter space, store and :class:`LocalData`."""
     module = trainer.lightning_module
-    client = packet.plain["client"]
+    site_id = packet.plain["client"]
     space = shared_space(module, config)
     store = ClientStore()
-    store.load_state_dict({client: site_state.get("store", {})})
+    store.load_state_dict({site_id: site_state.get("store", {})})
     store.to(module.device)
     manager = ClientManager(
         trainer,
         data,
         space=space,
         store=store,
-        first_client=client,
+        first_client=site_id,
         num_classes=packet.plain["classes"],
     )
     (local,) = manager.locals
@@ -63,7 +63,12 @@ def restore_state(
     tell = None
     if "who" in site_state:
         client, num_clients, round_index = site_state["who"]
-        context = UploadContext(client, num_clients, space.num_parameters, round_index)
+        context = UploadContext(
+            client=client,
+            num_clients=num_clients,
+            num_parameters=space.num_parameters,
+            round_index=round_index,
+        )
         tell = partial(sanitize_report, config.uploads, context)
     models = []
     for name in ("start", "trained", "sent"):
@@ -127,7 +132,12 @@ class SiteVisit(L.Callback, Rounds):
         site_name = self._packet.plain.get("name", "")
         work_by_client = {instruction.client_id: self._config.work_of(site_name)}
         self._steps = LocalSteps(
-            trainer, self._numbered_data, sampler, state, work_by_client, self._limit_train_batches
+            trainer,
+            self._numbered_data,
+            sampler=sampler,
+            state=state,
+            work_by_client=work_by_client,
+            limit_train_batches=self._limit_train_batches,
         )
         self._loader = CohortLoader(
             self._numbered_data,
@@ -163,7 +173,13 @@ class SiteVisit(L.Callback, Rounds):
             state=tensors,
             secret=upload_secret,
         )
-        vector, traffic = upload(self._config.uploads, model, model, model, context)
+        vector, traffic = upload(
+            self._config.uploads,
+            vector=model,
+            initial_model=model,
+            global_vector=model,
+            context=context,
+        )
         # What compression has not sent is part of the next update, as after any other.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
@@ -208,15 +224,26 @@ class SiteVisit(L.Callback, Rounds):
         self._data.warn_of_growth()
         self._forward_schedules(trainer)
         space, self._store, self._local_data = restore_state(
-            trainer, self._data, self._config, self._packet, self.site_state
+            trainer,
+            self._data,
+            config=self._config,
+            packet=self._packet,
+            site_state=self.site_state,
         )
         for transformation in self._config.uploads:
             transformation.check(space)
+        upload_seed, upload_secret = self._upload_keys()
         training = LocalTraining(
-            trainer, space, self._config, self._store, self._num_clients, self._steps
+            trainer,
+            space,
+            parts=self._config,
+            store=self._store,
+            num_clients=self._num_clients,
+            steps=self._steps,
         )
+        training.upload_seed = upload_seed
+        training.upload_secret = upload_secret
         self._training = training
-        training.upload_seed, training.upload_secret = self._upload_keys()
         buffers = self.site_state.get("buffers")
         if buffers is not None:
             training.state.restore(buffers)
@@ -235,7 +262,12 @@ class SiteVisit(L.Callback, Rounds):
                 local.state[OWN_MODEL] = space.read(pl_module)
         (visit,) = self._loader.visits
         num_samples = int(self._data.num_samples[0])
-        training.begin(instruction, self._local_data, num_samples, visit.lengths)
+        training.begin(
+            instruction,
+            self._local_data,
+            num_samples=num_samples,
+            lengths=visit.lengths,
+        )
 
     def _has_lost_its_model(self) -> bool:
         """Return whether the site should have its own model, and has none."""

@@ -19,7 +19,7 @@ from flsv.aggregation import DivergenceWeighted
 from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import BadReply, Unwilling, check_done
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 
@@ -179,7 +179,7 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     loop = partial(FederatedLoop, DivergenceWeighted())
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
 
-    with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
+    with refused("works with.*clients' class counts"):
         app(grid=None, context=make_context(run_id=7))  # type: ignore[arg-type]
 
     status = json.loads((tmp_path / "status.json").read_text())

@@ -16,7 +16,7 @@ from flsv.engines.remote import Directory, Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
@@ -162,5 +162,5 @@ def undeclared(local: LocalData) -> int:
 
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
-    with pytest.raises(ConfigurationError, match="Declare what its answer must be"):
+    with refused("Declare what its answer must"):
         sites.ask(1, 0, undeclared, (), {})

@@ -30,6 +30,7 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
 from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.sites import (
     ADDRESSES,
     BOSTON_ADDRESS,
@@ -113,9 +114,7 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     )
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
 
-    with pytest.raises(
-        ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config"
-    ) as error:
+    with refused("site 'Osaka' cannot take.*Config") as error:
         directory.gather()
 
     assert "Jane" not in str(error.value)
@@ -123,17 +122,17 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     # So does code that fails for another reason.
     nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(KeyError("Jane Doe"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "third", wait=60)
-    with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: .* KeyError"):
+    with refused("site 'Osaka' cannot take.*KeyError"):
         directory.gather()
 
     # One that may mend itself ends no start.
     nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
     with (
-        pytest.warns(UserWarning, match="site 'Osaka' has not said what it has"),
+        warns("site 'Osaka' has not said"),
         pytest.raises(
             RuntimeError,
-            match=r"\['Osaka'\] have come, and have not said .* within 0 s.* 'Osaka' has not said.*OSError",
+            match=r"\['Osaka'\].*within 0 s.* 'Osaka'",
         ),
     ):
         directory.gather()
@@ -211,8 +210,8 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     remote.transport.names[another_address] = "Osaka"
     words = r"a node is registered as '', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
     with (
-        pytest.warns(UserWarning, match=words) as warned,
-        pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not come .* {words}"),
+        warns(words) as warned,
+        pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not.*{words}"),
     ):
         remote.fit()
 
@@ -262,9 +261,7 @@ def test_site_that_announces_more_samples_than_max_samples_is_refused(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
 
-    with pytest.raises(
-        ConfigurationError, match=f"site 'Lyon' cannot take part: {TOO_MANY_SAMPLES}"
-    ):
+    with refused(f"'Lyon' cannot take part: {TOO_MANY_SAMPLES}"):
         directory.gather()
 
 
@@ -272,9 +269,7 @@ def test_site_that_announces_too_many_samples_within_a_run_is_left_alone(tmp_pat
     sites = make_sites_with_many_samples_at_lyon()
     directory = Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=1000)
 
-    with pytest.warns(
-        UserWarning, match=f"site 'Lyon' has not said what it has: {TOO_MANY_SAMPLES}"
-    ):
+    with warns(f"site 'Lyon' has not.*{TOO_MANY_SAMPLES}"):
         addresses = directory.refresh()
 
     assert addresses == {0: BOSTON_ADDRESS, 2: OSAKA_ADDRESS}
@@ -285,16 +280,14 @@ def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
     book = tmp_path / "book"
     Directory(sites, NAMES, {}, book, wait=0).gather()
 
-    with pytest.raises(
-        ConfigurationError, match=f"a site of .*book cannot take part: {TOO_MANY_SAMPLES}"
-    ):
+    with refused(f"book cannot take part: {TOO_MANY_SAMPLES}"):
         Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
 
 
 def test_max_samples_of_0_is_refused(tmp_path):
     sites = make_sites_with_many_samples_at_lyon()
 
-    with pytest.raises(ConfigurationError, match="max_samples=0: expected at least 1"):
+    with refused("max_samples=0: expected at least 1"):
         Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=0)
 
 
@@ -341,10 +334,7 @@ def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
 
-    with pytest.raises(
-        ConfigurationError,
-        match=r"differ in flsv: '[\w.]+, sources [0-9a-f]{12}' there, .* changed'",
-    ):
+    with refused(r"'[\w.]+, sources [0-9a-f]{12}' there,.*changed'"):
         remote.fit()
 
 
@@ -382,7 +372,7 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
 
     pass_on = killed.transport.on_reply
     killed.transport.on_reply = kill_in_round_2
-    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 3 is discarded"):
+    with pytest.raises(Killed), warns("round 3 is discarded"):
         killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
 
     killed.transport.on_reply = pass_on
@@ -410,10 +400,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
     wrong_site = make_site(tmp_path, 1, partial(make_shapfed_loop, **settings))
 
     remote.transport.sites[LYON_ADDRESS] = wrong_site
-    with pytest.raises(
-        ConfigurationError,
-        match=f"site 'Lyon' cannot take part: it and the server differ in {difference}",
-    ):
+    with refused(f"site 'Lyon' cannot take.*{difference}"):
         remote.fit()
 
     remote.transport.sites[LYON_ADDRESS] = right_site
@@ -425,10 +412,7 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
         return reply
 
     remote.transport.on_reply = change_lyon_after_round_0
-    with pytest.warns(
-        UserWarning,
-        match=r"'Lyon' \(client 1\) is left out of round 2: it and the server differ in ",
-    ):
+    with warns(r"'Lyon' \(client 1\).*round 2:"):
         loop = remote.fit(2)
 
     assert loop.participations.tolist() == [2, 1, 2]
@@ -461,8 +445,8 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
     federation.transport.on_reply = keep_silent_when_training
 
     with (
-        pytest.warns(UserWarning, match="left out"),
-        pytest.raises(RuntimeError, match="no site sent a model. No client is left"),
+        warns("left out"),
+        pytest.raises(RuntimeError, match="no site.*model. No client"),
     ):
         federation.fit()
 
@@ -502,7 +486,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
 )
 def test_settings_that_remote_sites_cannot_support_are_refused(options, words):
     loop = make_shapfed_loop(**options)
-    with pytest.raises(ConfigurationError, match=words):
+    with refused(words):
         check_deployment(
             loop.config, loop.contribution_metrics.fields, loop.contribution_metrics.evaluating
         )

@@ -24,8 +24,7 @@ from flsv.metrics import ContributionEstimation, DomainRelevance
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.sampling import PowerOfChoice
 from flsv.training.algorithms import SCAFFOLD
-from flsv.utilities.errors import ConfigurationError
-from helpers import sites
+from helpers import refused, sites, warns
 from helpers.sites import (
     BOSTON_ADDRESS,
     LYON_ADDRESS,
@@ -83,7 +82,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
 
     remote = SitesInProcess(tmp_path, make, client_val=0.3)
     remote.transport.on_reply = spoil_two_answers
-    with pytest.warns(UserWarning, match=words):
+    with warns(words):
         loop = remote.fit(callbacks=[Recorder()])
 
     first_relevance = relevances[0]
@@ -120,7 +119,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
     remote.transport.on_reply = spoil_answers
-    with pytest.warns(UserWarning, match="its answer is wrong: expected torch.float64"):
+    with warns("answer is wrong: expected torch.float64"):
         loop = remote.fit(rounds=2)
 
     fedce = loop.metrics["fedce"]
@@ -174,7 +173,7 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
         "enable_checkpointing": True,
     }
 
-    with pytest.warns(UserWarning, match="left out of"):
+    with warns("left out of"):
         remote.fit(rounds=3, **options)
 
     loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
@@ -219,7 +218,7 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path):
         r"site 'Lyon' \(client 1\) is left out of round 2: it has stopped, not ready after 0.0 s"
     )
 
-    with pytest.warns(UserWarning, match=words):
+    with warns(words):
         loop = remote.fit()
 
     assert loop.participations.tolist() == [3, 2, 3]
@@ -242,9 +241,7 @@ def test_absent_site_keeps_its_value(tmp_path):
     told_before = announcement({"train": train_samples_of_osaka, "val": 0, "test": 0})
     entry = {**told_before["sizes"], "contents": told_before["contents"]}
     (tmp_path / "book.json").write_text(json.dumps({"Osaka": entry}))
-    with pytest.warns(
-        UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 1: it is away"
-    ) as warned:
+    with warns(r"'Osaka' \(client 2\).*round 1:") as warned:
         loop = remote.fit(callbacks=[OsakaComesBack()])
 
     messages = [str(warning.message) for warning in warned]
@@ -274,7 +271,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     federation = SitesInProcess(tmp_path, make)
     federation.transport.on_reply = answer_with_a_word_at_lyon
 
-    with pytest.warns(UserWarning, match="It is chosen last"):
+    with warns("It is chosen last"):
         loop = federation.fit()
 
     # Of three candidates two are drawn in each of three rounds.
@@ -301,7 +298,7 @@ def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
     remote.transport.on_reply = lose_lyons_folder
-    with pytest.warns(UserWarning, match="'Lyon' .*no longer held what it kept"):
+    with warns("'Lyon' .*no longer held what"):
         loop = remote.fit(rounds=4)
 
     assert loop.participations.tolist() == [4, 4, 4]
@@ -322,7 +319,7 @@ def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(tmp_path,
     """One site that reports one step in place of thirty would count thirty times."""
     make = partial(make_shapfed_loop, metrics={}, aggregator=aggregator())
     remote = SitesInProcess(tmp_path, make)
-    with pytest.raises(ConfigurationError, match="numbers of steps, which only a site can count"):
+    with refused("numbers of steps, which only"):
         remote.fit(rounds=1)
 
 
@@ -395,7 +392,7 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path,
     remote = SitesInProcess(tmp_path, make)
     remote.transport.on_reply = change_cluster_of_lyon
 
-    with pytest.warns(UserWarning, match="'Lyon' .*is left out of round 1: it reports"):
+    with warns("'Lyon'.*round 1: it reports"):
         loop = remote.fit(rounds=1)
 
     assert loop.participations.tolist() == [1, 0, 1]
@@ -437,7 +434,7 @@ def change_samples_of_sites(
 def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog):
     change_samples_of_sites(monkeypatch, use_integer_images)
 
-    with pytest.raises(RuntimeError, match="no site sent a model. No client is left"):
+    with pytest.raises(RuntimeError, match="no site.*model. No client"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
 
     notes: list[str] = []
@@ -458,5 +455,5 @@ def test_data_that_grow_at_a_site_are_named(tmp_path, monkeypatch):
     for samples in samples_of_sites:
         samples.append(samples[0])
 
-    with pytest.warns(UserWarning, match="has grown from .* not trained on"):
+    with warns("grown from.*not trained on"):
         remote.fit(rounds=1)

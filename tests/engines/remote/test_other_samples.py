@@ -17,7 +17,7 @@ from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.engines.remote import Packet, Site
 from flsv.metrics import ShadowShapley
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.sites import (
     BOSTON_ADDRESS,
     LYON_ADDRESS,
@@ -97,7 +97,7 @@ def test_site_with_other_samples_at_the_second_start_is_refused(tmp_path, change
     federation.go_on_until(1)
     federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, **changes)
 
-    with pytest.raises(ConfigurationError, match=f"site 'Lyon' cannot take part: {OTHER_SAMPLES}"):
+    with refused(f"'Lyon' cannot take part: {OTHER_SAMPLES}"):
         federation.go_on_until(2)
 
 
@@ -111,9 +111,7 @@ def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path):
         return reply
 
     federation.transport.on_reply = change_lyon_after_round_0
-    with pytest.warns(
-        UserWarning, match=rf"'Lyon' \(client 1\) is left out of round 2: {OTHER_SAMPLES}"
-    ):
+    with warns(rf"'Lyon' \(client 1\).*2: {OTHER_SAMPLES}"):
         loop = federation.go_on_until(2)
 
     assert loop.participations.tolist() == [2, 1, 2]
@@ -130,9 +128,7 @@ def test_site_that_has_lost_its_folder_is_named(tmp_path):
     shutil.rmtree(tmp_path / "sites" / "Lyon")
     federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, label_shift=1)
 
-    with pytest.warns(
-        UserWarning, match="site 'Lyon' has lost its folder .* nothing shows that its samples are"
-    ):
+    with warns("site 'Lyon'.*nothing shows.*samples"):
         loop = federation.go_on_until(2)
 
     assert loop.participations.tolist() == [2, 2, 2]
@@ -173,7 +169,7 @@ def test_site_that_tells_no_hash_is_not_let_in(tmp_path, contents):
 
     federation.transport.on_reply = tell_other_contents
     with (
-        pytest.warns(UserWarning, match="site 'Boston' has not said what it has: it "),
-        pytest.raises(RuntimeError, match="have not said what they have"),
+        warns("site 'Boston' has not said"),
+        pytest.raises(RuntimeError, match="have not said what they"),
     ):
         federation.go_on_until(1)

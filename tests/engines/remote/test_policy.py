@@ -26,7 +26,7 @@ from flsv.metrics import (
 )
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.training.algorithms import InRunValues
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.sites import (
     BOSTON_ADDRESS,
     LYON_ADDRESS,
@@ -70,7 +70,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
         "flsv.metrics.contribution_estimation:leave_self_out"
     )
 
-    with pytest.raises(Refused, match="does not let it answer 'os:system'"):
+    with pytest.raises(Refused, match="not let it answer 'os:system'"):
         policy.check_question("os:system")
 
 
@@ -88,7 +88,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
 )
 def test_site_policy_file_with_wrong_entries_is_refused(tmp_path, text, match):
     (tmp_path / "site.toml").write_text(text)
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         SitePolicy.read(tmp_path / "site.toml")
 
 
@@ -96,9 +96,7 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
     tmp_path,
 ):
     remote = make_sites_with_policy(tmp_path, make_shapfed_loop, SitePolicy(max_epsilon=8.0))
-    with pytest.raises(
-        ConfigurationError, match="site 'Boston' cannot take part: its policy wants max_epsilon=8, "
-    ):
+    with refused("'Boston' cannot.*policy wants max_epsilon=8,"):
         remote.fit()
 
 
@@ -113,10 +111,7 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     remote = make_sites_with_policy(tmp_path, make_fedce_loop, SitePolicy(questions=[]), **SPLITS)
     remote.transport.on_reply = record_kind
 
-    with pytest.warns(
-        UserWarning,
-        match="'Boston'.*its policy does not let it answer 'flsv.metrics.contribution_estimation:",
-    ):
+    with warns("'Boston'.*its policy does not.*'flsv.metrics.contribution_estimation:"):
         remote.fit(rounds=1)
 
     assert kinds_of_answers == {
@@ -164,7 +159,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
     remote.transport.on_reply = record_reply
 
-    with pytest.warns(UserWarning, match="does not tell") as warned:
+    with warns("does not tell") as warned:
         loop = remote.fit(rounds=2)
 
     messages = [str(warning.message) for warning in warned]
@@ -198,10 +193,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     assert torch.equal(loop.state.model(), free.state.model())
 
     nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
-    with pytest.warns(
-        UserWarning,
-        match="has not tested its model: its policy does not let it tell 'accuracy', 'bal",
-    ):
+    with warns("not tested.*tell 'accuracy', 'bal"):
         nothing.fit(rounds=1)
 
 
@@ -218,9 +210,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
 )
 def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, make, scores, name):
     remote = make_sites_with_policy(tmp_path, make, SitePolicy(tells=scores))
-    with pytest.raises(
-        ConfigurationError, match=f"'Boston' cannot take part: .* does not let it tell '{name}'"
-    ):
+    with refused(f"'Boston' cannot take part:.*'{name}'"):
         remote.fit(server_data=ServerData())
 
     # Within a run, as by a policy that has been changed.
@@ -256,7 +246,7 @@ HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
 def test_configuration_of_a_node_with_a_misspelt_policy_is_refused(tmp_path, name):
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
     node = {"folder": str(tmp_path), name: "flsv-site.toml"}
-    with pytest.raises(Refused, match=f"its configuration has '{name}': expected 'policy'"):
+    with pytest.raises(Refused, match=f"configuration has '{name}': expected 'policy'"):
         client.answer(HELLO, node, "the server")
 
 
@@ -272,7 +262,7 @@ def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_p
 
     remote = make_sites_with_policy(tmp_path / "b", make, WITHHOLDING, **SPLITS)
     match = "'Boston' .*its policy does not let it tell 'balanced_accuracy'"
-    with pytest.warns(UserWarning, match=match):
+    with warns(match):
         remote.fit(rounds=1, server_data=ServerData())
 
 
@@ -288,7 +278,7 @@ def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_tr
     check_that_a_policy_can_allow("val_loss", tmp_path / "a", make)
 
     remote = make_sites_with_policy(tmp_path / "b", make, WITHHOLDING, **SPLITS)
-    with pytest.raises(ConfigurationError, match="its policy does not let it tell 'val_loss'"):
+    with refused("policy does not.*tell 'val_loss'"):
         remote.fit(rounds=1, server_data=ServerData())
 
 
@@ -299,10 +289,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
     policy = SitePolicy(max_epsilon=(epsilon_of_two + epsilon_of_three) / 2)
     remote = make_sites_with_policy(tmp_path, make_private_loop, policy)
 
-    with pytest.warns(
-        UserWarning,
-        match=r"'Boston'.*left out of round 3.*with one more update after 2 it would be",
-    ):
+    with warns("'Boston'.*round 3.*update after 2"):
         loop = remote.fit(rounds=3)
 
     assert loop.participations.tolist() == [2, 3, 3]
@@ -312,7 +299,7 @@ def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
     assert ledger["epsilon"] == pytest.approx(epsilon_of_two)
 
     next_run = make_sites_with_policy(tmp_path, make_private_loop, policy)
-    with pytest.warns(UserWarning, match="'Boston'.*left out of round 1"):
+    with warns("'Boston'.*left out of round 1"):
         loop = next_run.fit(rounds=1)
 
     assert loop.participations.tolist() == [0, 1, 1]
@@ -352,9 +339,7 @@ def test_damaged_ledger_is_refused(tmp_path, damaged):
     ledger = tmp_path / LEDGER_FILE
     ledger.write_text(damaged)
 
-    with pytest.raises(
-        Refused, match=r"privacy.json cannot be read.*a backup forgets what came after it"
-    ):
+    with pytest.raises(Refused, match="privacy.json cannot be read.*backup"):
         policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
@@ -388,7 +373,7 @@ def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path):
     without_noise: list[GaussianPrivacy] = []
     SitePolicy().spend(without_noise, ledger_path)  # its epsilon is infinite
 
-    with pytest.raises(Refused, match="with one more update after 3 it would be inf"):
+    with pytest.raises(Refused, match="one more update after 3"):
         limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 

@@ -36,7 +36,7 @@ from flsv.training.algorithms import (
     PerFedAvg,
 )
 from flsv.uploads import TopK
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.sites import make_shapfed_loop
 
 SAMPLES = 40
@@ -64,7 +64,7 @@ def make_samples(
     pixel: float = 0.0, seed: int = 0, label: int = 9, largest_label: int = 9
 ) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
     images[:, 0, 0, 0] = pixel
     labels = torch.full((SAMPLES,), label)
@@ -240,15 +240,13 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path,
 )
 def test_strategy_that_lets_private_clients_tell_more_is_refused(options):
     make_private_loop(noise=0.0, **options)
-    with pytest.raises(
-        ConfigurationError, match=r"nothing but a noised update leaves them with GaussianPrivacy\("
-    ):
+    with refused(r"noised update leaves them.*GaussianPrivacy\("):
         make_private_loop(**options)
 
 
 def test_evaluation_at_private_sites_is_refused_before_training():
     config = make_private_loop(evaluation=ClientEvaluation(every=1)).config
-    with pytest.raises(ConfigurationError, match="scores of private sites"):
+    with refused("scores of private sites"):
         check_deployment(config, {}, {})
 
 

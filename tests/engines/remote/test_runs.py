@@ -14,7 +14,7 @@ from flsv.aggregation import FedAvg
 from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import TopK
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused, warns
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
@@ -102,7 +102,7 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
     server.remote.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
     with (
-        pytest.warns(UserWarning, match="no longer held") as warned,
+        warns("no longer held") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
         server.go_on_until(3)
@@ -132,7 +132,7 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
 def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path, run):
-    with pytest.raises(ConfigurationError, match="names no run"):
+    with refused("names no run"):
         SiteMemory(tmp_path / "site", run, client=0)
     assert not list(tmp_path.iterdir())
 

@@ -5,13 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
+
+from helpers import make_generator
 
 Game = Callable[[Tensor], Tensor]
-
-
-def make_generator(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def make_table_game(table: Tensor) -> Game:

@@ -6,6 +6,7 @@ import torch
 from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.decayed import round_shares
 from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator
 
 NAN = float("nan")
 
@@ -80,7 +81,7 @@ def test_decayed_shapley_is_the_sum_by_hand(rows, options, expected):
 
 
 def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares():
-    values = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.rand(12, 3, generator=make_generator(), dtype=torch.float64)
     shares = values / values.sum(1, keepdim=True)
 
     indices = {}

@@ -9,14 +9,13 @@ from functional.shapley.games import (
     Watched,
     make_accuracy_table,
     make_closed_form_games,
-    make_generator,
     make_random_table,
     make_table_game,
     shapley_by_all_orders,
 )
 
 from flsv.functional import ESTIMATORS, ShapleyEstimate
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 
 PLAIN_GTG = partial(ESTIMATORS["gtg"], truncation=None, round_truncation=None, convergence=None)
 MONTE_CARLO = partial(ESTIMATORS["permutation"], antithetic=False)
@@ -45,7 +44,12 @@ def test_sampled_values_are_unbiased(name: str) -> None:
     num_draws = 200
     table = make_random_table(6, seed=16)
     exact = torch.from_numpy(shapley_by_all_orders(table))
-    estimate = partial(UNBIASED[name], make_table_game(table), 6, budget=40)
+    estimate = partial(
+        UNBIASED[name],
+        make_table_game(table),
+        6,
+        budget=40,
+    )
 
     draws = []
     for seed in range(num_draws):
@@ -95,7 +99,10 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> 
             budget=60,
             generator=make_generator(),
         )
-        torch.testing.assert_close(estimate.values.sum(), table[-1] - table[0])
+        torch.testing.assert_close(
+            estimate.values.sum(),
+            table[-1] - table[0],
+        )
         values.append(estimate.values)
 
     if name != "surrogate":  # whose kernel depends on the game
@@ -120,14 +127,16 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 @pytest.mark.parametrize("n", [7, 40])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
-    weights = torch.rand(n, generator=make_generator(), dtype=torch.float64)
+    weights = torch.rand(
+        n,
+        generator=make_generator(),
+        dtype=torch.float64,
+    )
 
     def root_of_sum(masks: torch.Tensor) -> torch.Tensor:
         return (masks.double() @ weights).sqrt()
 
-    with pytest.raises(
-        ConfigurationError, match=f"budget=1 is below the minimum of .* {n} players"
-    ) as refusal:
+    with refused(f"budget=1 is below.*{n} players") as refusal:
         SAMPLED[name](root_of_sum, n, budget=1)
 
     (minimum,) = re.findall(r"minimum of (\d+)", str(refusal.value))
@@ -163,7 +172,11 @@ def test_estimators_give_values_of_full_precision(
 ) -> None:
     table = (make_random_table(5) * 10).to(dtype)
 
-    estimate = ESTIMATORS[name](make_table_game(table), 5, generator=make_generator())
+    estimate = ESTIMATORS[name](
+        make_table_game(table),
+        5,
+        generator=make_generator(),
+    )
 
     assert isinstance(estimate, ShapleyEstimate)
     assert estimate.values.dtype == expected_dtype
@@ -178,12 +191,23 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
     two_columns = torch.stack([table, 2 * table], dim=1)
     one_column = table[:, None]
 
-    of_two = ESTIMATORS[name](make_table_game(two_columns), 5, generator=make_generator())
-    of_one = ESTIMATORS[name](make_table_game(one_column), 5, generator=make_generator())
+    of_two = ESTIMATORS[name](
+        make_table_game(two_columns),
+        5,
+        generator=make_generator(),
+    )
+    of_one = ESTIMATORS[name](
+        make_table_game(one_column),
+        5,
+        generator=make_generator(),
+    )
 
     assert of_two.values.shape == (5, 2)
     assert of_two.stderr.shape == (5, 2)
-    torch.testing.assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
+    torch.testing.assert_close(
+        2 * of_two.values[:, 0],
+        of_two.values[:, 1],
+    )
     assert of_one.values.shape == (5, 1)
 
 
@@ -223,11 +247,11 @@ def test_estimators_with_wrong_arguments_raise(name: str) -> None:
         return torch.tensor(1.0)
 
     estimator = ESTIMATORS[name]
-    with pytest.raises(ConfigurationError, match="at least 1 player"):
+    with refused("at least 1 player"):
         estimator(count_members, 0)
-    with pytest.raises(ConfigurationError, match="minimum of"):
+    with refused("minimum of"):
         estimator(count_members, 5, budget=1)
-    with pytest.raises(ConfigurationError, match=r"budget=nan\): expected a whole number or None"):
+    with refused(r"budget=nan\): expected.*number or None"):
         estimator(count_members, 5, budget=float("nan"))
     with pytest.raises(ValueError, match=re.escape("returned shape ()")):
         estimator(one_number, 5)

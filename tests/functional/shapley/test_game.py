@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from functional.shapley.games import Watched, make_generator
+from functional.shapley.games import Watched
 
 from flsv.functional.shapley.game import MemoizedGame
+from helpers import make_generator
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 65])

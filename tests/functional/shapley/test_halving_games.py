@@ -11,6 +11,7 @@ from flsv.functional.shapley import halving_games, mixtures
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.mixtures import TrainedOutputs, coalition_shares
+from helpers import make_generator
 
 NUM_SAMPLES = 30
 NUM_CLASSES = 3
@@ -24,7 +25,7 @@ def make_trained(
     seed=0,
 ):
     """Clients alone, the halves of some halvings and all clients, with logits that depend on the members."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     singles = torch.eye(num_clients, dtype=torch.bool)
     client_logits = 2 * torch.randn(
         num_clients,
@@ -302,7 +303,7 @@ def test_kriged_residuals_equal_their_formula():
 
 def game_of(trained):
     """The trained coalitions with the empty one, their accuracies and the function that scores outputs."""
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     labels = torch.randint(
         NUM_CLASSES,
         (NUM_SAMPLES,),

@@ -9,10 +9,11 @@ import torch
 from flsv.functional import few_coalitions
 from flsv.functional.shapley import halvings
 from flsv.functional.shapley.halvings import choose_halvings, has_halvings
+from helpers import make_generator
 
 
 def make_outputs(num_players, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     return torch.randn(num_players, 20, 3, generator=generator)
 
 
@@ -91,7 +92,7 @@ def test_permuting_the_players_permutes_the_halvings(num_players, are_alike):
     names = names_of(num_players)
     order = torch.randperm(
         num_players,
-        generator=torch.Generator().manual_seed(3),
+        generator=make_generator(3),
     )
     permuted_names = [names[player] for player in order.tolist()]
 

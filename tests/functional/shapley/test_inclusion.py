@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from functional.shapley.games import make_generator
 
 from flsv.functional import importance_probabilities
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 
 
 def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
@@ -55,7 +54,7 @@ def test_importance_probabilities_treat_ties_equally(
 
 
 def test_importance_probabilities_refuses_wrong_cohorts_and_weights() -> None:
-    with pytest.raises(ConfigurationError, match="expected_cohort"):
+    with refused("expected_cohort"):
         importance_probabilities(torch.ones(4), 4.5)
     with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):
         importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)

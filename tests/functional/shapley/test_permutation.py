@@ -4,7 +4,6 @@ import pytest
 import torch
 from functional.shapley.games import (
     make_accuracy_table,
-    make_generator,
     make_random_table,
     make_table_game,
 )
@@ -17,6 +16,7 @@ from flsv.functional.shapley.permutation import (
     marginals_along,
     random_permutations,
 )
+from helpers import make_generator
 
 
 def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples():

@@ -17,6 +17,7 @@ from flsv.functional.shapley.mixtures import (
     interpolation_weights,
 )
 from flsv.functional.shapley.predicted_outputs import PredictedGame, has_complete_sizes
+from helpers import make_generator
 
 NUM_SAMPLES = 60
 NUM_CLASSES = 4
@@ -26,7 +27,7 @@ def make_federation(num_clients, design="singles", seed=0):
     """Return T trained coalitions ``[T, n]``, their logits ``[T, V, M]`` for V samples and M classes, the clients'
     sizes ``[n]`` and the score. The first coalition is the empty one, the second that of all clients, and those of one
     client follow."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
     trained = few_coalitions(num_clients, design)
     one_hot_labels = torch.nn.functional.one_hot(labels, NUM_CLASSES)
@@ -200,7 +201,7 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     sizes = torch.tensor([3, 1, 4, 2])
     num_clients = len(sizes)
     masks = all_coalitions(num_clients)
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     client_outputs = torch.randn(num_clients, NUM_SAMPLES, generator=generator)
     outputs = (coalition_shares(masks, sizes).float() @ client_outputs).double()
 

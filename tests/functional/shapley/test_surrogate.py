@@ -8,7 +8,6 @@ import pytest
 import torch
 from functional.shapley.games import (
     make_accuracy_table,
-    make_generator,
     make_random_table,
     make_table_game,
 )
@@ -31,6 +30,7 @@ from flsv.functional.shapley.surrogate import (
     membership,
     pairs,
 )
+from helpers import make_generator
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])

@@ -4,18 +4,39 @@ import ot
 import torch
 from torch import Tensor
 
+from helpers import make_generator
+
 
 def make_blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     y = torch.randint(4, (count,), generator=generator)
-    centers = 2 * torch.randn(4, 8, generator=torch.Generator().manual_seed(9))
-    return torch.randn(count, 8, generator=generator) + centers[y], y
+    centers = 2 * torch.randn(4, 8, generator=make_generator(9))
+    return torch.randn(
+        count,
+        8,
+        generator=generator,
+    ) + centers[y], y
 
 
-def make_labeled(seed: int, m: int = 40, d: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(m, d, generator=generator, dtype=torch.float64)
-    y = torch.tensor([0, 2, 5])[torch.randint(3, (m,), generator=generator)]
+def make_labeled(
+    seed: int,
+    m: int = 40,
+    d: int = 3,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = make_generator(seed)
+    x = torch.randn(
+        m,
+        d,
+        generator=generator,
+        dtype=torch.float64,
+    )
+    y = torch.tensor([0, 2, 5])[
+        torch.randint(
+            3,
+            (m,),
+            generator=generator,
+        )
+    ]
     return x + y[:, None], y
 
 

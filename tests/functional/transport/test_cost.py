@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flsv.functional import class_statistics, label_embedding
 from flsv.functional.transport import cost
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 
 def test_class_means_and_deviations_equal_numpys_per_class() -> None:
@@ -34,7 +34,7 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
 def test_classes_without_statistics_are_refused() -> None:
     x, y = make_labeled(4)
     statistics = class_statistics(x, y)
-    with pytest.raises(ConfigurationError, match=r"classes \[1\] are not in the statistics"):
+    with refused(r"classes \[1\] are not.*statistics"):
         statistics.index(torch.tensor([0, 1]))
 
 
@@ -112,7 +112,7 @@ def test_cost_of_invalid_samples_raises_with_their_count() -> None:
     }
 
     for message, pair in invalid_pairs.items():
-        with pytest.raises(ConfigurationError, match=message):
+        with refused(message):
             cost.squared_costs(*pair)
-    with pytest.raises(ConfigurationError, match="40 integer classes"):
+    with refused("40 integer classes"):
         label_embedding(x, y[:5])

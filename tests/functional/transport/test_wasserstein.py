@@ -10,7 +10,7 @@ from flsv.functional import (
     interpolating_measure,
 )
 from flsv.functional.transport.wasserstein import matching
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -65,7 +65,7 @@ def test_contribution_shares_are_proportional_to_inverse_distances(
 
 
 def test_contribution_shares_of_negative_distances_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="at least 0"):
+    with refused("at least 0"):
         contribution_shares(torch.tensor([-1.0, 1.0]))
 
 

@@ -26,8 +26,8 @@ from flsv.training.algorithms import (
     FedRep,
     PerFedAvg,
 )
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
+from helpers import refused, warns
 from helpers.fits import client_tensors, fit
 from helpers.loops_by_hand import (
     PROPORTIONS,
@@ -79,12 +79,29 @@ def train_by_hand(
     data = make_unequal_data()
     cohorts = []
     for round_index, cohort in enumerate(cohorts_by_hand()):
-        cohorts.append([client for client in cohort if (round_index, client) not in failing])
+        cohorts.append(
+            [
+                client
+                for client in cohort
+                if (
+                    round_index,
+                    client,
+                )
+                not in failing
+            ]
+        )
 
-    def train(model: nn.Module, round_index: int, client: int) -> None:
+    def train(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+    ) -> None:
         visit(model, round_index, client, load_batches(data, round_index, client))
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(
+        server: nn.Module,
+        models: dict[int, nn.Module],
+    ) -> nn.Module:
         trained = [*models.values()]
         mean = average_models(trained, [1.0] * len(trained))
         if merge is not None:
@@ -102,7 +119,11 @@ def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def descend(net: nn.Module, gradients: Any, lr: float = LR) -> None:
+def descend(
+    net: nn.Module,
+    gradients: Any,
+    lr: float = LR,
+) -> None:
     for parameter, gradient in zip(net.parameters(), gradients):
         parameter -= lr * gradient
 
@@ -121,7 +142,12 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     personal = {}
     data = make_unequal_data()
 
-    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+        batches: Iterator[Any],
+    ) -> None:
         global_parameters = copy_parameters(model)
         personal_model = personal.setdefault(client, copy.deepcopy(model))
         for batch in batches:
@@ -150,7 +176,12 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     for client, personal_model in personal.items():
         buffers = [buffer for buffer in personal_model.buffers() if buffer.is_floating_point()]
         whole_model = flatten([*personal_model.parameters(), *buffers])
-        torch.testing.assert_close(models[client], whole_model, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            models[client],
+            whole_model,
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
     # A client is tested with its own model; who was never drawn has the global one.
     for client, accuracy in enumerate(loop.client_accuracy.tolist()):
@@ -180,7 +211,10 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         weight_decay=0.01,
     )
 
-    def train_head_then_body(client: nn.Module, epochs: list[list[Any]]) -> None:
+    def train_head_then_body(
+        client: nn.Module,
+        epochs: list[list[Any]],
+    ) -> None:
         optimizer = decaying(client.parameters())
         for number, epoch in enumerate(epochs):
             trains_head = number == 0
@@ -221,24 +255,41 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         logits = torch.func.functional_call(
-            net, {**dict(zip(names, parameters)), **buffers}, batch[0]
+            net,
+            {
+                **dict(zip(names, parameters)),
+                **buffers,
+            },
+            batch[0],
         )
 
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def hessian_products(model: nn.Module, batch: Any, direction: Any) -> tuple[Tensor, ...]:
+    def hessian_products(
+        model: nn.Module,
+        batch: Any,
+        direction: Any,
+    ) -> tuple[Tensor, ...]:
         """The Hessian of the loss on a batch, times a direction."""
         parameters = list(model.parameters())
         loss = loss_at(model, parameters, batch)
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
 
-    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+        batches: Iterator[Any],
+    ) -> None:
         # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
         other_batches = independent_batches(round_index, client)
         for batch in batches:
             adapted = []
-            for parameter, gradient in zip(model.parameters(), gradients_of(model, batch)):
+            for parameter, gradient in zip(
+                model.parameters(),
+                gradients_of(model, batch),
+            ):
                 moved = parameter.detach() - PER_FEDAVG_ALPHA * gradient
                 adapted.append(moved.requires_grad_())
             loss_of_adapted = loss_at(model, adapted, next(other_batches))
@@ -274,7 +325,14 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path, batch_nor
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path):
     layers = []
     for layer in network(batch_norm=False):
-        layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
+        layers.append(
+            nn.Tanh()
+            if isinstance(
+                layer,
+                nn.ReLU,
+            )
+            else layer
+        )
 
     net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
@@ -302,7 +360,12 @@ def scaffold_by_hand(
     client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
     changes_of_round: list[list[Tensor]] = []
 
-    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+        batches: Iterator[Any],
+    ) -> None:
         initial = copy_parameters(model)
         variates = client_variates[client]
         num_steps = 0
@@ -326,7 +389,11 @@ def scaffold_by_hand(
         changes_of_round.append(changes)
         client_variates[client] = next_variates
 
-    def merge(initial: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+    def merge(
+        initial: list[Tensor],
+        models: list[Any],
+        mean: list[Tensor],
+    ) -> list[Tensor]:
         # c + sum_i (change of c_i) / N
         next_server_variate = []
         for variate, *changes in zip(server_variate, *changes_of_round):
@@ -352,7 +419,12 @@ def feddyn_by_hand(
     server_state = list(zeros)
     client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
-    def visit(model: nn.Module, round_index: int, client: int, batches: Iterator[Any]) -> None:
+    def visit(
+        model: nn.Module,
+        round_index: int,
+        client: int,
+        batches: Iterator[Any],
+    ) -> None:
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
         linear_terms = client_gradients[client]
@@ -360,7 +432,11 @@ def feddyn_by_hand(
             optimizer.zero_grad()
             risk = nn.functional.cross_entropy(model(features), labels)
             # Minus <gradient, theta>, plus alpha / 2 |theta - initial|^2.
-            for theta, linear, center in zip(model.parameters(), linear_terms, initial):
+            for theta, linear, center in zip(
+                model.parameters(),
+                linear_terms,
+                initial,
+            ):
                 squared_distance = ((theta - center) ** 2).sum()
                 risk = risk - (linear * theta).sum() + ALPHA / 2 * squared_distance
             risk.backward()
@@ -371,7 +447,11 @@ def feddyn_by_hand(
             next_gradients.append(gradient - ALPHA * (trained - center))
         client_gradients[client] = next_gradients
 
-    def merge(initial: list[Tensor], models: list[Any], mean: list[Tensor]) -> list[Tensor]:
+    def merge(
+        initial: list[Tensor],
+        models: list[Any],
+        mean: list[Tensor],
+    ) -> list[Tensor]:
         # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
         share = ALPHA / len(PROPORTIONS)
         next_state = []
@@ -404,7 +484,13 @@ def feddyn_state(loop: FederatedLoop) -> Tensor:
 
 class CaseWithState(NamedTuple):
     make_loop: Callable[[], FederatedLoop]
-    train_by_hand: Callable[[nn.Module, Failing], tuple[nn.Module, Tensor, dict[int, Tensor]]]
+    train_by_hand: Callable[
+        [
+            nn.Module,
+            Failing,
+        ],
+        tuple[nn.Module, Tensor, dict[int, Tensor]],
+    ]
     optimizer: Any
     read_server_state: Callable[[FederatedLoop], Tensor]
     name_of_client_state: str
@@ -476,11 +562,17 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
     failing = {(round_index, 0) for round_index in range(ROUNDS)}
     expected_net, expected_variate, client_variates = scaffold_by_hand(net, failing=failing)
     loop = make_scaffold_loop(
-        uploads=[Scaling(1e6, clients=[0])], filters=[OutlierFilter(exclude=True)]
+        uploads=[
+            Scaling(
+                1e6,
+                clients=[0],
+            )
+        ],
+        filters=[OutlierFilter(exclude=True)],
     )
     module = Plain(copy.deepcopy(net), sgd)
 
-    with pytest.warns(UserWarning, match="left out of the round"):
+    with warns("left out of the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
@@ -527,13 +619,21 @@ TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
             sgd,
             r"FedRep\(\) trains the part that a client keeps, and all",
         ),
-        (make_scaffold_loop, partial(torch.optim.SGD, lr=0.1, momentum=0.9), ONE_SGD),
+        (
+            make_scaffold_loop,
+            partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+            ONE_SGD,
+        ),
         (make_scaffold_loop, partial(torch.optim.Adam, lr=0.1), ONE_SGD),
         (make_scaffold_loop, make_sgd_of_two_rates, ONE_SGD),
         (lambda: FederatedLoop(client_algorithm=FedDyn()), sgd, TWO_SIDES),
-        (lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()), sgd, TWO_SIDES),
+        (
+            lambda: FederatedLoop(FedDynServer(), client_algorithm=FedProx()),
+            sgd,
+            TWO_SIDES,
+        ),
     ],
 )
 def test_algorithm_with_unusable_settings_is_refused(tmp_path, make, optimizer, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(make(), tmp_path, Plain(optimizer=optimizer), make_unequal_data())
