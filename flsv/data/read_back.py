@@ -7,7 +7,7 @@ model is trained on is what the loader yields.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,15 @@ class _Reader:
     @property
     def holds_samples(self) -> bool:
         """Whether samples are rows of tensors, which no worker has to read, and which are the same each time."""
-        tensors, _ = tensors_of(self.dataset, collate_fn=self.options.get("collate_fn"))
+        collate_fn = self.options.get("collate_fn")
+        tensors, _ = tensors_of(self.dataset, collate_fn=collate_fn)
         return tensors is not None
 
-    def check(self, rows_by_owner: Mapping[str, Tensor], labels: Tensor) -> None:
+    def check(
+        self,
+        rows_by_owner: Mapping[str, Tensor],
+        labels: Tensor,
+    ) -> None:
         """Raise ConfigurationError if a batch of an owner's samples has fewer rows, or another label.
 
         Args:
@@ -57,9 +62,12 @@ class _Reader:
         rows_of_batches = []
         descriptions = []
         for owner, rows in rows_by_owner.items():
-            for label in labels[rows].unique().tolist():
-                rows_of_batches.append(rows[labels[rows] == label])
-                descriptions.append(self._described(owner, int(rows[0]), label))
+            row_labels = labels[rows]
+            for label in row_labels.unique().tolist():
+                rows_of_class = rows[row_labels == label]
+                description = self._described(owner, int(rows[0]), label)
+                rows_of_batches.append(rows_of_class)
+                descriptions.append(description)
         if not rows_of_batches:
             return
 
@@ -70,27 +78,45 @@ class _Reader:
         rows_read = []
         for batch in batches_read:
             rows = rows_of_batches[batch]
-            rows_read.append(rows[_evenly_spaced(len(rows), max_samples_of_batch)])
+            positions = _evenly_spaced(len(rows), max_samples_of_batch)
+            rows_read.append(rows[positions].tolist())
 
-        contents = self._read([rows.tolist() for rows in rows_read], self.options)
+        contents = self._read(rows_read, self.options)
         for batch, rows, content in zip(batches_read, rows_read, contents, strict=True):
-            self._check_batch(content, len(rows), int(labels[rows[0]]), descriptions[batch])
+            label = int(labels[rows[0]])
+            self._check_batch(
+                content,
+                len(rows),
+                label=label,
+                description=descriptions[batch],
+            )
 
     def is_random(self, rows: Tensor) -> bool:
         """Return whether samples differ when they are read again."""
         options = dict(self.options)
         if options.get("collate_fn") in (None, default_collate):
             options["collate_fn"] = list  # samples that it cannot collate are no concern here
-        batch, batch_again = self._read([rows.tolist(), rows.tolist()], options)
+        same_rows_twice = [rows.tolist(), rows.tolist()]
+        batch, batch_again = self._read(same_rows_twice, options)
         return not _hold_the_same(batch, batch_again)
 
-    def _read(self, rows_of_batches: list[list[int]], options: Mapping[str, Any]) -> Iterator[Any]:
+    def _read(
+        self,
+        rows_of_batches: list[list[int]],
+        options: Mapping[str, Any],
+    ) -> Iterator[Any]:
         if self.holds_samples:
             options = {}
         with isolated_rngs(0, "read back"):
             yield from loader_of_batches(self.dataset, rows_of_batches, options)
 
-    def _check_batch(self, batch: Any, num_samples: int, label: int, description: str) -> None:
+    def _check_batch(
+        self,
+        batch: Any,
+        num_samples: int,
+        label: int,
+        description: str,
+    ) -> None:
         candidates = label_vectors(batch)  # tensors [B], of which one has to be the labels
         num_rows = max(map(len, candidates), default=0)
         has_known_size = bool(candidates) or batch is None  # None: of no samples
@@ -143,10 +169,16 @@ def check_read_back(source: SourceData, compare_labels: bool = True) -> None:
     training_rows = {}
     for client, samples in enumerate(source.splits.train):
         training_rows[client_called(client, source.splits.names)] = samples
-    reader = _Reader(source.train, source.train_options, classes.names, compare_labels)
+    reader = _Reader(
+        source.train,
+        source.train_options,
+        class_names=classes.names,
+        compare_labels=compare_labels,
+    )
     reader.check(training_rows, classes.labels)
-    eval_reader = _Reader(source.train, source.eval_options, classes.names, compare_labels)
-    eval_reader.check({"the server": source.splits.server_val}, classes.labels)
+    validation_rows = {"the server": source.splits.server_val}
+    eval_reader = replace(reader, options=source.eval_options)
+    eval_reader.check(validation_rows, classes.labels)
     if not compare_labels:
         return
 
@@ -161,7 +193,8 @@ def check_read_back(source: SourceData, compare_labels: bool = True) -> None:
         labels = None if dataset is None else stored_classes(dataset)
         if labels is not None:
             all_rows = torch.arange(len(labels))
-            _Reader(dataset, options, classes.names).check({owner: all_rows}, labels)
+            reader = _Reader(dataset, options, classes.names)
+            reader.check({owner: all_rows}, labels)
 
 
 def warn_of_random_evaluation(source: SourceData) -> None:

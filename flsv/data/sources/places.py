@@ -36,23 +36,34 @@ def data_root(root: str | None) -> Path:
     return Path(folder or "data")
 
 
-def _places(name: str | Path, root: str | None) -> list[Path]:
-    return [data_root(root) / name, Path(name)]
+def _candidates(
+    name: str | Path,
+    root: str | None,
+) -> list[Path]:
+    return [
+        data_root(root) / name,
+        Path(name),
+    ]
 
 
-def find_place(name: str | Path, root: str | None) -> Path | None:
+def find_place(
+    name: str | Path,
+    root: str | None,
+) -> Path | None:
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
     if not str(name):
         return None
-    for place in _places(name, root):
-        if place.exists():
-            return place
+    for path in _candidates(name, root):
+        if path.exists():
+            return path
     return None
 
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    paths = [str(place.absolute()) for place in _places(name, root)]
+    paths = []
+    for path in _candidates(name, root):
+        paths.append(str(path.absolute()))
     different_paths = dict.fromkeys(paths)
     return " and ".join(different_paths)
 
