@@ -214,13 +214,13 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
         self.cancel_all_tasks()
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        server = resolve_name(self.server)
-        if not isinstance(server, RemoteServer):
+        configured_server = resolve_name(self.server)
+        if not isinstance(configured_server, RemoteServer):
             raise ConfigurationError(f"{self.server} is no flsv.engines.remote.RemoteServer.")
         check_filters(fl_ctx, fl_ctx.get_prop(FLContextKey.RUNNER).config)
 
         workspace = Path(fl_ctx.get_workspace().get_root_dir())
-        server = replace(server, folder=workspace / server.folder)
+        server = replace(configured_server, folder=workspace / configured_server.folder)
         try:
             server.serve(NvflareTransport(self, fl_ctx, abort_signal), fl_ctx.get_job_id())
         except Stopped as error:

@@ -131,10 +131,10 @@ class SeveralRanks(Engine):
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
         keep_trained = self._config.evaluation.keeps
-        rank_counts = counts_so_far(self.trainer) - self._counts_at_start
+        earlier_counts = counts_so_far(self.trainer) - self._counts_at_start
         # Lightning adds the last batch after its hooks.
-        rank_counts = rank_counts._replace(
-            batches_that_stepped=rank_counts.batches_that_stepped + 1
+        rank_counts = earlier_counts._replace(
+            batches_that_stepped=earlier_counts.batches_that_stepped + 1
         )
         updates = []
         for update in self.updates:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
 from flsv.results.round_result import TRAIN_LOSS, Event, RoundResult, Row
-from flsv.results.run_table import changed_rows, client_rows
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL, label_text
 from flsv.utilities.host_copies import to_host
 
@@ -78,6 +79,69 @@ def _named_columns(
     return dict(zip(class_numbers, map(str, names)))
 
 
+def client_rows(
+    index: int,
+    metric: str,
+    numbers: Mapping[int, float],
+    client_names: Sequence[str],
+    *,
+    column: str = "",
+    class_name: str = "",
+    intervals: Mapping[int, Sequence[float]] = {},
+) -> list[Row]:
+    """Return a round's rows of one metric and column, one for each client's number that is not NaN.
+
+    Example:
+        >>> rows = client_rows(0, "weight", {0: 0.75, 1: 0.25, 2: math.nan}, ["Boston", "Lyon", "Graz"])
+        >>> [(row.client_name, row.value) for row in rows]
+        [('Boston', 0.75), ('Lyon', 0.25)]
+    """
+    rows = []
+    for client, number in numbers.items():
+        if math.isnan(number):
+            continue
+        low, high = intervals.get(client, (NAN, NAN))
+        if math.isnan(low) or math.isnan(high):
+            low = high = NAN
+        row = Row(
+            index,
+            metric,
+            client=client,
+            column=column,
+            value=number,
+            client_name=client_names[client],
+            class_name=class_name,
+            low=low,
+            high=high,
+        )
+        rows.append(row)
+    return rows
+
+
+def changed_rows(
+    rows: Iterable[Row],
+    earlier_rows: Iterable[Row],
+) -> list[Row]:
+    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there.
+
+    Numbers of the whole federation are always new.
+    """
+    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
+    return [
+        row
+        for row in rows
+        if _is_new(row, earlier_by_key.get((row.metric, row.client, row.column)))
+    ]
+
+
+def _is_new(row: Row, earlier: Row | None) -> bool:
+    if row.client is None or earlier is None:
+        return True
+    has_interval = not math.isnan(row.low)
+    has_new_interval = has_interval and (row.low, row.high) != (earlier.low, earlier.high)
+    return row.value != earlier.value or has_new_interval
+
+
 class ResultBuilder:
     """Builder of each round's result, which is passed to all sinks."""
 
@@ -109,21 +173,12 @@ class ResultBuilder:
         rows = [row for row in metric_rows if row.client is not None]
         for name, vector in of_round.items():
             if vector is not None:
-                rows += self._client_rows(index, name, by_client(vector.cpu()))
+                rows += client_rows(index, name, by_client(vector.cpu()), self._client_names)
         return rows
 
     def compare_with(self, rows: Sequence[Row]) -> None:
         """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
         self._earlier_rows = rows
-
-    def _client_rows(
-        self,
-        index: int,
-        name: str,
-        numbers: Mapping[int, float],
-        **further: Any,
-    ) -> list[Row]:
-        return client_rows(index, name, numbers, self._client_names, **further)
 
     def _metric_rows(self, index: int, values: Mapping[str, Tensor]) -> list[Row]:
         """Return the rows of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
@@ -146,14 +201,17 @@ class ResultBuilder:
                 intervals: Any = {}
                 if (name, ENDS) in host_tensors:
                     intervals = by_client(host_tensors[name, ENDS])
-                rows += self._client_rows(index, name, by_client(tensor), intervals=intervals)
+                rows += client_rows(
+                    index, name, by_client(tensor), self._client_names, intervals=intervals
+                )
             elif part == COLUMNS:
                 columns = _named_columns(self._metrics[name], tensor, self._class_names)
                 for position, (column, class_name) in enumerate(columns.items()):
-                    rows += self._client_rows(
+                    rows += client_rows(
                         index,
                         name,
                         by_client(tensor[:, position]),
+                        self._client_names,
                         column=column,
                         class_name=class_name,
                     )
@@ -173,7 +231,7 @@ class ResultBuilder:
             intervals = metric.intervals(value=client_values)
             if intervals is not None:
                 tensors[name, ENDS] = torch.stack(intervals, dim=1)
-        if _named_columns(metric, value, self._class_names):
+        if value.ndim == 2:
             tensors[name, COLUMNS] = value
         return tensors
 
@@ -189,7 +247,7 @@ class ResultBuilder:
         """Return the rows of the scores of the clients' own models, and of their summary over the clients."""
         rows = []
         for name, score in scores.items():
-            rows += self._client_rows(index, name, by_client(score.cpu()))
+            rows += client_rows(index, name, by_client(score.cpu()), self._client_names)
         for name, number in score_summary(scores).items():
             rows.append(Row(index, name, client=None, column="", value=number))
         return rows
@@ -213,9 +271,9 @@ class ResultBuilder:
         self._federation_numbers |= {row.metric for row in metric_rows if row.client is None}
 
         rows_of_round = [
-            *self._client_rows(index, "weight", by_client(weights.cpu())),
-            *self._client_rows(index, "update_norm", norms),
-            *self._client_rows(index, TRAIN_LOSS, losses),
+            *client_rows(index, "weight", by_client(weights.cpu()), self._client_names),
+            *client_rows(index, "update_norm", norms, self._client_names),
+            *client_rows(index, TRAIN_LOSS, losses, self._client_names),
         ]
         score_rows = self._score_rows(index, scores)
         changes += rows_of_round

@@ -9,7 +9,6 @@ data frame.
 
 from __future__ import annotations
 
-import math
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from flsv.results.round_result import RoundResult, Row, Sink
 from flsv.utilities.atomic_files import append, numbered, replacing
 from flsv.utilities.csv_files import (
-    NAN,
     Cell,
     csv_text,
     number_or_nan,
@@ -60,71 +58,6 @@ COLUMNS = (
 
 #: The columns of estimates, which have a row per client.
 ESTIMATE = ["value", "low", "high"]
-
-
-def client_rows(
-    index: int,
-    metric: str,
-    numbers: Mapping[int, float],
-    client_names: Sequence[str],
-    *,
-    column: str = "",
-    class_name: str = "",
-    intervals: Mapping[int, Sequence[float]] = {},
-) -> list[Row]:
-    """Return a round's rows of one metric and column, one for each client's number that is not NaN.
-
-    Example:
-        >>> table = client_rows(0, "weight", {0: 0.75, 1: 0.25, 2: NAN}, ["Boston", "Lyon", "Graz"])
-        >>> print(csv_text(table).decode())
-        0,weight,0,,0.75,Boston,,,
-        0,weight,1,,0.25,Lyon,,,
-        <BLANKLINE>
-    """
-    rows = []
-    for client, number in numbers.items():
-        if math.isnan(number):
-            continue
-        low, high = intervals.get(client, (NAN, NAN))
-        if math.isnan(low) or math.isnan(high):
-            low = high = NAN
-        row = Row(
-            index,
-            metric,
-            client=client,
-            column=column,
-            value=number,
-            client_name=client_names[client],
-            class_name=class_name,
-            low=low,
-            high=high,
-        )
-        rows.append(row)
-    return rows
-
-
-def changed_rows(
-    rows: Iterable[Row],
-    earlier_rows: Iterable[Row],
-) -> list[Row]:
-    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there.
-
-    Numbers of the whole federation are always new.
-    """
-    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
-    return [
-        row
-        for row in rows
-        if _is_new(row, earlier_by_key.get((row.metric, row.client, row.column)))
-    ]
-
-
-def _is_new(row: Row, earlier: Row | None) -> bool:
-    if row.client is None or earlier is None:
-        return True
-    has_interval = not math.isnan(row.low)
-    has_new_interval = has_interval and (row.low, row.high) != (earlier.low, earlier.high)
-    return row.value != earlier.value or has_new_interval
 
 
 def frame(rows: Iterable[Iterable[Any]]) -> DataFrame:

@@ -50,10 +50,10 @@ class ShapleyImportanceSampler(BernoulliSampler):
         self.metric: str = metric
 
     def coins(self, num_clients: int, contributions: Contributions) -> Tensor:
-        weights = contributions.get(self.metric)
-        if weights is None:
+        values = contributions.get(self.metric)
+        if values is None:
             return super().coins(num_clients, contributions)
-        weights = nan_to_mean(weights.cpu()).clamp_min(0)
+        weights = nan_to_mean(values.cpu()).clamp_min(0)
         probabilities = importance_probabilities(weights, self.expected_cohort)
         num_possible = int((probabilities > 0).sum())
         if num_possible < self.min_cohort:

@@ -295,21 +295,21 @@ class RoundServer:
             weights = torch.zeros_like(weights)
         state.is_aggregate_finite = is_finite
 
-        round = round.aggregated(vector, weights)
+        aggregated_round = round.aggregated(vector, weights)
         if is_finite:
-            self._measure(round, "aggregation")
-        round = self._personalize(round, state)
-        self._measure(round, "personalization")
+            self._measure(aggregated_round, "aggregation")
+        finished_round = self._personalize(aggregated_round, state)
+        self._measure(finished_round, "personalization")
         for strategy in self.strategies:
-            round_view = self._round_view(strategy, round, "personalization")
+            round_view = self._round_view(strategy, finished_round, "personalization")
             strategy.end_round(round_view)
             trained = strategy.coalition_models(round_view)
             if trained is not None:
-                round = round.with_coalitions(trained)
-        self._measure(round, "exchange")
+                finished_round = finished_round.with_coalitions(trained)
+        self._measure(finished_round, "exchange")
         if self.games is not None:
             self.games.end()
-        return round
+        return finished_round
 
     def _measure(self, round: Round, stage: Stage) -> None:
         self.metrics.update(round.measured(), stage)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from flsv.report import Budget, write_report
-from flsv.results.run_table import CSV, client_rows
+from flsv.results.rows import client_rows
+from flsv.results.run_table import CSV
 from flsv.results.text import NO_NUMBER
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs

@@ -14,12 +14,11 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.results.round_result import RoundResult, Row
+from flsv.results.rows import changed_rows, client_rows
 from flsv.results.run_table import (
     COLUMNS,
     CSV,
     SCHEMA,
-    changed_rows,
-    client_rows,
     columns_in,
     last_estimates,
     read_contributions,

@@ -16,7 +16,8 @@ from pandas import Series
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.results.round_result import RunResult
-from flsv.results.run_table import client_rows, frame
+from flsv.results.rows import client_rows
+from flsv.results.run_table import frame
 from flsv.results.terminal import print_contributions, print_table, shown_clients
 from flsv.utilities.display import BRACKETS_NOTE
 from helpers.data import toy_data

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pandas import DataFrame
 
-from flsv.results.run_table import CSV, client_rows, read_contributions
+from flsv.results.rows import client_rows
+from flsv.results.run_table import CSV, read_contributions
 from flsv.utilities.csv_files import csv_text, read_rows, save_table
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
