@@ -82,11 +82,11 @@ class _Reader:
             rows_read.append(rows[positions].tolist())
 
         contents = self._read(rows_read, self.options)
-        for batch, rows, content in zip(batches_read, rows_read, contents, strict=True):
-            label = int(labels[rows[0]])
+        for batch, indices, content in zip(batches_read, rows_read, contents, strict=True):
+            label = int(labels[indices[0]])
             self._check_batch(
                 content,
-                len(rows),
+                len(indices),
                 label=label,
                 description=descriptions[batch],
             )
