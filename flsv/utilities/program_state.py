@@ -118,6 +118,9 @@ class ProgramState:
             for key, entry in _items_of(value):
                 if type(entry) not in _CONSTANTS:
                     self._add(entry, f"{path}[{key!r}]")
+        elif kind in (tuple, frozenset):  # it stays, and what it holds may change
+            for position, entry in enumerate(value):
+                self._add(entry, f"{path}[{position}]")
         elif issubclass(kind, Tensor) and not value.is_inference():
             self._tensors[path] = (value, value._version)
         elif self._is_of_program(value):

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from flsv.federation import FederatedLoop
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from flsv.sampling import FixedCohort
+from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
 from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
 from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
@@ -82,7 +83,8 @@ def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, n
             fit_kind(validating_kind, tmp_path, metrics=metrics)
         return
 
-    _, scored = fit_kind(validating_kind, tmp_path, metrics=metrics)
+    with restored_program():
+        _, scored = fit_kind(validating_kind, tmp_path, metrics=metrics)
     _, plain = fit_kind(validating_kind, tmp_path)
     assert torch.equal(state_vector(scored), state_vector(plain))
 

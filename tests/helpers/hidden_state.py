@@ -96,8 +96,8 @@ class Global(Counting):
 
 #: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too,
 #: with a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are
-#: none, since the run is refused before its first round. "cached": they are wrong, and only a fresh process can tell.
-Outcome = Literal["right", "by company", "doubt", "refused", "cached"]
+#: none, since the run is refused before its first round.
+Outcome = Literal["right", "by company", "doubt", "refused"]
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Kind:
     @property
     def is_each_clients(self) -> bool:
         """Return whether a client trains in each company as in the process's first one."""
-        return self.is_kept_by_process or self.outcome in ("right", "cached")
+        return self.is_kept_by_process or self.outcome == "right"
 
 
 def fit_kind(

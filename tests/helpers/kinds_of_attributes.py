@@ -300,11 +300,11 @@ KINDS: dict[str, Kind] = {
     "hyperparameters that count": Kind(
         lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
     ),
-    "a global": Kind(Global, outcome="by company", message=TWO_SCORES),
+    "a global": Kind(Global, outcome="by company"),
     "a global cache": Kind(GlobalCache, outcome="by company", is_kept_by_process=True),
-    "a function's cache": Kind(FunctionCache, outcome="cached"),
+    "a function's cache": Kind(FunctionCache, outcome="by company", is_kept_by_process=True),
     "a counter of the class": Kind(
-        ClassCounter, outcome="by company", passes="ClassCounter.num_steps", message=TWO_SCORES
+        ClassCounter, outcome="by company", passes="ClassCounter.num_steps"
     ),
     "a temporary folder of `setup`": Kind(
         TemporaryFolder, outcome="by company", message=TWO_SCORES
