@@ -89,11 +89,12 @@ def retrain(
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
-    seed = int(config.get("seed_everything") or 0)
-    with config_with_seeds(config, seed) as arguments:
-        cli = _make_run(run, [*arguments, *options, f"--seed_everything={seed}"])
-        changes = _changed_settings(cli.identity(), arguments)
     record = open_run(run).record
+    seed: int = record["settings"]["federation_seed"]
+    seed_of_data = int(config.get("seed_everything") or seed)
+    with config_with_seeds(config, seed_of_data) as arguments:
+        cli = _make_run(run, [*arguments, *options, f"--seed_everything={seed_of_data}"])
+        changes = _changed_settings(cli.identity(), arguments)
     _check_data(run, record, cli)
 
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,8 +17,8 @@ from flsv.utilities.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class EndedRun:
-    """Data and results of a run after its last round."""
+class MeasuredRun:
+    """A run whose metrics need what an extension adds."""
 
     trainer: L.Trainer
     # A FederatedDataModule.
@@ -68,50 +68,40 @@ class RunExtension:
             ConfigurationError: the run cannot have what its metrics need.
         """
 
-    def check_run(
+    def begin(
         self,
-        trainer: L.Trainer,
-        data: Any,
-        config: Any,
-    ) -> None:
-        """Check the run before its first round.
+        federation: Any,
+        module: L.LightningModule,
+        weights: Tensor,
+    ) -> list[Strategy]:
+        """Check a FederationRun before its first round. Return strategies that take part in every round.
+
+        Args:
+            weights: ``[n]``, the clients' weights in the average.
 
         Raises:
             ConfigurationError: the run cannot have what its metrics need.
         """
-
-    def strategies(
-        self,
-        run: Any,
-        module: L.LightningModule,
-        weights: Callable[[], Tensor],
-    ) -> list[Strategy]:
-        """Return strategies that take part in every round. ``weights()`` are the clients' ``[n]`` in the average."""
         return []
 
-    def begin_training(
-        self,
-        num_clients: int,
-        games: Any,
-        module: L.LightningModule,
-    ) -> None:
+    def begin_training(self, run: MeasuredRun) -> None:
         """Prepare for the run's training, and log what the extension will do, and at what cost."""
 
     def end_round(
         self,
         module: L.LightningModule,
         index: int,
-        skips_scored: bool,
+        is_run_over: bool,
     ) -> None:
-        """Score the run's own model after round ``index``, unless it has been scored and ``skips_scored`` is set."""
+        """Score the run's own model after round ``index``, after the last one whenever it ends."""
 
     @property
-    def has_missing_values(self) -> bool:
-        """Return whether values of past rounds are still missing."""
+    def is_pending(self) -> bool:
+        """Return whether values come after the last round."""
         return False
 
-    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
-        """Return the missing values of an ended run, ``{round: {metric: values}}``."""
+    def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+        """Return the values that come after the last round, ``{round: {metric: values}}``."""
         return {}
 
     def summary_lines(self, num_clients: int) -> list[str]:

@@ -35,14 +35,11 @@ class TrainedCoalitions:
         masks: bool ``[K, n]``, one row per coalition, all different, the empty and the full one among them.
         build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
         weights: ``[n]``, the clients' weights in the federation's average, if they are known.
-        before: a function from a performance measure to the scores of the module before training, if the empty and the
-            full coalition are the only ones, else None. The full one is scored at the round's end.
     """
 
     masks: Tensor
     build: Callable[[int, Tensor], None]
     weights: Tensor | None = None
-    before: Callable[[Any], Any] | None = None
 
     def builder(
         self,

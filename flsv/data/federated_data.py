@@ -27,8 +27,9 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
-    from flsv.data.tables.dictionary import ColumnCard, Dictionary
+    from flsv.data.tables.dictionary import Dictionary
     from flsv.data.tables.drafts import TableDoubt
+    from flsv.data.tables.source import ColumnCard
 
 
 class FederatedData:

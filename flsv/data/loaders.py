@@ -45,7 +45,9 @@ class WeightedDraws:
 
     def restricted_to(self, indices: Tensor) -> WeightedDraws:
         """Return the draws restricted to the samples ``indices``. The epoch is shortened in proportion."""
-        count = max(min(1, len(indices)), round(self.count * len(indices) / len(self.weights)))
+        count = round(self.count * len(indices) / len(self.weights))
+        if len(indices):
+            count = max(1, count)
         return WeightedDraws(self.weights[indices], count, self.replacement)
 
 

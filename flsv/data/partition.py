@@ -119,7 +119,9 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
     """Cut ``indices`` into consecutive parts by ``shares``, with each size rounded up or down."""
     count = len(indices)
-    boundaries = (shares.double().cumsum(0) * count).round().long().clamp(max=count)
+    cumulated_shares = shares.double().cumsum(0)
+    boundaries = (cumulated_shares * count).round().long()
+    boundaries = boundaries.clamp(max=count)  # by rounding, shares may sum to more than 1
     parted = indices[: int(boundaries[-1])]
     return list(parted.tensor_split(boundaries[:-1]))
 

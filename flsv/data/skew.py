@@ -282,7 +282,7 @@ class ProportionPartitioner(Partitioner):
         ),
         (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),
         (
-            lambda a: a.of != "class" or bool(_entries(a.matrix).sum(0).max() <= 1 + 1e-6),
+            lambda a: a.of != "class" or _have_shares_of_classes(a.matrix),
             "a column sums to more than 1. Entries are shares of a class's samples. For shares of a client's samples "
             "say of='client'.",
         ),
@@ -438,6 +438,12 @@ def _divide_by_class(
         members_used = members[: sum(sizes)]
         parts_by_class.append(members_used.split(sizes))
     return [torch.cat(parts) for parts in zip(*parts_by_class)]
+
+
+def _have_shares_of_classes(matrix: Sequence[Sequence[float]]) -> bool:
+    """Return whether no class is dealt out more than once, up to rounding."""
+    sums = _entries(matrix).sum(0)
+    return bool(sums.max() <= 1 + 1e-6)
 
 
 def _entries(matrix: Sequence[Sequence[float]], num_classes: int | None = None) -> Tensor:

@@ -142,7 +142,7 @@ def _names_of(values: Sequence[Any]) -> Any:
 
     from flsv.data.tables.cells import texts_of
 
-    names = texts_of(pd.Series(list(values), dtype=object))
+    names = texts_of(pd.Series(list(values), dtype=object)).astype(object)
     return names.where(names != "")  # a blank of a text file
 
 

@@ -28,7 +28,7 @@ from flsv._lightning.round_boundary import RoundAverage, mark_as_refused
 from flsv.configuration.federation_config import FederationConfig
 from flsv.configuration.identity import changeable_settings_of
 from flsv.core import FederationState
-from flsv.core.extension import EndedRun, RunExtension
+from flsv.core.extension import MeasuredRun, RunExtension
 from flsv.data import FederatedDataModule
 from flsv.engines.engine import ENGINES, Engine, describe_place
 from flsv.federation.reports import RunReports
@@ -186,7 +186,6 @@ class LightningFit(Rounds):
         trainer = self.trainer
         run_state = self.run_state
         self._change((self.data, "_divided", self.data.to_device(trainer)))
-        self.extension.check_run(trainer, self.data, self.config)
 
         make_engine = self._engine_class()
         engine = make_engine(
@@ -202,7 +201,7 @@ class LightningFit(Rounds):
             max_rounds=trainer.max_epochs,
         )
         self.federation = federation
-        federation.server.strategies += self.extension.strategies(federation, module, self._weights)
+        federation.server.strategies += self.extension.begin(federation, module, self._weights())
 
         self._lengths.restore()
         self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
@@ -215,7 +214,7 @@ class LightningFit(Rounds):
         run_state.note_changes(settings, changes_of_optimizers, self.state.round_index)
         federation.begin(resumed=run_state.resumed)
 
-        if self._has_rounds_left or self.extension.has_missing_values:
+        if self._has_rounds_left or self._awaits_coalitions:
             self.reports = RunReports(
                 trainer,
                 federation,
@@ -228,6 +227,11 @@ class LightningFit(Rounds):
     def _has_rounds_left(self) -> bool:
         max_rounds = self.trainer.max_epochs
         return max_rounds in (None, -1) or self.state.round_index < max_rounds
+
+    @property
+    def _awaits_coalitions(self) -> bool:
+        """Return whether coalitions have to be trained for the values of past rounds."""
+        return self.state.round_index > 0 and self.extension.is_pending
 
     def _plot_steps(self, engine: Engine) -> None:
         """Plot what clients log of their single steps, and of a round."""
@@ -327,9 +331,7 @@ class LightningFit(Rounds):
         """Score the initial model, after the hooks at the start of training."""
         assert self.reports is not None
         self._has_scored_untrained = True
-        games = self.running.server.games
-        module = self.trainer.lightning_module
-        self.extension.begin_training(self.state.num_clients, games, module)
+        self.extension.begin_training(self._measured_run())
         self.reports.evaluate_untrained()
 
     def run_round(self) -> None:
@@ -380,15 +382,10 @@ class LightningFit(Rounds):
         )
         if is_run_over:
             with keeping_run:
-                self.extension.end_round(module, last_round, skips_scored=False)
-            return
-
-        # Several calls may follow a round, and only a validation scores the round again. Within a round there is
-        # nothing to score.
-        if not self.loop.is_in_round:
-            skips_scored = not self.trainer.validating
+                self.extension.end_round(module, last_round, is_run_over=True)
+        elif not self.loop.is_in_round:
             with keeping_run, self.average.averaged_weights(self.trainer, module):
-                self.extension.end_round(module, last_round, skips_scored=skips_scored)
+                self.extension.end_round(module, last_round, is_run_over=False)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -426,8 +423,7 @@ class LightningFit(Rounds):
             warnings.warn(f"round {self.state.round_index + 1} is discarded: {why}.", stacklevel=2)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Score the last round, and return the state that the next one needs."""
-        self.score_round()  # the state holds the scores: a resumed run cannot score this round
+        """Return the state that the next round needs."""
         engine = None
         if self.federation is not None:
             engine = self.federation.engine
@@ -463,7 +459,7 @@ class LightningFit(Rounds):
         self.score_round(is_run_over=True)
         self._warn_of_filters()
         self._has_finished = True
-        if not self.extension.has_missing_values:
+        if not self._awaits_coalitions:
             self._write_results()
 
     def _warn_of_sizes(self) -> None:
@@ -485,7 +481,7 @@ class LightningFit(Rounds):
         """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
         if self.state.global_vector is not None:
-            values_by_round = dict(self.extension.train(self._ended_run()))
+            values_by_round = dict(self.extension.train(self._measured_run()))
             if self._late_values or self._late_scores:
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})
@@ -496,12 +492,12 @@ class LightningFit(Rounds):
             self.reports.write_late_rounds(values_by_round, self._late_scores)
         self.reports.finish()
 
-    def _ended_run(self) -> EndedRun:
+    def _measured_run(self) -> MeasuredRun:
         """Describe the run for the training of its coalitions."""
         folder = run_folder(self.trainer) if self._writes_files else None
         settings = self.run_state.identity.flat()
         settings["seed"] = str(self.state.seed)
-        return EndedRun(
+        return MeasuredRun(
             trainer=self.trainer,
             data=self.data,
             seed=self.state.seed,
@@ -519,14 +515,14 @@ class LightningFit(Rounds):
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
-        if not self._has_finished and self.extension.has_missing_values:
+        if not self._has_finished and self._awaits_coalitions:
             self.running.make_games()
             self.finish()
 
     def tear_down(self, module: L.LightningModule) -> None:
         """Close the fit. If coalitions are missing, train them first, after the module's own ``teardown``, which is the
         last of a fit's hooks."""
-        if not (self._has_finished and self.extension.has_missing_values):
+        if not (self._has_finished and self._awaits_coalitions):
             self.close()
             return
         tear_down_module = module.teardown

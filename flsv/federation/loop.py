@@ -202,7 +202,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
             self._go_on(trainer, module, identity)
-            if self.round_index == trainer.max_epochs and not self._extension.has_missing_values:
+            if self.round_index == trainer.max_epochs and not self._extension.is_pending:
                 self._has_rounds_left = False  # Lightning finds no round to run either
                 return
         self.run_state.identity = identity

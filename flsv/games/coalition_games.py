@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
-from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting, utility_of
+from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
@@ -162,26 +162,6 @@ class CoalitionGames:
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables_by_evaluator[object()] = table
         return table
-
-    def utility_of_models(
-        self,
-        build: Callable[[int, Tensor], None],
-        count: int,
-        metric: str | ModelScore = "accuracy",
-    ) -> Tensor:
-        """Compute the utilities of ``count`` models, and count these in :attr:`evaluations`.
-
-        Args:
-            build: ``build(i, out)`` writes model i's vector into ``out [P]``.
-            count: K, the number of models.
-            metric: the performance measure.
-
-        Returns:
-            The models' utilities, float64 ``[K]``, or ``[K, M]`` for a measure per class.
-        """
-        table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
-        self._evaluations_without_table += count
-        return utility_of(table.evaluate(build, count), metric)
 
     def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
         """Make the game of coalitions that have trained their own models. Count these in :attr:`evaluations`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -140,15 +140,7 @@ class TrainedGame:
         return self._coalitions.weights
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return coalitions' utilities, ``[J]`` or ``[J, M]``. NaN for the full coalition if it is scored later."""
-        score_before_training = self._coalitions.before
-        if score_before_training is not None and not self._evaluator.asks_clients:
-            # The empty coalition has been scored. The full one is scored at the end of the round.
-            untrained_scores = score_before_training(self._measure)
-            if self.output_score is not None:
-                self.outputs = _with_nan_row(untrained_scores.outputs)
-            return _with_nan_row(utility_of(untrained_scores, self._measure))
-
+        """Return coalitions' utilities, ``[J]`` or ``[J, M]``."""
         build = self._coalitions.builder(masks)
         keeps_outputs = self.output_score is not None
         scores = self._evaluator.evaluate(build, len(masks), keep=keeps_outputs)
@@ -156,32 +148,23 @@ class TrainedGame:
         return utility_of(scores, self._measure)
 
 
-def _with_nan_row(row_of_empty: Tensor) -> Tensor:
-    """Append NaN, for the full coalition, to the row of the empty one."""
-    return torch.cat([row_of_empty, torch.full_like(row_of_empty, torch.nan)])
-
-
 #: The number of untrained models that are evaluated.
 NUM_UNTRAINED_MODELS = 8
 
 
 def untrained_models(
-    module: nn.Module,
-    initial: Mapping[str, Any],
-    space: ParameterSpace,
-    seed: int,
+    module: nn.Module, space: ParameterSpace, seed: int
 ) -> Callable[[int, Tensor], None] | None:
-    """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer has
-    random weights.
+    """Return ``build(i, out)``, which writes the i-th model with random weights into ``out [P]``. None if no layer of
+    the untrained ``module`` has random weights.
     """
     module_copy = ModuleCopies(module, space).load()
-    layers = _drawable_layers(module_copy, initial, space)
+    layers = _drawable_layers(module_copy, space)
     if not layers:
         return None
 
     def write_model(index: int, out: Tensor) -> None:
         with isolated_rngs(seed, "untrained", index):
-            module_copy.load_state_dict(initial, strict=False)
             for layer in layers:
                 layer.reset_parameters()
             space.read(module_copy, out=out)
@@ -189,25 +172,19 @@ def untrained_models(
     return write_model
 
 
-def _drawable_layers(
-    module: nn.Module, initial: Mapping[str, Any], space: ParameterSpace
-) -> list[Any]:
+def _drawable_layers(module: nn.Module, space: ParameterSpace) -> list[Any]:
     """List the layers whose weights can be drawn at random again."""
     frozen_ids = {id(tensor) for tensor in space.constants(module).values()}
     layers = []
-    for name, layer in module.named_modules():
+    for layer in module.modules():
         can_be_drawn = callable(getattr(layer, "reset_parameters", None))
         if not can_be_drawn:
             continue
-        parameters = dict(layer.named_parameters(name))
-        has_frozen = any(id(parameter) in frozen_ids for parameter in parameters.values())
-        if has_frozen:
-            continue
-
-        initial_tensors = [initial[path] for path in parameters if path in initial]
-        has_nonzero = any(tensor.any() for tensor in initial_tensors)
+        parameters = list(layer.parameters())
+        has_frozen = any(id(parameter) in frozen_ids for parameter in parameters)
+        has_nonzero = any(parameter.any() for parameter in parameters)
         # Adapters start at zero, and must stay there.
-        is_adapter = len(initial_tensors) > 0 and not has_nonzero
-        if not is_adapter:
+        is_adapter = len(parameters) > 0 and not has_nonzero
+        if not has_frozen and not is_adapter:
             layers.append(layer)
     return layers

@@ -75,11 +75,6 @@ def last_values(stretches: Tensor) -> Tensor:
     return torch.cat([padding, rounds[~is_empty]])[-num_rounds:]
 
 
-def concatenated(stretches: Tensor) -> Tensor:
-    """Merge the states ``[W, R, ...]`` of successive parts of a run, as rows one after the other."""
-    return torch.cat([*stretches])
-
-
 class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Base class of contribution metrics.
 

@@ -23,7 +23,7 @@ from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
-from flsv.metrics.base import concatenated, last_values, latest
+from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
     NUM_RECENT_ROUNDS,
@@ -39,9 +39,6 @@ from flsv.utilities.choices import Verify
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.host_copies import to_host
-
-#: States with a row per valued round. That of outputs may be empty.
-STATES_BY_VALUED_ROUND = ("valued", "ends", "outputs")
 
 
 class ShadowShapley(MeasuredMetric):
@@ -102,7 +99,7 @@ class ShadowShapley(MeasuredMetric):
             then each predicts coalitions' outputs on its own samples.
         verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
             two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
-            compares one coalition with a fit in a fresh process, as is done anyway if it costs below 3 % of the run.
+            compares one coalition with a fit in a fresh process.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
             those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
@@ -132,9 +129,6 @@ class ShadowShapley(MeasuredMetric):
     recent: Tensor
     participations: Tensor
     evaluations: Tensor
-    ends: Tensor
-    valued: Tensor
-    outputs: Tensor
 
     def __init__(
         self,
@@ -163,11 +157,8 @@ class ShadowShapley(MeasuredMetric):
         self.every = every
         self._rounds_per_value = every or 1
         self._num_rounds: int | None = None  # None: not known before the run
-        self._planned_rounds: frozenset[int] | None = None  # rounds that have values by default
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
-        self._build_untrained: Callable[[int, Tensor], None] | None = None
-        self._score_untrained: Callable[[], Tensor] | None = None
         self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
         self._case_values: Callable[[], CaseValues | None] | None = None
         self._evidence: dict[str, Any] = {}
@@ -180,7 +171,11 @@ class ShadowShapley(MeasuredMetric):
     @property
     def round_fields(self) -> dict[str, Any]:
         """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {"utility": self._game_of_round, "client_ids": "senders"}
+        return {
+            "coalitions": self._coalitions_of_round,
+            "utility": self._game_of_round,
+            "client_ids": "senders",
+        }
 
     @property
     def trains(self) -> Coalitions:
@@ -222,15 +217,9 @@ class ShadowShapley(MeasuredMetric):
         """Message that there are no values before the coalitions are trained after the run. None otherwise."""
         return self._pending
 
-    def compare_starts(self, build: Callable[[int, Tensor], None] | None) -> None:
-        """Store a function that builds untrained models, whose utilities show how much initial weights change values.
-        It is called before the first round. Nothing is stored if clients score the models.
-
-        Args:
-            build: ``build(i, out)`` writes the i-th untrained model into ``out [P]``. None: there are no such models.
-        """
-        if self.judges == "server":  # clients would be asked to judge these models, too
-            self._build_untrained = build
+    def store_starts(self, utilities: Tensor) -> None:
+        """Store the utilities of untrained models, which show how much initial weights change values."""
+        self.starts = utilities.to(self.starts).view(self.starts.shape)
 
     def await_training(self, after_the_run: bool) -> None:
         """Set whether the coalitions are trained after the run. If so, :meth:`complete` has to be called afterwards.
@@ -250,25 +239,34 @@ class ShadowShapley(MeasuredMetric):
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds
-        if self.every is not None:
-            return
-        if isinstance(self.performance, str):
-            self._planned_rounds = frozenset(spread_rounds(range(rounds)))
-        else:
+        if self.every is None and not isinstance(self.performance, str):
             self._rounds_per_value = ceil(rounds / EVALUATIONS_PER_RUN)
 
-    def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor]:
+    def is_due(self, round_index: int) -> bool:
+        """Return whether a round has values, even if it is not the last."""
+        has_default_rounds = self.every is None and isinstance(self.performance, str)
+        if has_default_rounds and self._num_rounds is not None:
+            return round_index in spread_rounds(range(self._num_rounds))
+        return (round_index + 1) % self._rounds_per_value == 0
+
+    def rounds_to_value(self, num_rounds: int) -> list[int]:
+        """Return the rounds that have values in a run that has ended after ``num_rounds``, ascending."""
+        # Means over rounds are of the last ones.
+        num_last = NUM_RECENT_ROUNDS if self.averages and self._rounds_per_value == 1 else 1
+        first_of_last = num_rounds - num_last
+        return [
+            index for index in range(num_rounds) if index >= first_of_last or self.is_due(index)
+        ]
+
+    def _coalitions_of_round(self, round: Round) -> Tensor | None:
+        return None if round.trained is None else round.trained.masks
+
+    def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor] | None:
+        if self._pending is not None:
+            return None
         if round.trained is None or round.games is None:
             raise RuntimeError(
                 "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
-            )
-        if self._build_untrained is not None:
-            # For the next update.
-            self._score_untrained = partial(
-                round.games.utility_of_models,
-                self._build_untrained,
-                NUM_UNTRAINED_MODELS,
-                self.measured_by,
             )
         return round.games.trained(round.trained, self.measured_by)
 
@@ -286,98 +284,48 @@ class ShadowShapley(MeasuredMetric):
             "participations", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum"
         )
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
-        # Where coalitions are trained after the run: the utilities of the empty and the full coalition by round.
-        no_rows = torch.empty(0, 2, width, dtype=torch.float64)
-        self.add_state("ends", no_rows, dist_reduce_fx=concatenated)
-        self.add_state("valued", torch.empty(0, dtype=torch.long), dist_reduce_fx=concatenated)
-        no_outputs = torch.empty(0)  # of their models, [R, 2, V, ...]
-        self.add_state("outputs", no_outputs, dist_reduce_fx=concatenated)
 
     def update(
         self,
         client_ids: Tensor,
-        coalitions: Tensor,
-        utility: Callable[[Tensor], Tensor],
+        coalitions: Tensor | None,
+        utility: Callable[[Tensor], Tensor] | None,
         round_index: int = 0,
     ) -> None:
         """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects. Those of
         another round are computed if it turns out to be the last (:meth:`end_run`).
 
-        If coalitions are trained after the run, the values are not computed here but by :meth:`complete`. Only the
-        utilities of the empty and the full coalition are stored.
-
         Args:
             client_ids: ``[k]``, the round's clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one, or these two only.
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. None: they are trained
+                after the run, and :meth:`complete` computes the values.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
             round_index: the round's index, from 0.
         """
+        self.participations[client_ids] += 1
+        if coalitions is None or utility is None:
+            return
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
-        self.participations[client_ids] += 1
-        self._store_untrained_utilities()
-
-        compute_values = partial(self._value_round, coalitions.cpu(), utility, round_index)
-        if self._is_due(round_index):
+        compute_values = partial(self._value_round, coalitions.cpu(), utility)
+        is_last = round_index + 1 == self._num_rounds
+        if is_last or (round_index + 1) % self._rounds_per_value == 0:
             self.compute_at_run_end = None
             compute_values()
         else:
             self.compute_at_run_end = compute_values  # for the case that this round is the last
 
-    def _store_untrained_utilities(self) -> None:
-        """Score the untrained models, once in a run."""
-        has_utilities = not self.starts.isnan().any()
-        if self._score_untrained is None or has_utilities:
-            return
-        utilities = self._score_untrained().to(self.starts)
-        self.starts = utilities.view(self.starts.shape)
-        self._build_untrained = None
-        self._score_untrained = None
-
-    def _is_due(self, round_index: int) -> bool:
-        """Return whether a round has values, even if it is not the last."""
-        if round_index + 1 == self._num_rounds:
-            return True
-        # Means over rounds are of the last ones, which are not known before the end.
-        is_planned = self._pending is not None and not self.averages
-        if is_planned and self._planned_rounds is not None:
-            return round_index in self._planned_rounds
-        return (round_index + 1) % self._rounds_per_value == 0
-
-    def choose_rounds(self) -> None:
-        """Leave out rounds if more have been stored than get values by default."""
-        if self.every is not None or self._planned_rounds is None:
-            return
-        positions = spread_rounds(range(len(self.valued)))
-        for state in STATES_BY_VALUED_ROUND:
-            rows = getattr(self, state)
-            if len(rows):
-                setattr(self, state, rows[positions])
-
-    def _value_round(
-        self,
-        masks: Tensor,
-        utility: Callable[[Tensor], Tensor],
-        round_index: int,
-    ) -> None:
-        """Compute a round's values, or store its utilities if coalitions are trained after the run."""
+    def _value_round(self, masks: Tensor, utility: Callable[[Tensor], Tensor]) -> None:
+        """Compute a round's values."""
         utilities = utility(masks)
-        outputs = None
-        if isinstance(utility, TrainedGame):
-            outputs = utility.outputs
-
-        if self.judges == "clients":
-            self._client_scores = utilities[masks.all(1)].mean()
-        if self._pending is not None:
-            self._store_round(utilities, outputs, round_index)
-            return
+        self._keep_client_scores(masks, utilities)
         if isinstance(utility, TrainedGame):
             self._compute_values(
                 masks,
                 utilities,
-                outputs=outputs,
+                outputs=utility.outputs,
                 weights=utility.weights,
                 output_score=utility.output_score,
             )
@@ -385,18 +333,9 @@ class ShadowShapley(MeasuredMetric):
             self._compute_values(masks, utilities)
         self.evaluations = self.evaluations + len(masks)
 
-    def _store_round(self, utilities: Tensor, outputs: Tensor | None, round_index: int) -> None:
-        """Store the utilities of the empty and the grand coalition for later, and their models' outputs."""
-        self._append_rows("valued", torch.tensor([round_index]))
-        self._append_rows("ends", utilities.detach().reshape(1, 2, -1))  # [1, 2, M]
-        if outputs is not None:
-            self._append_rows("outputs", outputs[None])
-
-    def _append_rows(self, state: str, rows: Tensor) -> None:
-        stored_rows = getattr(self, state)
-        if len(stored_rows):
-            rows = torch.cat([stored_rows, rows.to(stored_rows)])
-        setattr(self, state, rows.to(stored_rows))
+    def _keep_client_scores(self, masks: Tensor, utilities: Tensor) -> None:
+        if self.judges == "clients":
+            self._client_scores = utilities[masks.all(1)].mean()
 
     def _compute_values(
         self,
@@ -487,6 +426,8 @@ class ShadowShapley(MeasuredMetric):
         self,
         masks: Tensor,
         utilities: Tensor,
+        *,
+        rounds: Sequence[int],
         outputs: Tensor | None = None,
         weights: Tensor | None = None,
         output_score: OutputScore | None = None,
@@ -495,9 +436,9 @@ class ShadowShapley(MeasuredMetric):
 
         Args:
             masks: bool ``[K, n]``, the empty and the full coalition first.
-            utilities: ``[R, K - 2]`` or ``[R, K - 2, M]``, the utilities of the other coalitions after each of the R
-                rounds for which ``update`` has stored utilities.
-            outputs: ``[R, K - 2, V, ...]``, their models' outputs. None: they are not known.
+            utilities: ``[R, K, 1]`` or ``[R, K, M]``, the utilities of the coalitions after each of R rounds.
+            rounds: these rounds, ascending.
+            outputs: ``[R, K, V, ...]``, their models' outputs. None: they are not known.
             weights: ``[n]``, the clients' weights in the federation's average.
             output_score: the score of predicted outputs. None: no outputs are predicted.
 
@@ -510,25 +451,19 @@ class ShadowShapley(MeasuredMetric):
         self.evaluations = torch.zeros_like(self.evaluations)
 
         values_by_round = {}
-        for row, round_index in enumerate(self.valued.tolist()):
+        for row, round_index in enumerate(rounds):
             if previous_round is None or round_index > previous_round + self._rounds_per_value:
                 self.recent = torch.full_like(self.recent, torch.nan)  # rounds lie between
             previous_round = round_index
 
-            inner_utilities = utilities[row].to(self.ends).reshape(len(masks) - 2, -1)
-            game = torch.cat([self.ends[row], inner_utilities])
+            game = utilities[row].to(self.recent)
             if not self.per_class:
                 game = game.squeeze(-1)
-
-            game_outputs = None
-            if outputs is not None:
-                # Coalitions' outputs come from files and other processes, on the CPU.
-                end_outputs = self.outputs[row].cpu()
-                game_outputs = torch.cat([end_outputs, outputs[row].cpu()])
+            self._keep_client_scores(masks, game)
             self._compute_values(
                 masks,
                 game,
-                outputs=game_outputs,
+                outputs=None if outputs is None else outputs[row],
                 weights=weights,
                 output_score=output_score,
             )
@@ -536,19 +471,6 @@ class ShadowShapley(MeasuredMetric):
             values_by_round[round_index] = self.compute()
             self.evaluations = self.evaluations + len(masks)
         return values_by_round
-
-    def deliver(self, utility: Tensor, outputs: Tensor | None) -> None:
-        """Store the final model's utility and outputs as those of the full coalition after the last stored round.
-
-        Args:
-            utility: ``[]`` or ``[M]``, the utility of the model that the run delivers.
-            outputs: ``[V, ...]``, its outputs. None: they are not known.
-        """
-        self.ends = self.ends.clone()
-        self.ends[-1, 1] = utility.to(self.ends).reshape(-1)
-        if outputs is not None and len(self.outputs):
-            self.outputs = self.outputs.clone()
-            self.outputs[-1, 1] = outputs
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""

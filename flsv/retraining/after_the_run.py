@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import lightning as L
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv._lightning.rounding import MAX_ROUNDING
-from flsv.core.extension import EndedRun
+from flsv.core.extension import MeasuredRun
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.trained_game import OutputScore
+from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
@@ -32,22 +33,19 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.trial import Findings
 from flsv.retraining.utility_store import (
     COALITIONS_FILE,
+    EARLIER_FOLDER,
+    Outputs,
     UtilityStore,
     column_name,
     outputs_name,
 )
 from flsv.scores.performance import CLASSIFICATION, ModelScore
-from flsv.utilities.csv_files import numbers_text
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE_SECONDS = 10.0
 #: The most entries of outputs that are stored if all coalitions are trained. Only errors are computed from them then.
 MAX_STORED_OUTPUTS = 2**24
-#: A coalition is compared with a fresh process if this costs less than this part of the run.
-MAX_PART_FOR_FRESH_PROCESS = 0.03
-#: Seconds until a fresh process has imported torch and Lightning, about.
-SECONDS_OF_IMPORTS = 10.0
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
@@ -70,43 +68,36 @@ class TrainingAfterTheRun:
         self,
         metrics: Mapping[str, ShadowShapley],
         masks: Tensor,
+        store: UtilityStore,
         run_copy: CopyOfRun,
         findings: Findings,
-        # The state_dict from which the coalitions are trained.
-        initial_state: dict[str, Any],
+        # A hash of the weights from which a run has started that goes on, which coalitions must start from, too.
+        start_hash: str | None,
         # The run's model after a round, which the coalition of all clients must reach.
         checked_round: int,
         checked_model: Tensor | None,
-        # What is compared in a fresh process: one coalition if that is cheap, or always.
+        # Whether one coalition is compared with a fresh process.
         verifies_all: bool,
-        # Name of the run, under which trained coalitions are stored.
-        run_id: str,
         space: ParameterSpace,
-        run_seconds: float,
         # Seconds after which a coalition is given up if no round begins.
         max_wait: float,
     ) -> None:
         self._metrics = dict(metrics)
         self._masks = masks
+        self._store = store
         self._run_copy = run_copy
         self._findings = findings
+        self._start_hash = start_hash
         self._max_wait = max_wait
-        self._initial_state = initial_state
         self._checked_round = checked_round
         self._checked_model = checked_model
         self._verifies_all = verifies_all
-        self._run_id = run_id
         self._space = space
-        self._run_seconds = run_seconds
+        self._is_on_cpu = False
         # Sentences on what speaks against the values.
         self.doubts: list[str] = []
-        rounds = set()
-        for metric in metrics.values():
-            metric.choose_rounds()
-            rounds.update(metric.valued.tolist())
-        self._rounds = sorted(rounds)
 
-    def train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+    def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
         """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
         failed.
         """
@@ -121,31 +112,30 @@ class TrainingAfterTheRun:
                 f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
             )
 
-    def _train(self, run: EndedRun) -> dict[int, dict[str, Tensor]]:
+    def _train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+        store = self._store
+        self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
         scores = {}
-        measures_with_outputs = set()
         for name, metric in self._metrics.items():
-            scores[name] = self._output_score(metric, run)
-            if scores[name] is not None:
-                measures_with_outputs.add(outputs_name(metric.measured_by))
-        store = self._make_store(run, measures_with_outputs)
-        trained_coalitions = members_of(self._masks[2:])
-        metrics = self._metrics.values()
-        if any(_is_scored_by_clients(metric, run) for metric in metrics):
-            trained_coalitions.append(())
+            has_outputs = outputs_name(metric.measured_by) in store.measures_with_outputs
+            scores[name] = output_score(metric, run) if has_outputs else None
+        empty, grand, *trained_coalitions = members_of(self._masks)
+        if run.folder is not None:
+            store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
 
         training = self._make_training(run)
-        start_time = time.monotonic()
         kept_run = KeptRun(run.trainer)
         try:
-            with _Progress(run.trainer, len(trained_coalitions)) as progress:
-                training.train(trained_coalitions, [run.seed], store, progress)
-                halves = self._next_coalitions(store, run, scores)
+            # Those of the run itself are missing if a kill has lost them.
+            coalitions = [empty, grand, *trained_coalitions]
+            with _Progress(run.trainer, store.missing(run.seed, coalitions)) as progress:
+                training.train(coalitions, [run.seed], store, progress)
+                halves = self._next_coalitions(run, scores)
                 if len(halves):
                     self._masks = torch.cat([self._masks, halves])
                     trained_coalitions += members_of(halves)
                     training.train(trained_coalitions, [run.seed], store, progress)
-            self._compare_with_run(training, trained_coalitions, run, store)
+            self._compare_with_run(training, trained_coalitions, run)
             self._compare_first_updates(training, run.trainer)
             self._doubt_shared(training)
         except KeyboardInterrupt:
@@ -166,39 +156,54 @@ class TrainingAfterTheRun:
             )
         for doubt in self.doubts:
             rank_zero_warn(f"{', '.join(self._metrics)}: {doubt}.")
-        seconds = time.monotonic() - start_time
-        rank_zero_info(f"flsv: the coalitions were trained in {seconds:.1f} s.")
+        return self._values(run, scores)
 
-        coalitions = members_of(self._masks[2:])
-        values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in self._rounds}
+    def _values(
+        self, run: MeasuredRun, scores: Mapping[str, OutputScore | None]
+    ) -> dict[int, dict[str, Tensor]]:
+        """Give the metrics the stored rows, and return their values, ``{round: {metric: values}}``."""
+        store = self._store
+        coalitions = members_of(self._masks)
+        values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in store.rounds}
         for name, metric in self._metrics.items():
-            metric_values = self._complete(metric, store, coalitions, run, scores[name])
+            rounds = metric.rounds_to_value(store.rounds[-1] + 1)
+            positions = [store.rounds.index(round_index) for round_index in rounds]
+            column = store.names.index(column_name(metric.measured_by))
+            utilities = []  # [K][R][1], or per class
+            for members in coalitions:
+                rows = store.rows(run.seed, members)
+                utilities.append([rows[position][column] for position in positions])
+            outputs = None
+            if scores[name] is not None:
+                outputs = self._outputs(metric, run.seed)[:, positions].transpose(0, 1)
+            metric_values = metric.complete(
+                self._masks,
+                torch.tensor(utilities, dtype=torch.float64).transpose(0, 1),
+                rounds=rounds,
+                outputs=outputs,
+                weights=run.weights,
+                output_score=scores[name],
+            )
             for index, values in metric_values.items():
                 values_by_round[index][name] = values
         return values_by_round
 
+    def _outputs(self, metric: ShadowShapley, seed: int) -> Tensor:
+        """Return the coalitions' outputs ``[K, R, V, ...]`` after each of R rounds."""
+        name = outputs_name(metric.measured_by)
+        coalitions = members_of(self._masks)
+        return torch.stack([self._store.outputs(seed, members, name) for members in coalitions])
+
     def _next_coalitions(
-        self,
-        store: UtilityStore,
-        run: EndedRun,
-        scores: Mapping[str, OutputScore | None],
+        self, run: MeasuredRun, scores: Mapping[str, OutputScore | None]
     ) -> Tensor:
-        no_coalitions = self._masks[:0]
         name, metric = next(iter(self._metrics.items()))
         score = scores[name]
         if score is None:
-            return no_coalitions
-        measure_name = outputs_name(metric.measured_by)
-        # Those of the empty and the full coalition, then of the others, after the last round.
-        inner_outputs = [
-            store.outputs(run.seed, members, measure_name)[-1]
-            for members in members_of(self._masks[2:])
-        ]
-        outer_outputs = metric.outputs[-1].cpu()
-        outputs = torch.cat([outer_outputs, torch.stack(inner_outputs).cpu()])
+            return self._masks[:0]
         return metric.next_coalitions(
             self._masks,
-            outputs,
+            self._outputs(metric, run.seed)[:, -1],
             logits=score.logits,
             names=run.data.client_names,
             seed=run.seed,
@@ -215,29 +220,23 @@ class TrainingAfterTheRun:
         rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
         return {}
 
-    def _make_training(self, run: EndedRun) -> CoalitionTraining:
-        """Return the training of coalitions by fits from the run's initial state."""
-        scoring = Scoring(measures_of(self._metrics.values()))
+    def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
+        """Return the training of coalitions by fits of the run's copies."""
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
-            rounds=tuple(self._rounds),
-            initial=self._initial_state,
+            rounds=tuple(self._store.rounds),
             max_wait=self._max_wait,
         )
-        order = self._findings.applied(order)
         return CoalitionTraining(
-            CopiedFits(lambda seed: self._run_copy, scoring),
-            order,
+            CopiedFits(lambda seed: self._run_copy, Scoring(measures_of(self._metrics.values()))),
+            self._findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
+            start_hash=self._start_hash,
         )
 
     def _compare_with_run(
-        self,
-        training: CoalitionTraining,
-        coalitions: Sequence[Members],
-        run: EndedRun,
-        store: UtilityStore,
+        self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
     ) -> None:
         """Train the twin's first rounds, and compare it with the run."""
         ranks = ranks_of(run.trainer)
@@ -257,15 +256,16 @@ class TrainingAfterTheRun:
                 needs_validations = doubt is None
             if doubt is not None:
                 doubts.append(doubt)
-            doubts += self._doubts_by_fresh_process(training, coalitions, run.seed, store)
+            if self._verifies_all:
+                doubts += self._doubts_by_fresh_process(training, coalitions, run)
         comparison = ranks.broadcast(0, (needs_validations, doubts), "the comparison with the run")
         needs_validations, doubts = comparison
         self.doubts += doubts
         if needs_validations:
             # Only without validations the twin was another: the coalitions need them, too.
             training.is_whole = True
-            store.discard(run.seed, coalitions)
-            training.train(coalitions, [run.seed], store)
+            self._store.discard(run.seed, coalitions)
+            training.train(coalitions, [run.seed], self._store)
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
         """Compare clients' first updates in coalitions with the run's."""
@@ -278,8 +278,7 @@ class TrainingAfterTheRun:
         for norms_of_rank in ranks_of(trainer).all_gather(own_norms, "the first updates"):
             norms_of_run |= norms_of_rank
 
-        is_on_cpu = all(value.device.type == "cpu" for value in self._initial_state.values())
-        tolerance = 0.0 if is_on_cpu else MAX_ROUNDING
+        tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
         entry_by_client = {}
         for norms_by_client in training.first_updates.values():
             for client in norms_by_client.keys() & norms_of_run.keys():
@@ -343,8 +342,7 @@ class TrainingAfterTheRun:
         if torch.equal(models.trained, expected):
             return None
         distance = result.rounding.unexplained_distance(models.trained, expected, models.initial)
-        is_on_cpu = all(value.device.type == "cpu" for value in self._initial_state.values())
-        if distance is None and not is_on_cpu:
+        if distance is None and not self._is_on_cpu:
             return None
         are_both_nan = models.trained.isnan() & expected.isnan()
         differs = (models.trained != expected) & ~are_both_nan
@@ -358,124 +356,72 @@ class TrainingAfterTheRun:
         return f"{percent:.2g} % of the way that training went, first in {changed_names[0]!r}"
 
     def _doubts_by_fresh_process(
-        self,
-        training: CoalitionTraining,
-        coalitions: Sequence[Members],
-        seed: int,
-        store: UtilityStore,
+        self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
     ) -> Iterator[str]:
-        """Compare one coalition with its fit in a fresh process."""
-        trained = [members for members in coalitions if members]
-        smallest = min(trained, key=training.cost)
-        part_of_samples = training.cost(smallest) / training.cost(training.order.members)
-        seconds = SECONDS_OF_IMPORTS + part_of_samples * self._run_seconds
-        if not self._verifies_all and seconds > MAX_PART_FOR_FRESH_PROCESS * self._run_seconds:
-            return
-        order = replace(
-            training.order,
-            members=smallest,
-            is_whole=training.is_whole,
-        )
+        """Compare the smallest coalition with its fit in a fresh process."""
+        smallest = min(coalitions, key=training.cost)
+        order = replace(training.order, members=smallest, is_whole=training.is_whole)
         try:
             result = training.trainer.train_in_fresh_process(order)
         except Exception as error:  # whatever pickling the data raises
             result = FitFailed(f"{type(error).__name__}: {error}")
         described_coalition = f"coalition {list(smallest)}, trained in a fresh process"
         if isinstance(result, FitFailed):
-            if self._verifies_all:
-                yield f"{described_coalition}, has failed ({result}), so that it could not be compared"
+            yield f"{described_coalition}, has failed ({result}), so that it could not be compared"
             return
-        stored_row = store.rows(seed, smallest)[-1]
-        row = result.rows(store.rounds)[store.rounds[-1]]
-        if [list(numbers) for numbers in row] != [list(numbers) for numbers in stored_row]:
+        stored_row = self._store.rows(run.seed, smallest)[-1]
+        row = result.scored[-1].utilities
+        if row != stored_row:
             yield (
                 f"{described_coalition}, has another score ({row} instead of {stored_row}): the run and its "
                 "coalitions share something that the program keeps, such as a cache"
             )
 
-    def _make_store(self, run: EndedRun, measures_with_outputs: set[str]) -> UtilityStore:
-        path = None if run.folder is None else run.folder / COALITIONS_FILE
-        names = list(measures_of(self._metrics.values()))
-        return UtilityStore(
-            path,
-            names=names,
-            settings={
-                **_settings_of_training(run),
-                "run": self._run_id,
-                **self._scores_of_all(),
-                "scores": " ".join(names),
-                "rounds": " ".join(map(str, self._rounds)),
-            },
-            rounds=self._rounds,
-            ranks=ranks_of(run.trainer),
-            outputs=measures_with_outputs,
-            anew=True,  # a file of other settings is replaced
-        )
 
-    def _scores_of_all(self) -> dict[str, str]:
-        """Return the last scores of the run's own model as text, which a run that scores otherwise does not have."""
-        texts = {}
-        for metric in self._metrics.values():
-            scores = metric.ends[-1, 1].tolist()  # of the full coalition, one or by class
-            texts[f"{column_name(metric.measured_by)} of all"] = numbers_text(scores)
-        return texts
-
-    def _output_score(self, metric: ShadowShapley, run: EndedRun) -> OutputScore | None:
-        """Return the score of ``metric`` as a function of outputs, None if none are needed or they are too many."""
-        has_outputs = len(metric.outputs) > 0
-        if not has_outputs or not favors_nobody(self._masks):
-            return None
-        num_coalitions, num_clients = self._masks.shape
-        are_all_trained = num_coalitions == 2**num_clients
-        if are_all_trained:
-            # No outputs are predicted. The values' errors are still computed from them, if that is cheap.
-            outputs_per_coalition = metric.outputs[:, 0].numel()
-            num_outputs = num_coalitions * outputs_per_coalition
-            if metric.per_class or num_outputs > MAX_STORED_OUTPUTS:
-                return None
-        evaluator = run.games.evaluator_of(metric.measured_by)
-        return OutputScore.for_evaluator(evaluator, metric.measured_by)
-
-    def _complete(
-        self,
-        metric: ShadowShapley,
-        store: UtilityStore,
-        coalitions: Sequence[Members],
-        run: EndedRun,
-        score: OutputScore | None,
-    ) -> dict[int, Tensor]:
-        """Give ``metric`` the trained coalitions, and return its values, ``{round: values}``."""
-        measure_name = column_name(metric.measured_by)
-        column = store.names.index(measure_name)
-        positions = [self._rounds.index(index) for index in metric.valued.tolist()]
-        if _is_scored_by_clients(metric, run):
-            # The run's clients have trained their own part by now, so the untrained model was scored with it, too.
-            untrained_by_round = [row[column] for row in store.rows(run.seed, ())]
-            untrained_utilities = torch.tensor(untrained_by_round)[positions]
-            with torch.inference_mode():
-                metric.ends[:, 0] = untrained_utilities.to(metric.ends)
-
-        utilities_by_round = []
-        rows_by_coalition = [store.rows(run.seed, members) for members in coalitions]
-        for position in positions:
-            utilities_of_round = [rows[position][column] for rows in rows_by_coalition]
-            utilities_by_round.append(utilities_of_round)
-        # [rounds, K - 2, 1], or per class: the empty and the full coalition are missing.
-        utilities = torch.tensor(utilities_by_round, dtype=torch.float64)
-        if utilities.shape[-1] == 1:
-            utilities = utilities.squeeze(-1)
-        if score is None:
-            return metric.complete(self._masks, utilities)
-
-        outputs_by_coalition = [
-            store.outputs(run.seed, members, outputs_name(metric.measured_by))[positions]
-            for members in coalitions
-        ]
-        outputs = torch.stack(outputs_by_coalition, 1)  # [rounds, K - 2, ...]
-        return metric.complete(self._masks, utilities, outputs, run.weights, score)
+def open_store(
+    run: MeasuredRun,
+    metrics: Mapping[str, ShadowShapley],
+    masks: Tensor,
+    start_hash: str,
+    # A model's outputs, of as many entries as each has.
+    outputs: Outputs,
+) -> UtilityStore:
+    """Open the store of a run's coalitions ``masks``. A file of other settings is replaced."""
+    names = list(measures_of(metrics.values()))
+    num_coalitions, num_clients = masks.shape
+    are_all_trained = num_coalitions == 2**num_clients
+    measures_with_outputs = set()
+    for metric in metrics.values():
+        name = outputs_name(metric.measured_by)
+        if name not in outputs or not favors_nobody(masks) or output_score(metric, run) is None:
+            continue
+        # If all are trained, no outputs are predicted. The values' errors are still computed from them, if it is cheap.
+        num_entries = num_coalitions * MAX_VALUED_ROUNDS * outputs[name].numel()
+        is_cheap = not metric.per_class and num_entries <= MAX_STORED_OUTPUTS
+        if is_cheap or not are_all_trained:
+            measures_with_outputs.add(name)
+    return UtilityStore(
+        None if run.folder is None else run.folder / COALITIONS_FILE,
+        names=names,
+        settings={
+            **_settings_of_training(run),
+            "run": start_hash,
+            "scores": " ".join(names),
+        },
+        by_round=True,
+        ranks=ranks_of(run.trainer),
+        outputs=measures_with_outputs,
+        anew=True,
+    )
 
 
-def _settings_of_training(run: EndedRun) -> dict[str, str]:
+def output_score(metric: ShadowShapley, run: MeasuredRun) -> OutputScore | None:
+    """Return the score of ``metric`` as a function of outputs, None if there are none."""
+    evaluator = run.games.evaluator_of(metric.measured_by)
+    return OutputScore.for_evaluator(evaluator, metric.measured_by)
+
+
+def _settings_of_training(run: MeasuredRun) -> dict[str, str]:
     """Return a run's settings without those of metrics that no strategy reads."""
     loop = find_loop(callbacks_of(run.trainer))
     names_in_use = [f"federation.metrics.{name}" for name in metrics_in_use(loop)]
@@ -487,23 +433,18 @@ def _settings_of_training(run: EndedRun) -> dict[str, str]:
     return settings
 
 
-def _rest(run: EndedRun) -> str:
+def _rest(run: MeasuredRun) -> str:
     if run.folder is None:
         return ", and none is kept, since the run has no folder."
     return f", and kept in {run.folder}. flsv retrain trains the rest."
 
 
-def _is_scored_by_clients(metric: ShadowShapley, run: EndedRun) -> bool:
-    """Return whether clients score models with their local parameters."""
-    evaluator = run.games.evaluator_of(metric.measured_by)
-    return evaluator.asks_clients and bool(evaluator.space.private_names)
-
-
 class _Progress:
     """Progress of the trainings: a bar, or a line every :data:`PAUSE_SECONDS`."""
 
-    def __init__(self, trainer: L.Trainer, total: int) -> None:
+    def __init__(self, trainer: L.Trainer, missing: Sequence[Members]) -> None:
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
+        total = sum(map(bool, missing))  # without the empty coalition
         self._bar = Tqdm(total=total, desc="Coalitions", leave=False, disable=not shows_bars)
         self._shows_bar = shows_bars
         self._line_time = time.monotonic()

@@ -7,8 +7,7 @@ not whole leaves out validations.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,10 @@ from types import FrameType
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelSummary, ProgressBar
 from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import (
@@ -36,14 +35,13 @@ from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
-from flsv.games.coalition_utility import Measure, check_untrained, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
-from flsv.games.vector_evaluator import Scores, VectorEvaluator
-from flsv.models.classifier import ClassifierClient
+from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
-from flsv.retraining.utility_store import LAST_ROUND_KEY
+from flsv.retraining.scoring import ModelScoring
+from flsv.retraining.utility_store import NO_ROUND, ScoredModel
 from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
@@ -80,98 +78,11 @@ def change_in_place(loop: Any, **changes: Any) -> Any:
     return loop
 
 
-class GlobalModelScoring(L.Callback):
-    """Callback that scores the global model before the first round and after selected ones."""
-
-    def __init__(
-        self,
-        data: FederatedDataModule,
-        measures: Sequence[Measure],
-        # The state_dict with which the module starts. Names that it lacks keep their weights.
-        initial_state: Mapping[str, Any],
-        # The rounds after which the model is scored, ascending. Training ends with the last one.
-        rounds: Sequence[int],
-        scores_untrained: bool = True,
-    ) -> None:
-        self._data = data
-        self._measures = measures
-        self._initial_state = initial_state
-        self._rounds = rounds
-        self._scores_untrained = scores_untrained
-        # The scores before the first round and after rounds, in the order of measures.
-        self.untrained_scores: list[Scores] = []
-        self.scores_by_round: dict[int, list[Scores]] = {}
-        self.scored_round: int | None = None
-        # Whether the last round has ended.
-        self.has_ended = False
-        # [2, P], the model that was scored last, and the initial one.
-        self.models = torch.empty(0)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.load_state_dict(self._initial_state, strict=False)
-        fit_loop: Any = trainer.fit_loop
-        # The model is scored after Lightning's own end of a round.
-        end_round = partial(self._end_round, trainer)
-        fit_loop.on_advance_end = in_turn(fit_loop.on_advance_end, end_round)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop = find_loop(callbacks_of(trainer))
-        # Making a space reads the module, which parametrizations such as a spectral norm count as a step.
-        self.space = loop.space
-
-        self._evaluators = []
-        for measure in self._measures:
-            evaluator = make_evaluator(
-                trainer,
-                self.space,
-                data=self._data,
-                measure=measure,
-                seed=loop.state.seed,
-                is_tried=not self._scores_untrained,  # in one coalition's process scoring is tried
-            )
-            self._evaluators.append(evaluator)
-        for evaluator in self._evaluators:
-            check_scored("retraining", loop.share, evaluator)
-
-        self.models = self.space.read(pl_module).expand(2, -1).clone()
-        if self._scores_untrained:
-            self.untrained_scores = self._scores_of(pl_module)
-            for measure, scores in zip(self._measures, self.untrained_scores):
-                check_untrained("retraining", measure, scores)
-
-    def _end_round(self, trainer: L.Trainer) -> None:
-        round_index = trainer.current_epoch - 1
-        # A fit has as many rounds as the run, whatever would stop it.
-        is_last = round_index == self._rounds[-1]
-        trainer.should_stop = is_last
-        if is_last:  # scored after all hooks at the end of training
-            self.has_ended = True
-            trainer.fit_loop.min_epochs = 0
-        elif round_index in self._rounds:
-            module = trainer.lightning_module
-            with averaged_weights(trainer, module):
-                self._score(module, round_index)
-
-    def _scores_of(self, module: L.LightningModule) -> list[Scores]:
-        class_weights: AbstractContextManager[None] = nullcontext()
-        if isinstance(module, ClassifierClient):
-            class_weights = module.weighing_for_all()
-
-        with class_weights:
-            return [evaluator.live(module, keep=True) for evaluator in self._evaluators]
-
-    def _score(self, module: L.LightningModule, round_index: int) -> None:
-        self.models[0] = self.space.read(module)
-
-        self.scores_by_round[round_index] = self._scores_of(module)
-        self.scored_round = round_index
-
-
 def make_evaluator(
     trainer: L.Trainer,
     space: ParameterSpace,
     data: FederatedDataModule,
-    measure: Measure,
+    measure: str | ModelScore,
     seed: int,
     is_tried: bool = False,
 ) -> VectorEvaluator:
@@ -197,48 +108,34 @@ def make_evaluator(
             is_tried=is_tried,
         )
         return evaluators[measure.evaluator_key]
-    evaluator = classifier_evaluator(
+    return classifier_evaluator(
         trainer,
         space,
         all_on_device(trainer, data.val_dataloader()),
         num_classes=data.known_num_classes,
         is_tried=is_tried,
     )
-    if measure == "negative_loss" and not is_tried:
-        evaluator.check_logits("the utility")
-    return evaluator
 
 
-class CoalitionScoring(GlobalModelScoring):
-    """Callback that scores a coalition's model after the rounds that its order lists, and after training."""
+class CoalitionScoring(L.Callback):
+    """Callback that scores a coalition's model before the first round, after those that its order lists, and after
+    training.
+    """
 
     def __init__(
         self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder
     ) -> None:
-        if not order.scores_rounds:
-            measures = {}
-        self._measures_by_name = measures
-        # A classifier's outputs are scored once for all its measures, by the accuracy's evaluator.
-        scored_measures: dict[str, str | ModelScore] = {}
-        for name, measure in measures.items():
-            scored_measures[name] = measure if isinstance(measure, ModelScore) else "accuracy"
-        distinct_measures = list(dict.fromkeys(scored_measures.values()))
-        # {measure's name: index of its scores}
-        self._positions: dict[str, int] = {}
-        for name, measure in scored_measures.items():
-            self._positions[name] = distinct_measures.index(measure)
-        super().__init__(
-            data,
-            distinct_measures,
-            initial_state=order.initial or {},
-            rounds=order.rounds,
-            scores_untrained=order.scores_untrained,
-        )
+        self._data = data
         self._order = order
-        # The loop's model after training, None until then.
-        self._global_model: Tensor | None = None
-        # The scores of the last finite model, if training ended without another one.
-        self._last_scores: list[Scores] = []
+        self._measures = measures if order.scores_rounds else {}
+        self._untrained: ScoredModel | None = None
+        self._model_by_round: dict[int, ScoredModel] = {}
+        # The last finite model, if training ended without another one.
+        self._last_model: ScoredModel | None = None
+        # Whether the last round has ended.
+        self._has_ended = False
+        self._start_hash = ""
+        self._models: FitModels | None = None
         self._first_updates: Mapping[int, Tensor] = {}
         # What the program's code reads of the fit.
         self.reads = ProgramReads()
@@ -246,8 +143,41 @@ class CoalitionScoring(GlobalModelScoring):
         self.wait_for_round: Callable[[float | None], None] = do_nothing
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
         self._rounding = rounding_of(trainer)
+        fit_loop: Any = trainer.fit_loop
+        # As in the run: before all hooks of the first round, and after Lightning's own end of a round.
+        fit_loop.on_advance_start = in_turn(
+            partial(self._begin_round, trainer), fit_loop.on_advance_start
+        )
+        fit_loop.on_advance_end = in_turn(
+            fit_loop.on_advance_end, partial(self._end_round, trainer)
+        )
+
+    def _begin_round(self, trainer: L.Trainer) -> None:
+        if self._start_hash:
+            return
+        module = trainer.lightning_module
+        loop: Any = find_loop(callbacks_of(trainer))
+        self._start_hash = hash_of_start(module)
+        initial_model = loop.space.read(module).cpu().clone()
+        self._models = FitModels(initial=initial_model, trained=initial_model)
+        self._scoring = ModelScoring(self._measures, partial(self._evaluator, trainer, loop))
+        for evaluator in self._scoring.evaluators.values():
+            check_scored("retraining", loop.share, evaluator)
+        if self._order.scores_untrained:
+            self._untrained = self._scoring.score(module)
+
+    def _evaluator(
+        self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
+    ) -> VectorEvaluator:
+        return make_evaluator(
+            trainer,
+            loop.space,
+            data=self._data,
+            measure=measure,
+            seed=loop.state.seed,
+            is_tried=not self._order.scores_untrained,  # in one coalition's process scoring is tried
+        )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.wait_for_round(self._order.max_wait)
@@ -256,94 +186,80 @@ class CoalitionScoring(GlobalModelScoring):
         if trainer.current_epoch == self._order.rounds[-1]:
             self.wait_for_round(None)
 
+    def _end_round(self, trainer: L.Trainer) -> None:
+        round_index = trainer.current_epoch - 1
+        # A fit has as many rounds as the run, whatever would stop it.
+        is_last = round_index == self._order.rounds[-1]
+        trainer.should_stop = is_last
+        if is_last:  # scored after all hooks at the end of training
+            self._has_ended = True
+            trainer.fit_loop.min_epochs = 0
+        elif round_index in self._order.rounds:
+            module = trainer.lightning_module
+            with averaged_weights(trainer, module):
+                self._model_by_round[round_index] = self._scoring.score(module)
+
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Score the last finite model if a round has none, unless it was scored after its round."""
-        if not isinstance(exception, NoModel):
-            return
         last_round = trainer.current_epoch - 1
-        if self.scored_round == last_round:
+        if not isinstance(exception, NoModel) or last_round in self._model_by_round:
             return
         # The global model after the last complete round counts.
         loop: Any = find_loop(callbacks_of(trainer))
-        self.space.write(pl_module, loop.state.model())
-        self._last_scores = self._scores_of(pl_module)
+        self._keep_models(loop)
+        loop.space.write(pl_module, loop.state.model())
+        self._last_model = self._scoring.score(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
         """Store and score the module's weights after all hooks at the end of training."""
         last_round = self._order.rounds[-1]
-        if not self.has_ended:
+        if not self._has_ended:
             raise RuntimeError(
                 f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds: a callback "
                 "or a hook stops it"
             )
-        module = trainer.lightning_module
         loop: Any = find_loop(callbacks_of(trainer))
-        self._global_model = loop.state.model()
+        self._keep_models(loop)
         self._first_updates = loop.run.engine.first_updates
-        self._score(module, last_round)
+        self._model_by_round[last_round] = self._scoring.score(trainer.lightning_module)
+
+    def _keep_models(self, loop: Any) -> None:
+        assert self._models is not None
+        self._models = replace(self._models, trained=loop.state.model().cpu().clone())
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
-        if not self.models.numel():
+        if not self._start_hash:
             raise RuntimeError("it trained nothing")
         if self.reads.values and not self._order.is_whole:
             raise NeedsValidation
-        scores_of_rounds = self._scores_of_rounds()
-        utilities = {}
-        untrained_utilities = {}
-        for name in self._measures_by_name:
-            utilities_of_rounds = [self._utility(scores, name) for scores in scores_of_rounds]
-            utilities[name] = torch.stack(utilities_of_rounds)
-            if self.untrained_scores:
-                untrained_utilities[name] = self._utility(self.untrained_scores, name)
-
-        fit_models = None
-        if self._order.returns_models:
-            fit_models = self._fit_models()
-        _scored_model, initial_model = self.models.cpu()
         return FitResult(
-            utilities=utilities,
-            untrained=untrained_utilities,
-            start_hash=digest(initial_model).hex(),
-            outputs=self._concatenated_outputs(scores_of_rounds),
-            models=fit_models,
+            scored=self._scored_models(),
+            untrained=self._untrained,
+            start_hash=self._start_hash,
+            models=self._models if self._order.returns_models else None,
             rounding=self._rounding,
             first_updates=self._first_updates,
         )
 
-    def _fit_models(self) -> FitModels:
-        """Return the models before and after training, the last scored one if none is finite."""
-        scored_model, initial_model = self.models.cpu()
-        trained_model = self._global_model
-        if trained_model is None:  # the fit has ended early
-            trained_model = scored_model
-        return FitModels(initial=initial_model, trained=trained_model.cpu())
-
-    def _scores_of_rounds(self) -> list[list[Scores]]:
-        """Return the scores after the order's rounds, of the last finite models."""
-        scores_of_rounds: list[list[Scores]] = []
+    def _scored_models(self) -> list[ScoredModel]:
+        """Return the models after the order's rounds, the last finite ones."""
+        models: list[ScoredModel] = []
         for round_index in self._order.rounds:
-            scores = self.scores_by_round.get(round_index, self._last_scores)
-            if not scores and scores_of_rounds:  # those of the round before remain
-                scores = scores_of_rounds[-1]
-            scores_of_rounds.append(scores)
-        return scores_of_rounds
+            model = self._model_by_round.get(round_index, self._last_model)
+            if model is None and models:  # that of the round before remains
+                model = models[-1]
+            if model is not None:
+                models.append(model)
+        return models
 
-    def _concatenated_outputs(self, scores_of_rounds: Sequence[list[Scores]]) -> dict[str, Tensor]:
-        outputs_by_name = {}
-        for name, position in self._positions.items():
-            possible_outputs = [scores[position].outputs for scores in scores_of_rounds]
-            outputs_of_rounds = [outputs for outputs in possible_outputs if outputs is not None]
-            is_complete = len(outputs_of_rounds) == len(scores_of_rounds)
-            if is_complete:
-                outputs_by_name[name] = torch.cat(outputs_of_rounds)
-        return outputs_by_name
 
-    def _utility(self, scores: list[Scores], name: str) -> Tensor:
-        scores_of_model = scores[self._positions[name]]
-        return utility_of(scores_of_model, self._measures_by_name[name])[0].cpu()
+def hash_of_start(module: L.LightningModule) -> str:
+    """Return a hash of a module's weights before training, with frozen ones."""
+    weights = {name: weight for name, weight in module.named_parameters() if not is_lazy(weight)}
+    return digest(weights).hex()[:16]
 
 
 class NeedsValidation(Exception):
@@ -362,7 +278,7 @@ def prepare_coalition_fit(
     Lightning writes lies in ``folder``.
     """
     data.restrict_to(order.members)
-    if order.rounds == (LAST_ROUND_KEY,):
+    if order.rounds == (NO_ROUND,):
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))
     untyped_trainer: Any = trainer
@@ -371,15 +287,8 @@ def prepare_coalition_fit(
         # More rounds were planned after the first fit of the run's Trainer.
         untyped_trainer.fit_loop.max_epochs = last_round + 1
     scoring = CoalitionScoring(data, measures, order)
-    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order, folder)]
-    if not _is_in(folder, trainer.default_root_dir):
-        untyped_trainer._default_root_dir = folder
-    # A callback may save checkpoints by a path of its own, where the run's lie.
-    untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
-    for logger in trainer.loggers:
-        if isinstance(logger, SilentLogger):
-            logger.redirect(folder)
-
+    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order)]
+    write_into(folder, trainer)
     untyped_module: Any = module
     untyped_module.configure_callbacks = (
         list  # those that the module has made are among the Trainer's
@@ -391,6 +300,23 @@ def prepare_coalition_fit(
     # The strategy's hook runs after those of the callbacks and of the module.
     untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
     return scoring
+
+
+def write_into(folder: str, trainer: L.Trainer) -> None:
+    """Let a copied Trainer, its loggers and its checkpoints write into ``folder``."""
+    untyped_trainer: Any = trainer
+    if not _is_in(folder, trainer.default_root_dir):
+        untyped_trainer._default_root_dir = folder
+    # A callback may save checkpoints by a path of its own, where the run's lie.
+    untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
+    for logger in trainer.loggers:
+        if isinstance(logger, SilentLogger):
+            logger.redirect(folder)
+    for callback in callbacks_of(trainer):
+        dirpath = getattr(callback, "dirpath", None)
+        if isinstance(callback, Checkpoint) and not (dirpath and _is_in(folder, dirpath)):
+            untyped_callback: Any = callback
+            untyped_callback.dirpath = folder
 
 
 def save_in_folder(
@@ -410,26 +336,29 @@ def _is_in(folder: str, path: str | Path) -> bool:
     return Path(path).absolute().is_relative_to(folder)
 
 
-def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder, folder: str) -> list[L.Callback]:
+def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
     """Return a coalition's callbacks, with the loop prepared for its members."""
-    taking_part = []
-    # A coalition has no values of clients that a callback could monitor.
-    metric_names = set(find_loop(callbacks_of(trainer)).metrics)
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
-            continue
-        is_kept = order.keeps_checkpoints and isinstance(callback, Checkpoint | EarlyStopping)
-        monitor, _, _ = str(getattr(callback, "monitor", None)).partition("/")
-        if only_watches_the_run(callback) and (not is_kept or monitor in metric_names):
-            continue
+    callbacks = callbacks_that_train(trainer, order.keeps_checkpoints)
+    for callback in callbacks:
         if is_loop(callback):
             untyped_loop: Any = callback
             sampler = untyped_loop.config.sampler.among(order.members)
             coalition_loop(callback, sampler, order.seed)
-        dirpath = getattr(callback, "dirpath", None)
-        if isinstance(callback, Checkpoint) and not (dirpath and _is_in(folder, dirpath)):
-            untyped_callback: Any = callback
-            untyped_callback.dirpath = folder
+    return callbacks
+
+
+def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.Callback]:
+    """Return a copied Trainer's callbacks that take part in training, or also keep checkpoints or stop it."""
+    taking_part = []
+    # A copy has no values of clients that a callback could monitor.
+    metric_names = set(find_loop(callbacks_of(trainer)).metrics)
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
+            continue
+        is_kept = keeps_checkpoints and isinstance(callback, Checkpoint | EarlyStopping)
+        monitor, _, _ = str(getattr(callback, "monitor", None)).partition("/")
+        if only_watches_the_run(callback) and (not is_kept or monitor in metric_names):
+            continue
         taking_part.append(callback)
     return taking_part
 

@@ -141,13 +141,15 @@ class CoalitionsAtSites(Strategy):
         masks: Tensor,
         federation: FederationInfo,
         engine: RemoteFederation,
+        # [n], the clients' weights in the average.
+        weights: Tensor,
         saved: Mapping[str, Any] | None,
         halvings: int = 0,
     ) -> None:
         self._engine = engine
+        self._weights = weights
         self._halvings = halvings
         self._client_names = federation.client_names
-        self._initial_model = federation.global_vector.clone()
         # Whether updates come whole, without an upload that changes them.
         self._are_updates_whole = not federation.uploads
         self._run = FederationState()
@@ -155,9 +157,11 @@ class CoalitionsAtSites(Strategy):
             saved = {  # by the keys of checkpoints
                 "left": None,
                 "doubts": [],
-                "moved": torch.zeros(federation.num_clients, len(self._initial_model)),
+                "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
                 "coalitions": {},
+                "initial": federation.global_vector.clone(),
             }
+        self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         # A checkpoint has those that were chosen.
         self._masks: Tensor = saved.get("masks", masks)
         # The run's model after its last round, None before the first.
@@ -186,6 +190,7 @@ class CoalitionsAtSites(Strategy):
             "moved": self._update_sums,
             "masks": self._masks,
             "coalitions": states,
+            "initial": self._initial_model,
         }
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
@@ -302,7 +307,8 @@ class CoalitionsAtSites(Strategy):
     def coalition_models(self, round: Round) -> TrainedCoalitions:
         assert round.server_vector is not None
         models = [coalition.state.model() for coalition in self._coalitions]
-        return models_of(self._masks, self._initial_model, round.server_vector, models)
+        coalitions = models_of(self._masks, self._initial_model, round.server_vector, models)
+        return replace(coalitions, weights=self._weights)
 
 
 def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:

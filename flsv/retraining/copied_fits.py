@@ -10,10 +10,12 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import joblib
@@ -298,6 +300,7 @@ class CopiedFits:
             import_path=sys.path,
             folder=os.getcwd(),
             num_threads=torch.get_num_threads(),
+            process=os.getpid(),
         )
         calls = (
             train_at_worker(
@@ -333,12 +336,27 @@ class _ProgramState:
     import_path: list[str]
     folder: str
     num_threads: int
+    process: int
 
     def enter(self) -> None:
+        _end_with(self.process)
         sys.path[:] = self.import_path
         with suppress(OSError):  # a worker on another machine has no such folder
             os.chdir(self.folder)
         torch.set_num_threads(self.num_threads)
+
+
+@cache
+def _end_with(process: int) -> None:
+    """Let this process end when its parent ``process`` has ended, as by a kill. One of another machine has none."""
+
+    def watch() -> None:
+        while os.getppid() == process:
+            time.sleep(1)
+        os._exit(1)
+
+    if os.getppid() == process:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _train_at_worker(

@@ -20,7 +20,12 @@ from flsv.functional.intervals import interval_over_seeds
 from flsv.metrics.coalitions.evidence import untrained_stderr
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
-from flsv.retraining.coalition_fit import change_in_place, metrics_in_use, only_watches_the_run
+from flsv.retraining.coalition_fit import (
+    callbacks_that_train,
+    change_in_place,
+    metrics_in_use,
+    write_into,
+)
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run, fit_quietly, in_quiet
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.choices import Trainings
@@ -151,13 +156,11 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         trainer, module, data = run_copy.load()
         if not isinstance(module, L.LightningModule):  # what makes it
             module = module()
-        callbacks = callbacks_of(trainer)
         untyped_trainer: Any = trainer
-        untyped_trainer.callbacks = [
-            callback for callback in callbacks if not only_watches_the_run(callback)
-        ]
-        untyped_trainer._default_root_dir = folder
-        loop: Any = find_loop(callbacks)
+        # As in the run, module and callbacks may read what was the best model.
+        untyped_trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
+        write_into(folder, trainer)
+        loop: Any = find_loop(callbacks_of(trainer))
         change_in_place(
             loop,
             seed=seed,

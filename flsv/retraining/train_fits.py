@@ -15,9 +15,19 @@ from flsv.games.members import EMPTY, Members
 from flsv.results.text import joined
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
-from flsv.retraining.utility_store import UtilityStore
+from flsv.retraining.utility_store import NO_ROUND, UtilityStore
 from flsv.utilities.errors import ConfigurationError, listed
 
+#: Errors if weights are drawn anew.
+NOT_THE_SAME_START = (
+    "two coalitions started from different weights, although their seed is the same, so that their models do not tell "
+    "what a client adds: the module draws its weights by a generator of its own. Let torch's global generator draw "
+    "them, which is seeded."
+)
+NOT_THE_RUNS_START = (
+    "coalitions do not start from the weights with which the run has begun, since the module draws others now. Make it "
+    "as for the run, under the same seed_everything."
+)
 Result = TypeVar("Result")
 #: Seed and members of a coalition to train.
 Training = tuple[int, Members]
@@ -59,10 +69,13 @@ class CoalitionTraining:
         order: FitOrder,
         # The clients' numbers of samples, [n].
         num_samples: Sequence[int],
+        # A hash of the weights with which the order's seed must start. None: coalitions only need the same.
+        start_hash: str | None = None,
     ) -> None:
         self.trainer = trainer
         self.order = order
         self._num_samples = num_samples
+        self._start_hash = start_hash
         # The members' first updates in fits with the order's seed, see FitResult.
         self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
         # Paths of the program's tensors that fits have changed.
@@ -93,7 +106,7 @@ class CoalitionTraining:
             trainings += [(seed, members) for members in members_to_fit]
 
         failed: dict[Members, FitFailed] = {}
-        start_hashes: dict[int, set[str]] = {seed: set() for seed in seeds}
+        start_hashes: dict[int, str | None] = {self.order.seed: self._start_hash}
         for (seed, members), result in self.fits(trainings, store.ranks):
             if isinstance(result, FitFailed):
                 failed[members] = result
@@ -101,15 +114,19 @@ class CoalitionTraining:
             if seed == self.order.seed:
                 self.first_updates[members] = result.first_updates
             self.changed_tensors.update(result.changed_tensors)
-            start_hashes[seed].add(result.start_hash)
-            _check_starts(start_hashes[seed])
+            expected_hash = start_hashes.get(seed) or result.start_hash
+            if result.start_hash != expected_hash:
+                is_runs_start = self._start_hash == expected_hash
+                raise ConfigurationError(
+                    NOT_THE_RUNS_START if is_runs_start else NOT_THE_SAME_START
+                )
+            start_hashes[seed] = expected_hash
             # The fit of one client may only stand in for the empty coalition.
             if store.missing(seed, [members]) and members in coalitions:
-                store.add(seed, members, result.rows(store.rounds), result.outputs)
+                store.add(seed, members, dict(zip(store.rounds, result.scored)))
             needs_empty_row = EMPTY in coalitions and bool(store.missing(seed, [EMPTY]))
             if needs_empty_row and result.untrained:
-                untrained_rows = dict.fromkeys(store.rounds, result.untrained_row())
-                store.add(seed, EMPTY, untrained_rows)
+                store.add(seed, EMPTY, {NO_ROUND: result.untrained})
             say(store.progress(seed, coalitions))
         store.sort()
         if failed:
@@ -174,12 +191,3 @@ def gathered(
         if isinstance(results_of_rank, Exception):
             raise results_of_rank
         yield from results_of_rank.items()
-
-
-def _check_starts(start_hashes: set[str]) -> None:
-    if len(start_hashes) > 1:
-        raise ConfigurationError(
-            "two coalitions started from different weights, although their seed is the same, so that their models do "
-            "not tell what a client adds: the module draws its weights by a generator of its own. Let torch's global "
-            "generator draw them, which is seeded."
-        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from flsv.utilities.result_file import ResultFile, members_text, read_members, s
 COALITIONS_FILE = "coalitions.csv"
 #: Folder beside that file with one of an earlier run, from which trainings of the same run are taken over.
 EARLIER_FOLDER = "earlier"
-#: The index under which utilities after training are stored if a store has no rounds.
-LAST_ROUND_KEY = -1
+#: The round of models that have none: those after training, if a store has no rounds, and of the empty coalition.
+NO_ROUND = -1
 #: Settings of a file that tell which scores it has of trainings, not how they trained.
-SETTINGS_OF_SCORES = {"scores", "rounds"}
-#: A coalition's utilities after a round, by each performance: one number, or one for each class.
+SETTINGS_OF_SCORES = {"scores"}
+#: A model's utilities by each performance: one number, or one for each class.
 Row = Sequence[Sequence[float]]
-#: A coalition's outputs, [R, V, ...] after each of R rounds, by performance.
+#: A model's outputs, [V, ...], by performance.
 Outputs = Mapping[str, Tensor]
 #: Seed and members of a training.
 Training = tuple[int, Members]
@@ -38,16 +39,35 @@ def _parse_numbers(cell: str) -> list[float]:
     return [parse_float(number) for number in cell.split()]
 
 
-class UtilityStore:
-    """Utilities of trained coalitions, by seed, coalition and performance, or also by round.
+def _parse_round(cell: str) -> int:
+    return parse_int(cell) if cell else NO_ROUND
 
-    Each rank holds all utilities, and the first rank writes them. All rows of a coalition are written at once, so that
-    a kill loses no coalition whose training has ended. Utilities that are not finite are held, but not written.
+
+@dataclass(frozen=True, eq=False)
+class ScoredModel:
+    """What is stored of a model: its utilities, and outputs if values need them."""
+
+    utilities: Row
+    outputs: Outputs = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether all utilities are numbers."""
+        numbers = itertools.chain(*self.utilities)
+        return all(map(math.isfinite, numbers))
+
+
+class UtilityStore:
+    """Utilities of coalitions' models, by seed, coalition and performance, or also by round.
+
+    Each rank holds all utilities, and the first rank writes them as soon as they are known. The coalition of all
+    clients is the run itself. The empty coalition has the model before the first round, which has no round. Utilities
+    that are not finite are held, but not written.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "game.csv"
-        >>> UtilityStore(path, ["accuracy"], {"rounds": 5}).add(0, (0, 2), {LAST_ROUND_KEY: [[0.75]]})
+        >>> UtilityStore(path, ["accuracy"], {"rounds": 5}).add(0, (0, 2), {NO_ROUND: ScoredModel([[0.75]])})
         >>> print(path.read_text())
         # {"rounds": "5"}
         seed,coalition,accuracy
@@ -63,107 +83,83 @@ class UtilityStore:
         # replaced.
         settings: Mapping[str, Any] | None = None,
         *,
-        # The rounds after which each coalition has utilities.
-        rounds: Sequence[int] = (LAST_ROUND_KEY,),
+        # Whether coalitions have utilities after several rounds.
+        by_round: bool = False,
         ranks: Ranks = ALONE,
         # Names of the performances whose outputs are stored, in a folder beside the file.
         outputs: Collection[str] = (),
         anew: bool = False,
     ) -> None:
         self.names = list(names)
+        self.settings = dict(settings or {})
         self.ranks = ranks
-        self.rounds = tuple(rounds)
-        self._measures_with_outputs = frozenset(outputs)
-        self._rows_by_training: dict[Training, dict[int, Row]] = {}
-        self._outputs_by_training: dict[Training, Outputs] = {}
+        # The rounds after which coalitions need utilities.
+        self.rounds: Sequence[int] = () if by_round else (NO_ROUND,)
+        self._by_round = by_round
+        self.measures_with_outputs = frozenset(outputs)
+        self._models: dict[Training, dict[int, ScoredModel]] = {}
         self._file: ResultFile | None = None
         self._outputs_folder: Path | None = None
 
         if path is not None and ranks.rank == 0:
-            self._file = self._open(path, settings, anew)
+            columns = _columns(names, by_round)
+            self._file = ResultFile(
+                path,
+                columns,
+                settings=self.settings,
+                anew=anew,
+            )
             if outputs:
                 self._outputs_folder = path.with_suffix("")
-            self._read_back(self._file)
-            if not self._file.rows:
-                self._take_over(path.parent / EARLIER_FOLDER / path.name, settings or {})
+            self._read_back(self._file.rows)
         # All ranks take what the first one has read.
-        trainings = self._rows_by_training, self._outputs_by_training
-        trainings = ranks.broadcast(0, trainings, "the stored trainings")
-        self._rows_by_training, self._outputs_by_training = trainings
+        self._models = ranks.broadcast(0, self._models, "the stored trainings")
 
-    def _open(
+    def _read_back(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for training, round_index, utilities in _read_rows(rows, self.names):
+            outputs = read_outputs(self._outputs_folder, training, round_index)
+            models = self._models.setdefault(training, {})
+            models[round_index] = ScoredModel(utilities, outputs)
+
+    def take_over(
         self,
         path: Path,
-        settings: Mapping[str, Any] | None,
-        anew: bool,
-    ) -> ResultFile:
-        columns: dict[str, Cell] = {
-            "seed": parse_int,
-            "coalition": read_members,
-        }
-        has_rounds = self.rounds != (LAST_ROUND_KEY,)
-        # Rows with the same key, a training's seed and coalition, are read only if all are there.
-        num_key_columns = 2 if has_rounds else 0
-        if has_rounds:
-            columns["round"] = parse_int
-        for name in self.names:
-            columns[name] = _parse_numbers
-        return ResultFile(
-            path,
-            columns,
-            settings=settings or {},
-            key=num_key_columns,
-            anew=anew,
-        )
+        seed: int,
+        grand: Members,
+    ) -> None:
+        """Store the trainings in a file of the same run, which may have other coalitions, and more scores or rounds.
 
-    def _read_back(self, file: ResultFile) -> None:
-        for cells in file.rows:
-            training = cells["seed"], cells["coalition"]
-            round_index = cells.get("round", LAST_ROUND_KEY)
-            rows = self._rows_by_training.setdefault(training, {})
-            rows[round_index] = [cells[name] for name in self.names]
+        It is the same run if settings and the last utilities of the coalition ``grand`` of all clients are the same.
+        """
+        if self._file is not None and not self.missing(seed, [grand]):
+            trainings = _trainings_of_run(path, self.settings, self.names)
+            stored_rows = trainings.get((seed, grand), {})
+            last_row = self.rows(seed, grand)[-1]
+            if stored_rows.get(self.rounds[-1]) == last_row:
+                self._add_rows(trainings, path.with_suffix(""))
+        self._models = self.ranks.broadcast(0, self._models, "the trainings of an earlier run")
 
-        for training in self._rows_by_training:
-            outputs = self._read_outputs(*training)
-            if outputs:
-                self._outputs_by_training[training] = outputs
-
-    def _take_over(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Store the trainings in a file of the same run, which may have other coalitions, and more scores or rounds."""
-        for (seed, members), rows in _trainings_of_run(path, settings, self.names).items():
-            stored_rounds = sorted(rows)
-            has_all_rounds = rows.keys() >= set(self.rounds)
-            if not has_all_rounds or stored_rounds[-1] != self.rounds[-1]:
+    def _add_rows(self, trainings: Mapping[Training, Mapping[int, Row]], folder: Path) -> None:
+        """Add the trainings that are missing, with the outputs in ``folder``."""
+        for training, row_by_round in trainings.items():
+            seed, members = training
+            if not self.missing(seed, [members]):
                 continue
-            positions = [stored_rounds.index(round_index) for round_index in self.rounds]
-            self._rows_by_training[seed, members] = {index: rows[index] for index in self.rounds}
-            if self._outputs_folder is not None:
-                stored_outputs = read_outputs(path.with_suffix(""), seed, members)
-                self._outputs_by_training[seed, members] = {
-                    name: outputs[positions]
-                    for name, outputs in stored_outputs.items()
-                    if len(outputs) == len(stored_rounds)
-                }
-                self._write_outputs(seed, members)
-        self.sort()
-
-    def _read_outputs(self, seed: int, members: Members) -> Outputs:
-        """Read a coalition's outputs. Empty: the file is missing or of other rounds."""
-        if self._outputs_folder is None:
-            return {}
-        stored = read_outputs(self._outputs_folder, seed, members)
-        num_rounds = len(self.rounds)
-        return {name: outputs for name, outputs in stored.items() if len(outputs) == num_rounds}
+            models = {}
+            for round_index in self._rounds_of(members):
+                if round_index in row_by_round:
+                    outputs = read_outputs(folder, training, round_index)
+                    models[round_index] = ScoredModel(row_by_round[round_index], outputs)
+            self.add(seed, members, models)
 
     @property
     def seeds(self) -> list[int]:
         """Return the seeds with utilities, ascending."""
-        return sorted({seed for seed, _ in self._rows_by_training})
+        return sorted({seed for seed, _ in self._models})
 
     def coalitions(self, seed: int) -> set[Members]:
         """Return the coalitions that have utilities for a seed."""
-        trainings = self._rows_by_training
-        return {members for stored_seed, members in trainings if stored_seed == seed}
+        return {members for stored_seed, members in self._models if stored_seed == seed}
 
     def missing(
         self,
@@ -175,18 +171,36 @@ class UtilityStore:
         return [members for members in distinct_coalitions if not self._is_complete(seed, members)]
 
     def _is_complete(self, seed: int, members: Members) -> bool:
-        row_by_round = self._rows_by_training.get((seed, members), {})
-        has_all_rounds = row_by_round.keys() >= set(self.rounds)
-        if not has_all_rounds:
-            return False
-        if not members:
-            return True
-        outputs = self._outputs_by_training.get((seed, members), {})
-        return outputs.keys() >= self._measures_with_outputs
+        models = self._models.get((seed, members), {})
+        for round_index in self._rounds_of(members):
+            model = models.get(round_index)
+            if model is None or not model.outputs.keys() >= self.measures_with_outputs:
+                return False
+        return True
 
-    def outputs(self, seed: int, members: Members, name: str) -> Tensor:
+    def _rounds_of(self, members: Members) -> Sequence[int]:
+        return self.rounds if members else (NO_ROUND,)
+
+    def _models_of(self, seed: int, members: Members) -> list[ScoredModel]:
+        """Return a coalition's model after each round, or raise KeyError."""
+        models = self._models[seed, members]
+        if not members:
+            return [models[NO_ROUND]] * len(self.rounds)
+        return [models[round_index] for round_index in self.rounds]
+
+    def outputs(
+        self,
+        seed: int,
+        members: Members,
+        name: str,
+    ) -> Tensor:
         """Return a coalition's outputs ``[R, V, ...]`` after each of R rounds, or raise KeyError."""
-        return self._outputs_by_training[seed, members][name]
+        models = self._models_of(seed, members)
+        return torch.stack([model.outputs[name] for model in models])
+
+    def rows(self, seed: int, members: Members) -> list[Row]:
+        """Return a coalition's utilities after each round, or raise KeyError."""
+        return [model.utilities for model in self._models_of(seed, members)]
 
     def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
         """Return text on how many of the distinct ``coalitions`` have utilities."""
@@ -195,16 +209,11 @@ class UtilityStore:
         num_trained = num_coalitions - num_missing
         return f"seed {seed}: {num_trained} of {num_coalitions} coalitions"
 
-    def rows(self, seed: int, members: Members) -> list[Row]:
-        """Return a coalition's utilities after each round, or raise KeyError."""
-        rows = self._rows_by_training[seed, members]
-        return [rows[round_index] for round_index in self.rounds]
-
     def table(self, seed: int, masks: Tensor) -> Tensor:
         """Return K coalitions' utilities after training by C performances, float64 ``[K, C]``, or raise KeyError."""
         utilities = []
         for members in members_of(masks):
-            row = self._rows_by_training[seed, members][LAST_ROUND_KEY]
+            row = self._models[seed, members][NO_ROUND].utilities
             utilities.append([utility for (utility,) in row])  # one number of each measure
         return torch.tensor(utilities, dtype=torch.float64)
 
@@ -212,51 +221,90 @@ class UtilityStore:
         self,
         seed: int,
         members: Members,
-        rows: Mapping[int, Row],
-        outputs: Outputs | None = None,
+        models: Mapping[int, ScoredModel],
     ) -> None:
-        """Add a coalition's outputs ``[R, V, ...]`` and utilities. ``rows`` are ``{round: utilities}``, one utility for
-        each of ``names``.
-        """
-        stored_outputs = {}
-        if outputs is not None:
-            for name in outputs.keys() & self._measures_with_outputs:
-                stored_outputs[name] = outputs[name]
-        if stored_outputs:
-            self._outputs_by_training[seed, members] = stored_outputs
-            self._write_outputs(seed, members)
-
-        stored_rows = self._rows_by_training.setdefault((seed, members), {})
-        stored_rows.update(rows)
-        # What is not finite is computed again by the next command.
-        are_finite = all(map(_is_finite, rows.values()))
-        if self._file is not None and are_finite:
-            self._file.add(_csv_rows(seed, members, rows))
-
-    def _write_outputs(self, seed: int, members: Members) -> None:
-        folder = self._outputs_folder
-        if folder is None:
-            return
-        folder.mkdir(exist_ok=True)
-        with replacing(folder / outputs_file(seed, members)) as file:
-            torch.save(self._outputs_by_training[seed, members], file)
+        """Add a coalition's models, ``{round: model}``."""
+        stored_models = self._models.setdefault((seed, members), {})
+        for round_index, model in models.items():
+            outputs = {
+                name: tensor
+                for name, tensor in model.outputs.items()
+                if name in self.measures_with_outputs
+            }
+            stored_models[round_index] = ScoredModel(model.utilities, outputs)
+            if outputs and self._outputs_folder is not None:
+                self._outputs_folder.mkdir(parents=True, exist_ok=True)
+                name = outputs_file((seed, members), round_index)
+                with replacing(self._outputs_folder / name) as file:
+                    torch.save(outputs, file)
+        lines = self._lines(seed, members, models)
+        if self._file is not None and lines:
+            self._file.add(lines)
 
     def discard(self, seed: int, coalitions: Sequence[Members]) -> None:
         """Forget the utilities of coalitions, which are computed anew."""
         for members in coalitions:
-            self._rows_by_training.pop((seed, members), None)
-            self._outputs_by_training.pop((seed, members), None)
+            self._models.pop((seed, members), None)
 
     def sort(self) -> None:
-        """Write the file with sorted rows, whatever the order in which trainings ended."""
-        if self._file is None or not self._rows_by_training:
+        """Write the file with the rows of the rounds alone, sorted, whatever the order in which trainings ended."""
+        if self._file is None or not self._models:
             return
         lines = []
-        for seed, members in sorted(self._rows_by_training, key=_sort_key):
-            rows = self._rows_by_training[seed, members]
-            finite_rows = {index: row for index, row in sorted(rows.items()) if _is_finite(row)}
-            lines += _csv_rows(seed, members, finite_rows)
+        names_of_outputs = set()
+        for training in sorted(self._models, key=_sort_key):
+            seed, members = training
+            models = {}
+            for round_index in self._rounds_of(members):
+                if round_index in self._models[training]:
+                    models[round_index] = self._models[training][round_index]
+                    names_of_outputs.add(outputs_file(training, round_index))
+            lines += self._lines(seed, members, models)
         self._file.replace(lines)
+        if self._outputs_folder is not None:
+            for path in self._outputs_folder.glob("*.pt"):
+                if path.name not in names_of_outputs:
+                    path.unlink()
+
+    def _lines(
+        self,
+        seed: int,
+        members: Members,
+        models: Mapping[int, ScoredModel],
+    ) -> list[list[object]]:
+        """Return a line for each model. What is not finite is computed again by the next command."""
+        lines = []
+        for round_index, model in models.items():
+            if not model.is_finite:
+                continue
+            line: list[object] = [seed, members_text(members)]
+            if self._by_round:
+                line.append("" if round_index == NO_ROUND else round_index)
+            for utility in model.utilities:
+                numbers = [repr(float(number)) for number in utility]  # several, if per class
+                line.append(" ".join(numbers))
+            lines.append(line)
+        return lines
+
+
+def _columns(names: Sequence[str], by_round: bool) -> dict[str, Cell]:
+    columns: dict[str, Cell] = {
+        "seed": parse_int,
+        "coalition": read_members,
+    }
+    if by_round:
+        columns["round"] = _parse_round
+    return {**columns, **dict.fromkeys(names, _parse_numbers)}
+
+
+def _read_rows(
+    rows: Iterable[Mapping[str, Any]], names: Sequence[str]
+) -> Iterator[tuple[Training, int, Row]]:
+    """Yield training, round and utilities of each row of a file."""
+    for cells in rows:
+        training = cells["seed"], cells["coalition"]
+        utilities = [cells[name] for name in names]
+        yield training, cells.get("round", NO_ROUND), utilities
 
 
 def _trainings_of_run(
@@ -264,7 +312,7 @@ def _trainings_of_run(
     settings: Mapping[str, Any],
     names: Sequence[str],
 ) -> dict[Training, dict[int, Row]]:
-    """Read the trainings in a file with all scores ``names``. Empty if it is of another run or lacks one."""
+    """Read the trainings in a file with all scores ``names``. Empty if it has other settings or lacks a score."""
     lines = whole_lines(path) if path.is_file() else []
     if len(lines) < 2:
         return {}
@@ -276,35 +324,11 @@ def _trainings_of_run(
     if not {"round", *names} <= set(columns.split(",")):
         return {}
 
-    parsers: dict[str, Cell] = {
-        "seed": parse_int,
-        "coalition": read_members,
-        "round": parse_int,
-        **dict.fromkeys(names, _parse_numbers),
-    }
     trainings: dict[Training, dict[int, Row]] = {}
-    for cells in read_rows(path, parsers, skip=1):
-        training = cells["seed"], cells["coalition"]
-        rows = trainings.setdefault(training, {})
-        rows[cells["round"]] = [cells[name] for name in names]
+    rows = read_rows(path, _columns(names, by_round=True), skip=1)
+    for training, round_index, utilities in _read_rows(rows, names):
+        trainings.setdefault(training, {})[round_index] = utilities
     return trainings
-
-
-def _csv_rows(
-    seed: int,
-    members: Members,
-    rows: Mapping[int, Row],
-) -> list[list[object]]:
-    lines = []  # one for each round
-    for round_index, utilities in rows.items():
-        line: list[object] = [seed, members_text(members)]
-        if round_index != LAST_ROUND_KEY:
-            line.append(round_index)
-        for utility in utilities:
-            numbers = [repr(float(number)) for number in utility]  # several, if per class
-            line.append(" ".join(numbers))
-        lines.append(line)
-    return lines
 
 
 def _sort_key(training: Training) -> tuple[int, int, Members]:
@@ -312,22 +336,24 @@ def _sort_key(training: Training) -> tuple[int, int, Members]:
     return seed, len(members), members
 
 
-def outputs_file(seed: int, members: Members) -> str:
-    """Return the name of the file with a coalition's outputs."""
-    return f"{seed}_{members_text(members)}.pt"
+def outputs_file(training: Training, round_index: int) -> str:
+    """Return the name of the file with the outputs of a coalition's model."""
+    seed, members = training
+    return f"{seed}_{members_text(members)}_{round_index}.pt"
 
 
-def read_outputs(folder: Path, seed: int, members: Members) -> Outputs:
-    """Read a coalition's outputs ``[R, V, ...]`` by performance, empty if there is no file."""
-    path = folder / outputs_file(seed, members)
+def read_outputs(
+    folder: Path | None,
+    training: Training,
+    round_index: int,
+) -> Outputs:
+    """Read the outputs of a coalition's model by performance, empty if there is no file."""
+    if folder is None:
+        return {}
+    path = folder / outputs_file(training, round_index)
     if not path.is_file():
         return {}
     return torch.load(path, weights_only=True)
-
-
-def _is_finite(row: Row) -> bool:
-    numbers = itertools.chain(*row)
-    return all(map(math.isfinite, numbers))
 
 
 def outputs_name(measure: str | ModelScore) -> str:

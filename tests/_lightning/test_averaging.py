@@ -352,7 +352,5 @@ def test_every_round_scores_the_model_that_validation_sees(tmp_path, callback, j
         expected.append(utility)
 
     bound_metric: Any = loop.metrics["sv"]
-    grand_coalition, measure = 1, 0
-    utilities = bound_metric.ends[:, grand_coalition, measure].tolist()  # [rounds, ends, measures]
-
+    utilities = bound_metric.grand_utilities.flatten().tolist()
     assert utilities == pytest.approx(expected, abs=1e-6)

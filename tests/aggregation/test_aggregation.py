@@ -54,7 +54,7 @@ def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     )
 
 
-def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None:
+def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform():
     round = make_round(
         [0, 1, 2, 3],
         [1, 2, 3, 4],
@@ -67,7 +67,7 @@ def test_shapfed_and_fedce_weights_before_any_contribution_are_uniform() -> None
     assert fedce_weights.tolist() == [1 / 4] * 4
 
 
-def test_shapfed_weights_are_uniform_where_no_client_has_a_value() -> None:
+def test_shapfed_weights_are_uniform_where_no_client_has_a_value():
     unknown = torch.full((4, 2), float("nan"))
     round = make_round([0, 1], [1, 2])
 
@@ -76,7 +76,7 @@ def test_shapfed_weights_are_uniform_where_no_client_has_a_value() -> None:
     assert weights.tolist() == [1 / 2] * 2
 
 
-def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> None:
+def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
     cssv = torch.tensor(
         [
             [1.0],
@@ -98,7 +98,7 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others() -> 
     )
 
 
-def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
+def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
     """n_i gamma_i; before anything is measured n_i, which is FedAvg."""
     cssv = torch.tensor(
         [
@@ -125,7 +125,7 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores() -> None:
     assert torch.equal(weights_before_values, weights_of_fedavg)
 
 
-def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
+def test_shapley_weights_are_equal_if_no_value_is_positive():
     values = torch.tensor([-1.0, -2.0])
     round = make_round([0, 1], [1, 1])
 
@@ -134,7 +134,7 @@ def test_shapley_weights_are_equal_if_no_value_is_positive() -> None:
     assert weights.tolist() == [1 / 2, 1 / 2]
 
 
-def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
+def test_normalized_shapley_weights_are_shares_of_the_cohorts_values():
     values = torch.tensor([0.6, 0.2, 0.9])  # the third client is not drawn
     rule = ShapleyWeighted("sv", normalize=True)
     round = make_round([0, 1], [1, 1])
@@ -149,7 +149,7 @@ def test_normalized_shapley_weights_are_shares_of_the_cohorts_values() -> None:
     )
 
 
-def test_shapley_weights_before_the_first_value_are_refused() -> None:
+def test_shapley_weights_before_the_first_value_are_refused():
     with pytest.raises(RuntimeError, match="no value before.*first aggregation"):
         ShapleyWeighted("sv").weights(
             make_round([0, 1], [1, 1]),
@@ -157,7 +157,7 @@ def test_shapley_weights_before_the_first_value_are_refused() -> None:
         )
 
 
-def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model() -> None:
+def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model():
     """As in ShapleyFL's ``fedsv.py``; statistics are not drawn back."""
     space = ParameterSpace(
         nn.Sequential(
@@ -195,14 +195,14 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
     assert weights.sum().item() == pytest.approx(0.5)
 
 
-def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path: Path) -> None:
+def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_path):
     loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
     with refused("DecayedShapley is updated after aggregation"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
 
 
-def test_geometric_median_of_identical_models_is_that_model() -> None:
+def test_geometric_median_of_identical_models_is_that_model():
     round = make_round([0, 1, 2], [1, 1, 2])
     round.client_vectors[:] = 1.0
     vector, weights = GeometricMedian().aggregate(round, {})
@@ -249,7 +249,7 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     return x
 
 
-def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None:
+def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand():
     """Algorithm 2's FedAdagrad with beta1 = 0 is torch.optim.Adagrad."""
     lr = 0.1
     x = torch.ones(8)
@@ -270,7 +270,7 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand() -> None
     torch.testing.assert_close(model, x)
 
 
-def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
+def test_server_optimizer_state_is_unchanged_by_a_failed_round():
     aggregator = FedYogi()
     run_rounds(aggregator)
     state = copy.deepcopy(aggregator.state_dict())
@@ -285,9 +285,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round() -> None:
 
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
-def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
-    monkeypatch: pytest.MonkeyPatch, rule: Any
-) -> None:
+def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeypatch, rule):
     def stepped() -> list[Tensor]:
         torch.manual_seed(0)
         points = [
@@ -310,7 +308,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(
     assert all(map(torch.equal, stepped(), whole))
 
 
-def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
+def test_server_optimizer_begins_every_fit_with_empty_moments():
     aggregator = FedAvgM()
     result = run_rounds(aggregator)
     aggregator.begin(None)  # type: ignore[arg-type]
@@ -319,7 +317,7 @@ def test_server_optimizer_begins_every_fit_with_empty_moments() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
-def test_server_optimizer_with_wrong_arguments_raises(wrong: dict[str, float]) -> None:
+def test_server_optimizer_with_wrong_arguments_raises(wrong):
     with refused("cannot be made"):
         ServerOptimizer(partial(torch.optim.SGD, **wrong))
 
@@ -348,7 +346,7 @@ def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Ten
     return aggregator.results
 
 
-def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> None:
+def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
     for round, result, weights in fit_and_record_rounds(tmp_path):
         cut = round.space.num_parameters
         parameters = round.client_vectors[:, :cut]
@@ -370,7 +368,7 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path: Path) -> 
         torch.testing.assert_close(result[cut:], buffers)
 
 
-def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> None:
+def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
     with warns("3 clients none.*least 5"):
         ((round, result, _),) = fit_and_record_rounds(
             tmp_path,
@@ -381,8 +379,8 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
 def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
-    inner: Aggregator,
-) -> None:
+    inner,
+):
     with refused("which a bucket has not"):
         Bucketing(inner)
 
@@ -394,7 +392,7 @@ def make_sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
-def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Path) -> None:
+def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
 
     def fit_with_one_step_a_round(aggregator: Aggregator) -> Plain:
@@ -409,7 +407,7 @@ def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path: Pat
     assert_same_state(by_fednova.net, by_fedavg.net)
 
 
-def test_fednova_skips_a_client_without_steps() -> None:
+def test_fednova_skips_a_client_without_steps():
     space = ParameterSpace(nn.Linear(3, 1))
     model = torch.zeros(4)
     with_steps = torch.ones(4)
@@ -440,7 +438,7 @@ def test_fednova_skips_a_client_without_steps() -> None:
         torch.optim.Adam,
     ],
 )
-def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path: Path, optimizer: Any) -> None:
+def test_fednova_with_steps_other_than_sgds_is_refused(tmp_path, optimizer):
     with refused(r"FedNova\(\) must know.*local step"):
         fit(FederatedLoop(FedNova()), tmp_path, Plain(optimizer=optimizer))
     with refused(r"FedProx\(\) changes the steps"):

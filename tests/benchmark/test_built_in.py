@@ -9,7 +9,7 @@ from flsv.benchmark.built_in import BuiltInData
 from helpers import refused
 
 
-def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation() -> None:
+def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation():
     shares = [1.0, 0.5, 0.5, 0.5, 0.25]
     data = BuiltInData("digits", merge=6, keep=shares, val_fraction=0.4)
 
@@ -29,7 +29,7 @@ def test_built_in_digits_merge_and_thin_out_classes_in_training_and_validation()
     assert ((val_share - 0.4).abs() < 0.02).all()
 
 
-def test_diabetes_is_scaled_by_its_training_rows() -> None:
+def test_diabetes_is_scaled_by_its_training_rows():
     data = BuiltInData("diabetes", val_fraction=0.25)
     features, targets = data.train_set.tensors
 
@@ -58,7 +58,7 @@ def test_diabetes_is_scaled_by_its_training_rows() -> None:
     )
 
 
-def test_built_in_data_with_wrong_arguments_is_refused() -> None:
+def test_built_in_data_with_wrong_arguments_is_refused():
     with refused("it has none"):
         BuiltInData("diabetes", merge=2)
     with refused("each of 10 classes"):

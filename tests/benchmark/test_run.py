@@ -1,7 +1,5 @@
 """Every metric of the registry builds and has a score; one of one's own, too; a metric that fails, fails alone."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -42,7 +40,7 @@ class Broken(Last):
         raise RuntimeError("no idea")
 
 
-def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
+def test_benchmark_run_computes_every_registered_metric_in_one_fit():
     run = run_metrics(make_small_federation(), METRICS, seed=0)
 
     assert not run.refused
@@ -62,7 +60,7 @@ def test_benchmark_run_computes_every_registered_metric_in_one_fit() -> None:
     assert run.values["size"].tolist() == num_samples.tolist()
 
 
-def test_regression_run_refuses_metrics_that_need_classes() -> None:
+def test_regression_run_refuses_metrics_that_need_classes():
     model = {"class_path": "flsv.models.RegressorClient", "init_args": {}}
     source = {
         "class_path": "flsv.benchmark.built_in.BuiltInData",
@@ -85,7 +83,7 @@ def test_regression_run_refuses_metrics_that_need_classes() -> None:
     assert all("no classes" in why for why in run.refused.values())
 
 
-def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
+def test_run_with_a_failing_metric_keeps_the_other_values():
     run = run_metrics(
         make_small_federation(),
         {
@@ -104,7 +102,7 @@ def test_run_with_a_failing_metric_keeps_the_other_values() -> None:
 
 
 @pytest.mark.slow
-def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
+def test_entry_of_a_metric_includes_its_client_algorithm():
     name, in_run = entry("flsv.metrics.InRunShapley()")
     assert in_run.requirements == METRICS["in_run"].requirements
 
@@ -129,13 +127,13 @@ def test_entry_of_a_metric_includes_its_client_algorithm() -> None:
         ("flsv.metrics.GradientShapley(order=open)", "Write my_package"),
     ],
 )
-def test_entry_with_an_unknown_name_raises(name: str, message: str) -> None:
+def test_entry_with_an_unknown_name_raises(name, message):
     with refused(message):
         entry(name)
 
 
 @pytest.mark.slow
-def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
+def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     small = make_small_federation()
     make_truth(small, tmp_path, seeds=[1, 2])
     federations = {"small": (small, truth_table(small, tmp_path))}
@@ -181,7 +179,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path: Path) -> None:
     assert summary["misallocated"]["fedsv"] == pytest.approx(sum(errors) / 2)
 
 
-def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_path: Path) -> None:
+def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_path):
     lines = [
         "federation,seed,metric,client,value,identity",
         "small,0,size,0,1,",
@@ -204,8 +202,8 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
 
 
 def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     # The columns low and high are of an earlier version.
     lines = [
         "federation,seed,metric,client,value,low,high,identity",

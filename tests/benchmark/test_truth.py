@@ -1,7 +1,6 @@
 """Tables of utilities: made, continued, read; those that are shipped are what the command makes."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -23,7 +22,7 @@ from helpers.runs import make_small_federation
 
 
 @pytest.mark.slow
-def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_path: Path) -> None:
+def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_path):
     small = make_small_federation(rounds=1)
     path = tmp_path / "small.csv"
 
@@ -81,7 +80,7 @@ def make_random_truth() -> Truth:
     return exact_truth(TRAINING_SEEDS, utilities)
 
 
-def test_truth_values_are_exact_shapley_values_of_each_seeds_utilities() -> None:
+def test_truth_values_are_exact_shapley_values_of_each_seeds_utilities():
     truth = make_random_truth()
     rows = {tuple(mask): row for row, mask in enumerate(all_coalitions(3).tolist())}
 
@@ -93,7 +92,7 @@ def test_truth_values_are_exact_shapley_values_of_each_seeds_utilities() -> None
         assert torch.allclose(values, exact_shapley(look_up, 3).values)
 
 
-def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_others() -> None:
+def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_others():
     truth = make_random_truth()
 
     values_by_seed = truth.values.numpy()
@@ -110,7 +109,7 @@ def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_other
 
 
 @pytest.mark.parametrize("name", names())
-def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name: str) -> None:
+def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name):
     truth = truth_table(federation(name))
 
     assert len(truth.seeds) >= 3  # or there is no interval
@@ -138,7 +137,7 @@ def read_shipped_utilities(name: str) -> dict[tuple[int, str], float]:
 
 
 @pytest.mark.slow
-def test_shipped_utilities_equal_newly_trained_ones() -> None:
+def test_shipped_utilities_equal_newly_trained_ones():
     name = "digits_free_riders"
     free_riders = federation(name)
     num_clients = len(free_riders.num_samples)
@@ -150,7 +149,7 @@ def test_shipped_utilities_equal_newly_trained_ones() -> None:
     assert trained == pytest.approx(expected, abs=0.0025)  # a validation sample
 
 
-def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
+def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path):
     small = make_small_federation()
     eleven_clients = {
         "class_path": "flsv.data.IIDPartitioner",
@@ -164,7 +163,7 @@ def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path: Path) -> None:
         make_truth(large, tmp_path)
 
 
-def test_truth_coalitions_equal_fits_in_this_process() -> None:
+def test_truth_coalitions_equal_fits_in_this_process():
     small = make_small_federation(performance="negative_loss")
     masks = all_coalitions(3)
 

@@ -17,32 +17,32 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_packaged_configuration_is_found_by_its_name() -> None:
+def test_every_packaged_configuration_is_found_by_its_name():
     files = {path.resolve() for path in CONFIGS.rglob("*.yaml")}
     assert len(files) > 60
     assert {find_config(name).resolve() for name in packaged_names()} == files
     assert len(packaged_names()) == len(files)
 
 
-def test_local_file_takes_precedence_over_a_packaged_configuration() -> None:
+def test_local_file_takes_precedence_over_a_packaged_configuration():
     Path("fedavg.yaml").write_text("federation: {}")
     assert find_config("fedavg") == Path("fedavg.yaml")
 
 
-def test_unknown_configuration_names_the_packaged_ones() -> None:
+def test_unknown_configuration_names_the_packaged_ones():
     with refused("configuration file quickstrat. Did you"):
         find_config("quickstrat")
 
 
-def test_init_copies_the_quick_start() -> None:
+def test_init_copies_the_quick_start():
     assert main(["init"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
     assert find_config("quickstart") == Path("quickstart.yaml")
 
 
 def test_init_copies_named_configurations_and_prints_how_to_fit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
     assert (
@@ -50,7 +50,7 @@ def test_init_copies_named_configurations_and_prints_how_to_fit(
     )
 
 
-def test_init_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_overwrites_no_file(capsys):
     Path("quickstart.yaml").write_text("mine")
 
     assert main(["init"]) == 2
@@ -68,7 +68,7 @@ def test_init_overwrites_no_file(capsys: pytest.CaptureFixture[str]) -> None:
         "quickstart.yaml/mine",
     ],
 )
-def test_init_into_a_file_is_refused(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_into_a_file_is_refused(options, capsys):
     Path("quickstart.yaml").touch()
 
     assert main(["init", *options.split()]) == 2
@@ -77,9 +77,7 @@ def test_init_into_a_file_is_refused(options: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("network", ["flower", "nvflare"])
-def test_init_of_a_network_writes_a_sites_limits_and_refuses_a_full_folder(
-    network: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_of_a_network_writes_a_sites_limits_and_refuses_a_full_folder(network, capsys):
     assert main(["init", f"--{network}", "mine"]) == 0
     assert "questions = []" in Path("mine/flsv-site.toml").read_text()
     assert "mine/README.md explains how to run it" in capsys.readouterr().out

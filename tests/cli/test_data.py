@@ -214,7 +214,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
         assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 
 
-def test_warnings_to_users_are_printed_in_one_line(tmp_path: Path) -> None:
+def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     rows = [("clinic", "age", "ill")]
     for number in range(60):
         label = str(number % 2) if number else ""

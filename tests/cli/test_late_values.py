@@ -84,7 +84,7 @@ def duplicates_in(run: Path) -> list[object]:
     return [entry for entry, count in entries.items() if count > 1]
 
 
-def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -> None:
+def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones():
     kinds = {
         name
         for name, kind in inspect.getmembers(metrics, inspect.isclass)
@@ -95,8 +95,8 @@ def test_every_metric_that_is_valued_after_training_is_among_the_tested_ones() -
 
 @pytest.mark.slow
 def test_resumed_run_with_metrics_valued_after_training_equals_an_uninterrupted_run(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     straight = fit_rounds(tmp_path / "straight", 3)
     run = fit_rounds(tmp_path / "resumed", 2)
     same_logger = [

@@ -68,8 +68,8 @@ def moved_projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("newest", [BEST, LAST])
 def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
-    moved_projects: Path, tmp_path: Path, newest: str
-) -> None:
+    moved_projects, tmp_path, newest
+):
     copy = tmp_path / "copy"
     shutil.copytree(moved_projects / "archive", copy)
     os.utime(copy / newest, (2e9, 2e9))
@@ -77,9 +77,7 @@ def test_files_of_a_copied_run_are_found_whatever_their_order_of_copying(
     assert find_file(copy, "best") == copy / BEST
 
 
-def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(
-    moved_projects: Path, tmp_path: Path
-) -> None:
+def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(moved_projects, tmp_path):
     moved = tmp_path / "moved"
     moved_again = tmp_path / "again"
     run = moved / "first"
@@ -100,8 +98,8 @@ def test_moved_run_is_resumed_with_its_own_values_and_its_own_best(
 
 
 def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
-    moved_projects: Path, tmp_path: Path
-) -> None:
+    moved_projects, tmp_path
+):
     best_of_other_run = moved_projects / "project" / BEST
     content = best_of_other_run.read_bytes()
     run = tmp_path / "renamed"
@@ -114,9 +112,7 @@ def test_renamed_run_that_improves_after_a_resume_leaves_the_other_run_as_it_is(
     assert read_rounds(run) == [0, 1, 2, 3, 4]
 
 
-def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(
-    moved_projects: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(moved_projects, tmp_path):
     mixed = tmp_path / "mixed"
     checkpoint = mixed / LAST
     shutil.copytree(moved_projects / "project", mixed)

@@ -114,7 +114,8 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     # Killed in the last coalition.
     stored = run / "coalitions.csv"
     lines = stored.read_text().splitlines(keepends=True)
-    stored.write_text("".join(lines[:-1]))  # it has two rounds
+    # It has two rounds.
+    stored.write_text("".join(line for line in lines if not line.startswith("3,1+2,1,")))
     trained = record_fits(monkeypatch)
     retrain(run, "all", seeds=1)
 
@@ -129,6 +130,20 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
 
     assert retrained_values(run) == expected
     assert len(trained) == 7
+
+
+def test_retrain_takes_the_seed_of_the_federation_where_that_of_everything_is_another(tmp_path):
+    options = {
+        "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},  # of weights of its own
+        "federation": {"seed": 11, "reporting": {"table": False, "figures": 0}},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu"},
+        "seed_everything": 3,
+    }
+    run = fit_by_command(tmp_path, write_config(tmp_path / "federation.yaml", **options))
+
+    retrain(run, "singles", seeds=1)
+
+    assert (run / "retrained" / "seed_11").is_dir()
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
@@ -257,8 +272,8 @@ def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_no
         outputs_of_all = module(torch.cat([x for x, _ in data.val_dataloader()]))
     outputs = [torch.zeros(len(y), 10), outputs_of_all]
     for name in names:
-        (output,) = torch.load(seed_folder / "coalitions" / f"3_{name}.pt").values()
-        outputs.append(output[0])
+        (output,) = torch.load(seed_folder / "coalitions" / f"3_{name}_1.pt").values()
+        outputs.append(output)
 
     trained_scores = accuracy(torch.stack(outputs[1:]))
     stored_scores = torch.tensor([stored[name] for name in names]).double()

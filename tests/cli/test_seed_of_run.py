@@ -110,9 +110,7 @@ def fit_by_command(
 
 
 @pytest.mark.parametrize("where", SEEDS)
-def test_a_run_has_its_configurations_seed_and_is_retrained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch, where):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
     module, data = SEEDS[where]

@@ -5,7 +5,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -82,9 +81,7 @@ def expected_values(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_program_has_the_same_values_however_it_is_started(
-    tmp_path: Path, expected_values: list[float], name: str
-) -> None:
+def test_program_has_the_same_values_however_it_is_started(tmp_path, expected_values, name):
     (tmp_path / "train.py").write_text(FITTED)
     subprocess.run(COMMANDS[name], shell=True, cwd=tmp_path, check=True)
     log = (tmp_path / "output.log").read_text()
@@ -103,7 +100,7 @@ def printed_values(log: str) -> list[list[float]]:
 
 
 @pytest.mark.slow
-def test_workers_have_the_classes_of_a_program(tmp_path: Path) -> None:
+def test_workers_have_the_classes_of_a_program(tmp_path):
     """They are new processes, as on Windows."""
     (tmp_path / "train.py").write_text(RETRAINED)
     command = [sys.executable, "train.py"]

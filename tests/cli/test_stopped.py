@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,12 @@ def stop_command(
     ],
 )
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
-    run: Callable[..., None],
-    trainer_options: list[str],
-    number: int,
-    expected_status: int,
-    tmp_path: Path,
-) -> None:
+    run,
+    trainer_options,
+    number,
+    expected_status,
+    tmp_path,
+):
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
     config = write_config(tmp_path / "federation.yaml")
     command = ["fit", "--config", str(config), *short, *QUIET, *trainer_options]
@@ -113,10 +112,10 @@ def receive_within_a_del_method(number: signal.Signals) -> None:
     ],
 )
 def test_signal_stops_a_command_even_if_received_within_a_del_method(
-    receive: Callable[[signal.Signals], None],
-    number: signal.Signals,
-    error: type[BaseException],
-) -> None:
+    receive,
+    number,
+    error,
+):
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     def receive_and_sleep() -> None:
@@ -128,7 +127,7 @@ def test_signal_stops_a_command_even_if_received_within_a_del_method(
         receive_and_sleep()
 
 
-def test_signal_that_was_lost_is_not_sent_again_after_the_command() -> None:
+def test_signal_that_was_lost_is_not_sent_again_after_the_command():
     received = list[int]()
     previous_handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:

@@ -142,9 +142,7 @@ def measure(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_values_do_not_depend_on_the_order_and_equal_clients_share(
-    tmp_path: Path, name: str
-) -> None:
+def test_values_do_not_depend_on_the_order_and_equal_clients_share(tmp_path, name):
     order = ["A", "B", "twin of A"]
     values_by_metric = measure(tmp_path / "1", MODULES[name], order)
     permuted_by_metric = measure(tmp_path / "2", MODULES[name], order[::-1])

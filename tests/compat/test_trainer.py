@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, make_images
+from compat.base import Kind, Small, make_images, make_small_kind
 from compat.runs import train_both_ways, train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -19,23 +19,6 @@ from torch.optim import lr_scheduler
 
 from helpers import refused
 from helpers.fits import read_logged_metrics
-
-DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
-
-
-def make_small_kind(
-    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
-) -> Kind:
-    """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
-    options = {**DOUBLE, **trainer}
-    return Kind(
-        module,
-        make_images,
-        lambda: [make() for make in callbacks],
-        options,
-        tolerance=1e-12,
-        clients=(2, 3),
-    )
 
 
 def make_rounded_kind(precision: str, tolerance: float) -> Kind:

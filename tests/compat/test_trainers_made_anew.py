@@ -1,8 +1,6 @@
 """What goes on from round to round, or ends within one, as with a Trainer made anew for each client and round."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from compat.base import Kind, Small, make_federated_data, make_images
+from compat.base import DOUBLE, Kind, Small, make_federated_data, make_images, make_small_kind
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.kinds import KINDS
 from compat.runs import train_both_ways, train_federated
@@ -18,23 +16,10 @@ from lightning.pytorch import callbacks as cb
 from torch.optim import lr_scheduler
 
 from helpers import refused
+from helpers.loops_by_hand import assert_same_state
 from helpers.models import sgd
 
 ROUNDS = 3
-DOUBLE = {"precision": "64-true"}
-
-
-def make_small_kind(
-    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
-) -> Kind:
-    """3 and 4 batches."""
-    return Kind(
-        module,
-        make_images,
-        lambda: [make() for make in callbacks],
-        {**DOUBLE, **trainer},
-        clients=(2, 3),
-    )
 
 
 def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
@@ -48,18 +33,6 @@ def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.Lightn
         kind.callbacks,
         **options,
     )[0]
-
-
-def assert_same(module: L.LightningModule, expected: L.LightningModule) -> None:
-    state = module.state_dict()
-    for name, value in expected.state_dict().items():
-        torch.testing.assert_close(
-            state[name],
-            value,
-            rtol=1e-12,
-            atol=1e-12,
-            msg=lambda message, name=name: f"{name}: {message}",
-        )
 
 
 # ---- a schedule that follows a validated value
@@ -124,7 +97,7 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     rates_watched: Any = module.rates
     assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
-    assert_same(module, expected)
+    assert_same_state(module, expected, tolerance=1e-12)
 
 
 # ---- a fit that is told to stop
@@ -173,7 +146,7 @@ def make_accumulating_module() -> Small:
 )
 def test_local_epochs_equal_the_epochs_of_a_trainer_by_hand(tmp_path, module, options):
     """Batches are counted, and windows end, in each: 3 batches in windows of 2 are 2 steps each time."""
-    kind = replace(make_small_kind(module, **options), tolerance=1e-12)
+    kind = make_small_kind(module, **options)
     pair = train_both_ways(kind, tmp_path, local_epochs=2)
     pair.check()
     steps = sum(math.ceil(n / options.get("accumulate_grad_batches", 1)) for n in (3, 4))

@@ -58,7 +58,7 @@ def values_of_players(result: Any, players: int) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_exact_values_of_random_games_equal_those_of_shapiq(shapiq: Any, seed: int) -> None:
+def test_exact_values_of_random_games_equal_those_of_shapiq(shapiq, seed):
     game = Game(6, seed)
     computer = shapiq.ExactComputer(game.shapiq, n_players=6)
     expected = values_of_players(computer("SV", order=1), 6)
@@ -87,7 +87,7 @@ def squared_error(estimate: Callable[[Game, int], Tensor], draws: int = 120) -> 
 BUDGET = 80
 
 
-def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq: Any) -> None:
+def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq):
     def mine(game: Game, seed: int) -> Tensor:
         generator = make_generator(seed)
         estimate = permutation_shapley(

@@ -26,7 +26,7 @@ def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
-def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
+def test_vector_holds_scalars_and_has_the_widest_dtype():
     module = nn.Linear(2, 2).to(torch.bfloat16)
     module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
     space = ParameterSpace(module)
@@ -41,7 +41,7 @@ def test_vector_holds_scalars_and_has_the_widest_dtype() -> None:
     assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
 
 
-def test_parameter_space_reads_parameters_first() -> None:
+def test_parameter_space_reads_parameters_first():
     module = make_network()
     space = ParameterSpace(module)
 
@@ -56,7 +56,7 @@ def test_parameter_space_reads_parameters_first() -> None:
     assert space.size == len(parameters) + len(statistics)
 
 
-def test_module_is_read_into_a_row_and_written_into_another_module() -> None:
+def test_module_is_read_into_a_row_and_written_into_another_module():
     module = make_network()
     randomized = make_network()
     expected_state = float_state(randomized)
@@ -75,7 +75,7 @@ def test_module_is_read_into_a_row_and_written_into_another_module() -> None:
         assert torch.equal(value, expected_state[name]), name
 
 
-def test_constants_are_outside_of_the_vector() -> None:
+def test_constants_are_outside_of_the_vector():
     module = make_network()
     space = ParameterSpace(module, constant=["0.bias"])
 
@@ -86,7 +86,7 @@ def test_constants_are_outside_of_the_vector() -> None:
     assert ParameterSpace(module).constants(module) == {}
 
 
-def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
+def test_head_is_the_last_linear_layer_or_the_named_one():
     module = make_network()
 
     last_head = ParameterSpace(module).head
@@ -97,14 +97,14 @@ def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
     assert named_head.num_classes == 5
 
 
-def test_head_of_timm_is_its_classifier() -> None:
+def test_head_of_timm_is_its_classifier():
     wrapper = nn.Module()
     wrapper.backbone = timm.create_model("resnet10t", num_classes=7)
     wrapper.projection = nn.Linear(3, 3)  # comes later, and is not the classifier
     assert ParameterSpace(wrapper).head.name == "backbone.fc"
 
 
-def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> None:
+def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter():
     module = make_network()
     with refused(r"head='classifier' is not.*layer.*\['4', '5'\]"):
         ParameterSpace(module, head="classifier")
@@ -118,7 +118,7 @@ def test_parameter_space_errors_name_the_wrong_head_vector_or_parameter() -> Non
         ParameterSpace(module)
 
 
-def test_rows_of_the_head_are_its_weights_and_biases() -> None:
+def test_rows_of_the_head_are_its_weights_and_biases():
     module = make_network()
     space = ParameterSpace(module, head="4")
     layer = module[4]
@@ -140,7 +140,7 @@ def test_rows_of_the_head_are_its_weights_and_biases() -> None:
     assert rows_of_many.shape == (7, 2, *expected.shape)
 
 
-def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries() -> None:
+def test_parameter_space_names_equal_torchs_without_tied_or_unsaved_entries():
     shared = nn.Linear(2, 2)
     nested = nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared))
     net = nn.ModuleDict(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,12 +49,12 @@ def rank_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "size"), [*((name, 2) for name in RANK_CASES), *((name, 3) for name in ON_THREE)]
 )
-def test_ranks_equal_one_process_bitwise(rank_runs: Path, name: str, size: int) -> None:
+def test_ranks_equal_one_process_bitwise(rank_runs, name, size):
     assert find_differences(rank_runs / "1" / name, rank_runs / str(size) / name) == []
 
 
 @pytest.mark.slow
-def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path: Path) -> None:
+def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path):
     Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
 
 
@@ -74,7 +73,7 @@ def list_files_of_runs(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_rank_zero_writes(rank_runs: Path) -> None:
+def test_only_rank_zero_writes(rank_runs):
     files_of_one = list_files_of_runs(rank_runs / "1")
     files_of_two = list_files_of_runs(rank_runs / "2")
     files_of_three = list_files_of_runs(rank_runs / "3")
@@ -103,8 +102,8 @@ def last_output(ended: list[Ended], ranks: Iterable[int]) -> str:
     ],
 )
 def test_dead_rank_ends_all_ranks_and_the_run_resumes(
-    rank_runs: Path, tmp_path: Path, dies: int, kill: bool, resumed_ranks: int
-) -> None:
+    rank_runs, tmp_path, dies, kill, resumed_ranks
+):
     folder = tmp_path / "run"
     arguments = [str(folder), "scaffold", dies, kill]
     ended = Group("run_and_die", arguments, 3, tmp_path / "first").wait()
@@ -138,9 +137,7 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
         ("disagree", [], "round 1: ranks 0 and 1 do not agree on the global model"),
     ],
 )
-def test_ranks_of_other_settings_are_refused(
-    tmp_path: Path, function: str, arguments: list[Any], message: str
-) -> None:
+def test_ranks_of_other_settings_are_refused(tmp_path, function, arguments, message):
     text = last_output(
         Group(function, [str(tmp_path / "run"), *arguments], 2, tmp_path).wait(), (0, 1)
     )
@@ -149,7 +146,7 @@ def test_ranks_of_other_settings_are_refused(
 
 
 @pytest.mark.slow
-def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path: Path) -> None:
+def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
     Group("unseeded", [str(tmp_path / "run")], 2, tmp_path).done()
     assert (tmp_path / "run/last.ckpt").is_file()
 
@@ -166,9 +163,7 @@ def assert_resumed_run_equals_that_of_one_process(
 
 
 @pytest.mark.slow
-def test_checkpoint_in_the_middle_of_a_round_describes_its_start_on_all_ranks(
-    rank_runs: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_in_the_middle_of_a_round_describes_its_start_on_all_ranks(rank_runs, tmp_path):
     folder = tmp_path / "within"
     Group("save_within", [str(folder), "scaffold"], 2, tmp_path / "first").done()
     (folder / "within.ckpt").rename(folder / "last.ckpt")
@@ -179,9 +174,7 @@ def test_checkpoint_in_the_middle_of_a_round_describes_its_start_on_all_ranks(
 
 
 @pytest.mark.slow
-def test_checkpoint_on_an_exception_describes_the_rounds_start_on_all_ranks(
-    rank_runs: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_on_an_exception_describes_the_rounds_start_on_all_ranks(rank_runs, tmp_path):
     folder = tmp_path / "failed"
     ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait()
 
@@ -195,15 +188,13 @@ def test_checkpoint_on_an_exception_describes_the_rounds_start_on_all_ranks(
 
 
 @pytest.mark.slow
-def test_two_hosts_equal_one_process_bitwise(rank_runs: Path, tmp_path: Path) -> None:
+def test_two_hosts_equal_one_process_bitwise(rank_runs, tmp_path):
     Group("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True).done()
     assert find_differences(rank_runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_run_from_its_checkpoint(
-    rank_runs: Path, tmp_path: Path
-) -> None:
+def test_torchrun_restarts_a_killed_run_from_its_checkpoint(rank_runs, tmp_path):
     elastic_launch(AGENT, run_and_die)(str(tmp_path / "run"), "scaffold", 1, True)
     assert (tmp_path / "run/died").exists()
     assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
@@ -233,7 +224,7 @@ def find_run(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_torchrun_and_strategy_options_equal_one_process(tmp_path: Path) -> None:
+def test_torchrun_and_strategy_options_equal_one_process(tmp_path):
     """As it is typed: torchrun's processes are the ranks of one run, not a run each."""
     assert main(fit_command(tmp_path / "one")) == 0
     expected = find_run(tmp_path / "one")
@@ -270,7 +261,7 @@ for seed in range(2):
 
 
 @pytest.mark.slow
-def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path) -> None:
+def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path):
     """Alone, by the strategy, which starts the other rank itself, and by torchrun's agent."""
     (tmp_path / "sweep.py").write_text(SWEEP)
     script = tmp_path / "sweep.py"
@@ -291,14 +282,14 @@ def test_script_that_sweeps_seeds_on_two_ranks_equals_one_process(tmp_path: Path
     assert sums[0] == sums[1] == sums[2]
 
 
-def test_strategy_federated_with_one_device_equals_the_default(tmp_path: Path) -> None:
+def test_strategy_federated_with_one_device_equals_the_default(tmp_path):
     ordinary = fit(FederatedLoop(seed=1), tmp_path / "one")
     alone = fit(FederatedLoop(seed=1), tmp_path / "two", strategy="federated", devices=1)
     assert torch.equal(state_vector(ordinary), state_vector(alone))
 
 
 @pytest.mark.slow
-def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rank_is_an_error_after_the_timeout(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
 
@@ -308,13 +299,13 @@ def test_missing_rank_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path: Path) -> None:
+def test_rank_that_stops_within_a_round_ends_all_ranks(tmp_path):
     ended = Group("stop_within", [str(tmp_path / "run")], 2, tmp_path).wait()
     assert "rank 1 of 2 gives up: its round 2 ended before the last batch" in ended[1].output
     assert "another rank is gone" in last_output(ended, [0])
 
 
-def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path: Path) -> None:
+def test_rank_whose_parent_script_has_ended_exits_with_an_error(tmp_path):
     variables = {
         "LOCAL_RANK": "1",
         "FLSV_RANKS_PARENT": str(2**22),  # no process has a number that high

@@ -1,7 +1,6 @@
 """FederatedLoop(engine="vmap") against the sequential engine: equal to 1e-5."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -109,7 +108,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
 @pytest.mark.parametrize("name", PAIRS)
-def test_vmap_equals_the_sequential_engine(tmp_path: Path, name: str) -> None:
+def test_vmap_equals_the_sequential_engine(tmp_path, name):
     fit_by_both_engines(tmp_path, **PAIRS[name])
 
 
@@ -131,9 +130,7 @@ def make_data_with_broken_client() -> FederatedDataModule:
     return data
 
 
-def test_vmap_out_of_memory_names_half_the_number_of_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vmap_out_of_memory_names_half_the_number_of_clients(tmp_path, monkeypatch):
     train = RowTraining.train
 
     def with_little_memory(self: RowTraining, states: Any, batches: Any, *arguments: Any) -> Any:
@@ -154,7 +151,7 @@ def test_vmap_out_of_memory_names_half_the_number_of_clients(
 
 
 @pytest.mark.parametrize("chunk", [2, None])
-def test_vmap_leaves_out_a_client_that_diverges(tmp_path: Path, chunk: int | None) -> None:
+def test_vmap_leaves_out_a_client_that_diverges(tmp_path, chunk):
     with warns("client"):
         _, vmap_loop = fit_by_both_engines(
             tmp_path,
@@ -182,13 +179,11 @@ def make_resumable() -> FederatedLoop:
 
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-def test_vmap_resumes_bitwise(tmp_path: Path) -> None:
+def test_vmap_resumes_bitwise(tmp_path):
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))
 
 
-def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(tmp_path, monkeypatch):
     from flsv.engines import vmap
 
     try_rows = vmap.try_rows

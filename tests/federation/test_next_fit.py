@@ -1,7 +1,6 @@
 """A further fit of one Trainer goes on with its run, or is refused by name; and changed settings are named."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,12 @@ def plan_more_rounds(trainer: L.Trainer) -> None:
     ids=["next fold", "another split", "the initial module", "another module"],
 )
 def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
-    tmp_path: Path,
-    make_other_module: Callable[[], Plainest] | None,
-    make_data: Callable[[], FederatedDataModule],
-    message: str,
-    adds_rounds: bool,
-) -> None:
+    tmp_path,
+    make_other_module,
+    make_data,
+    message,
+    adds_rounds,
+):
     trainer, module, loop = fit_once(tmp_path)
     values = loop.contributions["shadow"].clone()
     files = read_files(tmp_path)
@@ -95,7 +94,7 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
         assert tensor.equal(state[name])
 
 
-def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     trainer, module, loop = fit_once(tmp_path)
     files = read_files(tmp_path)
     values = loop.contributions["shadow"].clone()
@@ -107,7 +106,7 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path: Path) -> None
     assert loop.contributions["shadow"].equal(values)
 
 
-def test_a_resumed_run_without_rounds_writes_nothing(tmp_path: Path) -> None:
+def test_a_resumed_run_without_rounds_writes_nothing(tmp_path):
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
     cosine = {"cosine": CosineGradientShapley()}
     loop = make_loop().replace(metrics=cosine)
@@ -127,7 +126,7 @@ def test_a_resumed_run_without_rounds_writes_nothing(tmp_path: Path) -> None:
     assert read_files(tmp_path / "run") == files
 
 
-def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path: Path) -> None:
+def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path):
     at_once = make_loop()
     module_at_once = fit(
         at_once, tmp_path / "at_once", make_module(), make_three_clients(), 2 * ROUNDS
@@ -145,7 +144,7 @@ def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path:
     assert loop.history()["round"].max() == 2 * ROUNDS - 1
 
 
-def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path: Path) -> None:
+def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
     loop = make_loop().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
     module = make_module()
@@ -158,9 +157,7 @@ def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path: Path) -> None:
     assert loop.state.seed == seed
 
 
-def test_a_further_fit_with_another_seed_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_further_fit_with_another_seed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     loop = make_loop().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
@@ -174,7 +171,7 @@ def test_a_further_fit_with_another_seed_is_refused(
         trainer.fit(module, toy_data((4, 1, 2), server_val=0.3, seed=5))
 
 
-def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path: Path) -> None:
+def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
     trainer, module, _ = fit_once(tmp_path)
     trainer.callbacks = [make_loop()]
     plan_more_rounds(trainer)
@@ -184,8 +181,8 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     def make_scheduled() -> Plainest:
         halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
         return Plainest(scheduler=halve)
@@ -246,23 +243,23 @@ def go_on_with(
     ids=["learning rate", "local epochs", "batch size", "server's rate"],
 )
 def test_settings_that_changed_on_resume_are_named_where_the_values_are_doubted(
-    tmp_path: Path,
-    first_options: dict[str, Any],
-    new_options: dict[str, Any],
-    batch_size: int,
-    expected: str,
-) -> None:
+    tmp_path,
+    first_options,
+    new_options,
+    batch_size,
+    expected,
+):
     (doubt,) = go_on_with(tmp_path, dict(first_options), dict(new_options), batch_size)
 
     assert expected in doubt
     assert "a global" not in doubt
 
 
-def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path: Path) -> None:
+def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path):
     assert go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.1}) == []
 
 
-def test_settings_that_changed_are_named_again_after_a_third_fit(tmp_path: Path) -> None:
+def test_settings_that_changed_are_named_again_after_a_third_fit(tmp_path):
     go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.4})
     trainer, module, loop = fit_once(tmp_path / "third")
     module.make_optimizer = partial(torch.optim.SGD, lr=0.7)

@@ -154,7 +154,7 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
             resume_fit(path, tmp_path)
 
 
-def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path: Path) -> None:
+def test_checkpoint_saved_within_a_round_asks_for_no_callback_of_flsv(tmp_path):
     saving = ModelCheckpoint(dirpath=tmp_path / "steps", every_n_train_steps=2, save_top_k=-1)
 
     fit(make_loop(), tmp_path, callbacks=[saving], enable_checkpointing=True)

@@ -167,7 +167,7 @@ def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     )
     planned, _ = fit_run(tmp_path / "planned", DONE, performance="val_loss")
 
-    assert stopped.metrics["sv"].valued.tolist() == [DONE - 1]
+    assert stopped.metrics["sv"].rounds_to_value(DONE) == [DONE - 1]
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
 

@@ -9,7 +9,7 @@ from helpers import make_generator
 FACTORS = [1.0, 0.5, 1.0, 0.25]
 
 
-def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> None:
+def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers():
     generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
@@ -32,7 +32,7 @@ def test_scale_updates_moves_models_along_their_updates_and_leaves_buffers() -> 
     assert torch.equal(scaled[:, 5], rows[:, 5])
 
 
-def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> None:
+def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same():
     generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
     initial = torch.randn(6, generator=generator)
@@ -55,7 +55,7 @@ def test_scale_updates_by_an_initial_model_for_each_client_gives_the_same() -> N
     torch.testing.assert_close(scaled, scaled_by_one_model)
 
 
-def test_scale_updates_by_1_copies_nothing() -> None:
+def test_scale_updates_by_1_copies_nothing():
     generator = make_generator(1)
     rows = torch.randn(4, 6, generator=generator)
 

@@ -19,7 +19,7 @@ def allocate_shares(values: list[float], budget: float = 120.0, **rules: object)
     return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
 
 
-def test_shares_follow_the_rule_for_negative_values() -> None:
+def test_shares_follow_the_rule_for_negative_values():
     budget = 120
     values = [3.0, 1.0, -1.0]
     shifted = [4.0, 2.0, 0.0]  # by the lowest
@@ -33,18 +33,24 @@ def test_shares_follow_the_rule_for_negative_values() -> None:
     by_powers = budget * powers / powers.sum()
     assert shares["zero"] == pytest.approx([90, 30, 0])  # 3 : 1 : 0
     assert shares["shift"] == pytest.approx(by_shifted)
-    assert shares["softmax"] == pytest.approx(by_powers.tolist(), rel=1e-6)
+    assert shares["softmax"] == pytest.approx(
+        by_powers.tolist(),
+        rel=1e-6,
+    )
     with refused(r"clients \[2\] have values below"):
         allocate_shares(values, negatives="refuse")
 
 
-@pytest.mark.parametrize("values", [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]])
-def test_shares_without_a_positive_claim_raise(values: list[float]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]],
+)
+def test_shares_without_a_positive_claim_raise(values):
     with refused("no client has a claim"):
         allocate_shares(values)
 
 
-def test_client_without_a_value_has_no_share() -> None:
+def test_client_without_a_value_has_no_share():
     assert allocate_shares(
         [
             3.0,
@@ -55,7 +61,7 @@ def test_client_without_a_value_has_no_share() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
+def test_cents_sum_to_the_budget_and_are_nearest(seed):
     generator = make_generator(seed)
     values = torch.rand(7, generator=generator)
     budget = (
@@ -88,9 +94,16 @@ def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
         assert remainders[is_up].min() >= remainders[~is_up].max()
 
 
-@pytest.mark.parametrize("budget", [0.07, 0.1 + 0.2, 1e9, 7_000_000_000.01, 1e12])
-def test_large_budgets_are_in_whole_cents(budget: float) -> None:
-    paid = allocate(torch.tensor([1.0] * 6), budget, unit=0.01).tolist()
+@pytest.mark.parametrize(
+    "budget",
+    [0.07, 0.1 + 0.2, 1e9, 7_000_000_000.01, 1e12],
+)
+def test_large_budgets_are_in_whole_cents(budget):
+    paid = allocate(
+        torch.tensor([1.0] * 6),
+        budget,
+        unit=0.01,
+    ).tolist()
     assert all(Decimal(str(amount)) % Decimal("0.01") == 0 for amount in paid)
     assert sum(Decimal(str(amount)) for amount in paid) == Decimal(f"{budget:.2f}")
     with refused("no multiple"):
@@ -99,7 +112,7 @@ def test_large_budgets_are_in_whole_cents(budget: float) -> None:
 
 @pytest.mark.parametrize("size", [1e308, 1e160, 1e-160, 5e-324])
 @pytest.mark.parametrize("negatives", ["zero", "shift", "softmax"])
-def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: str) -> None:
+def test_shares_do_not_depend_on_the_unit_of_the_values(size, negatives):
     """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
     expected = allocate_shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
     values = torch.tensor(
@@ -117,10 +130,11 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size: float, negatives: 
     assert amounts.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("budget", "unit"), [(1e308, 0.01), (1.0, 1e-320), (2.0**53, 1.0)])
-def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
-    budget: float, unit: float
-) -> None:
+@pytest.mark.parametrize(
+    ("budget", "unit"),
+    [(1e308, 0.01), (1.0, 1e-320), (2.0**53, 1.0)],
+)
+def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget, unit):
     without_unit = allocate_shares([1.0, 1.0], budget)
     assert sum(without_unit) == budget
 
@@ -128,7 +142,7 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(
         allocate_shares([1.0, 1.0], budget, unit=unit)
 
 
-def test_the_largest_budget_whose_units_a_float_can_count_is_shared_out() -> None:
+def test_the_largest_budget_whose_units_a_float_can_count_is_shared_out():
     budget = 2.0**53 - 1
 
     shares = allocate_shares([1.0, 1.0, 1.0], budget, unit=1.0)
@@ -136,10 +150,20 @@ def test_the_largest_budget_whose_units_a_float_can_count_is_shared_out() -> Non
     assert sum(shares) == budget
 
 
-def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -> None:
-    assert largest_remainder([1 / 3, 1 / 3, 1 / 3], 4) == [2, 1, 1]
-    assert largest_remainder([0.0, 0.5, 0.5], 3) == [0, 2, 1]
-    paid = allocate(torch.tensor([0.0, 1.0, 1.0]), 0.01, unit=0.01).tolist()
+def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing():
+    assert largest_remainder(
+        [1 / 3, 1 / 3, 1 / 3],
+        4,
+    ) == [2, 1, 1]
+    assert largest_remainder(
+        [0.0, 0.5, 0.5],
+        3,
+    ) == [0, 2, 1]
+    paid = allocate(
+        torch.tensor([0.0, 1.0, 1.0]),
+        0.01,
+        unit=0.01,
+    ).tolist()
     assert paid == [0.0, 0.01, 0.0]
     assert sum(map(Fraction, paid)) == Fraction(0.01)
 
@@ -149,10 +173,13 @@ def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing() -
     [
         ({"budget": 10.005, "unit": 0.01}, "no multiple of the unit"),
         ({"values": torch.zeros(2, 2)}, "per_client"),
-        ({"values": torch.tensor([1.0, math.inf])}, "not all finite"),
+        (
+            {"values": torch.tensor([1.0, math.inf])},
+            "not all finite",
+        ),
     ],
 )
-def test_allocate_with_wrong_arguments_raises(arguments: dict[str, object], message: str) -> None:
+def test_allocate_with_wrong_arguments_raises(arguments, message):
     values = torch.tensor([1.0, 2.0])
     all_arguments = {"values": values, "budget": 10.0, **arguments}
     with refused(message):

@@ -50,7 +50,7 @@ def test_distances_of_extreme_sizes_neither_overflow_nor_underflow(dtype, size):
     assert distance_of_zeros == 0
 
 
-def test_squared_distance_of_equal_rows_far_from_the_origin_is_0() -> None:
+def test_squared_distance_of_equal_rows_far_from_the_origin_is_0():
     x = torch.randn(50, 20, generator=make_generator()) + 1e4
     distances = squared_distances(x, x)
     assert torch.equal(

@@ -14,14 +14,31 @@ from helpers import warns
 COUNTS = torch.tensor([[3, 1, 0, 6], [5, 5, 5, 5], [0, 0, 7, 0], [100, 200, 1, 1]])
 
 
-def test_label_divergence_equals_that_of_scipy() -> None:
-    p = COUNTS.double().numpy() / COUNTS.double().numpy().sum(1, keepdims=True)
-    expected = [entropy(row, np.full(4, 0.25)) for row in p]
-    np.testing.assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)
+def test_label_divergence_equals_that_of_scipy():
+    p = COUNTS.double().numpy() / COUNTS.double().numpy().sum(
+        1,
+        keepdims=True,
+    )
+    expected = [
+        entropy(
+            row,
+            np.full(4, 0.25),
+        )
+        for row in p
+    ]
+    np.testing.assert_allclose(
+        label_divergence(COUNTS),
+        expected,
+        rtol=1e-6,
+        atol=1e-8,
+    )
 
 
-@pytest.mark.parametrize("counts", [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]])
-def test_label_divergence_of_wrong_counts_raises(counts: Any) -> None:
+@pytest.mark.parametrize(
+    "counts",
+    [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]],
+)
+def test_label_divergence_of_wrong_counts_raises(counts):
     with pytest.raises(ValueError, match="not negative,.*them above 0"):
         label_divergence(torch.tensor(counts))
 
@@ -41,8 +58,11 @@ def divergence_weights_by_hand(
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("a", "b"), [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)])
-def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) -> None:
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [(0.6, 0.1), (0.0, 0.0), (1.5, 0.3), (0.6, -0.1)],
+)
+def test_divergence_weights_equal_numpys(a, b, normalize):
     samples = [10, 200, 30, 60]
     divergences = [0.02, 0.05, 0.3, 0.0]
 
@@ -58,7 +78,7 @@ def test_divergence_weights_equal_numpys(a: float, b: float, normalize: bool) ->
     np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
 
 
-def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
+def test_divergence_weights_all_clipped_to_0_fall_back_to_samples():
     with warns("falling back to shares.*samples"):
         weights = divergence_weights(
             torch.tensor([100, 300]),
@@ -70,7 +90,7 @@ def test_divergence_weights_all_clipped_to_0_fall_back_to_samples() -> None:
     assert weights.tolist() == [100 / 400, 300 / 400]
 
 
-def test_divergence_weights_of_which_one_is_left_do_not_warn() -> None:
+def test_divergence_weights_of_which_one_is_left_do_not_warn():
     divergences = torch.tensor([0.0, 1.0])
 
     with warnings.catch_warnings():
@@ -89,15 +109,23 @@ def test_divergence_weights_of_which_one_is_left_do_not_warn() -> None:
     ("arguments", "message"),
     [
         ({"divergence": torch.zeros(3)}, r"divergence \[k\], got \[2\] and \[3\]"),
-        ({"divergence": torch.tensor([0.1, torch.inf])}, "divergence=.*finite"),
-        ({"num_samples": torch.tensor([1, -1])}, "num_samples=.*not negative"),
+        (
+            {"divergence": torch.tensor([0.1, torch.inf])},
+            "divergence=.*finite",
+        ),
+        (
+            {"num_samples": torch.tensor([1, -1])},
+            "num_samples=.*not negative",
+        ),
         ({"num_samples": torch.zeros(2)}, "all 0"),
     ],
 )
-def test_divergence_weights_with_wrong_arguments_raise(
-    arguments: dict[str, Any], message: str
-) -> None:
+def test_divergence_weights_with_wrong_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         divergence_weights(
-            **{"num_samples": torch.tensor([1, 2]), "divergence": torch.zeros(2), **arguments}
+            **{
+                "num_samples": torch.tensor([1, 2]),
+                "divergence": torch.zeros(2),
+                **arguments,
+            }
         )

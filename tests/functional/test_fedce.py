@@ -28,10 +28,6 @@ def test_cosine_is_0_if_there_are_no_other_updates(weights, expected):
     assert cosines.tolist() == pytest.approx(expected)
 
 
-def test_cosine_of_a_client_alone_is_0():
-    assert leave_one_out_cosines(torch.tensor([[5.0]]), torch.ones(1)).tolist() == [0]
-
-
 def test_rounding_noise_of_a_sum_that_is_zero_is_no_direction():
     updates = torch.tensor(
         [

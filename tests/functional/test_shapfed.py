@@ -19,7 +19,7 @@ def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
     return result
 
 
-def test_class_specific_shapley_equals_numpys_cosines() -> None:
+def test_class_specific_shapley_equals_numpys_cosines():
     rng = np.random.default_rng(0)
     clients = rng.normal(size=(6, 4, 9))
     server = rng.normal(size=(4, 9))
@@ -40,7 +40,7 @@ def test_class_specific_shapley_equals_numpys_cosines() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float) -> None:
+def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale):
     torch.manual_seed(0)
     clients = torch.randn(3, 2, 5)
     server = torch.randn(2, 5)
@@ -51,15 +51,31 @@ def test_cssv_does_not_depend_on_scale_even_at_the_edge_of_float32(scale: float)
     )
 
 
-def test_participant_weights_equal_shapfeds_equation_6() -> None:
-    cssv = torch.tensor([[0.5, -0.5, 1.0], [-1.0, -1.0, -1.0]])
+def test_participant_weights_equal_shapfeds_equation_6():
+    cssv = torch.tensor(
+        [
+            [0.5, -0.5, 1.0],
+            [-1.0, -1.0, -1.0],
+        ]
+    )
     gamma, share = participant_weights(cssv)
-    np.testing.assert_allclose(gamma.numpy(), [np.mean([0.75, 0.25, 1.0]), 0.0])
+    np.testing.assert_allclose(
+        gamma.numpy(),
+        [np.mean([0.75, 0.25, 1.0]), 0.0],
+    )
     assert share.tolist() == [1, 0]
-    assert participant_weights(-torch.ones(4, 2))[1].tolist() == [0.25] * 4
+    assert (
+        participant_weights(
+            -torch.ones(
+                4,
+                2,
+            )
+        )[1].tolist()
+        == [0.25] * 4
+    )
 
 
-def test_collaborative_fairness_equals_numpys_correlation() -> None:
+def test_collaborative_fairness_equals_numpys_correlation():
     draw = np.random.default_rng(0)
     contributions = draw.normal(size=7)
     rewards = draw.normal(size=7)
@@ -76,7 +92,7 @@ def test_collaborative_fairness_equals_numpys_correlation() -> None:
     assert float(opposite) == pytest.approx(-1)
 
 
-def test_collaborative_fairness_of_equal_or_single_values_is_nan() -> None:
+def test_collaborative_fairness_of_equal_or_single_values_is_nan():
     different = torch.tensor([0.1, 0.2, 0.3])
     equal = torch.full((3,), 0.1)
 

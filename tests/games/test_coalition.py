@@ -539,7 +539,6 @@ def test_metrics_of_a_round_share_every_evaluation(monkeypatch):
 
     assert evaluated[-1] == games.evaluations == 2
 
-    games.utility_of_models(lambda i, out: out.fill_(i), 3)
     games.end()
 
     assert games.total_evaluations == sum(evaluated)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from flsv.games.members import Members, members_of
@@ -10,7 +9,13 @@ from flsv.metrics import ShadowShapley
 
 
 class Recorded(ShadowShapley):
-    """Keeps the utilities after the last round and after the first, the coalitions' members, and their outputs."""
+    """Keeps the utilities after the last round and after the first, the coalitions' members, and their outputs.
+
+    Of the untrained model first, then of that of all clients.
+    """
+
+    #: Of the model of all clients after each valued round, [R, 1].
+    grand_utilities: Tensor
 
     game: Tensor
     first_round: Tensor
@@ -21,20 +26,13 @@ class Recorded(ShadowShapley):
         self,
         masks: Tensor,
         utilities: Tensor,
+        *,
         outputs: Tensor | None = None,
-        *how: Any,
+        **how: Any,
     ) -> Any:
-        self.first_round = self.game_of_round(0, utilities)
-        self.game = self.game_of_round(-1, utilities)
+        self.grand_utilities = utilities[:, 1]
+        self.first_round = utilities[0].flatten()
+        self.game = utilities[-1].flatten()
         self.members = members_of(masks)
-        if outputs is None:
-            self.trained = None
-        else:
-            self.trained = torch.cat([self.outputs[-1], outputs[-1]])
-
-        return super().complete(masks, utilities, outputs, *how)
-
-    def game_of_round(self, round_index: int, utilities: Tensor) -> Tensor:
-        """Utilities of the untrained model, of that of all clients, and of the coalitions' models."""
-        utilities_of_ends = self.ends[round_index].flatten()  # untrained, all clients
-        return torch.cat([utilities_of_ends, utilities[round_index].flatten()])
+        self.trained = None if outputs is None else outputs[-1]
+        return super().complete(masks, utilities, outputs=outputs, **how)

@@ -56,11 +56,12 @@ def make_loop(metric, **options):
 
 
 def trained_coalitions(folder):
-    """The members of the coalitions in a run's file, whose first line has settings."""
+    """The members of the coalitions in a run's file, whose first line has settings, without the run's own."""
     (path,) = folder.rglob("coalitions.csv")
     _settings, *lines = path.read_text().splitlines()
     members = [row["coalition"].split("+") for row in csv.DictReader(lines)]
-    return {tuple(map(int, coalition)) for coalition in members}
+    coalitions = {tuple(map(int, coalition)) for coalition in members if coalition != ["'-"]}
+    return coalitions - {max(coalitions, key=len)}
 
 
 def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):

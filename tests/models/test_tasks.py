@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -211,13 +210,13 @@ def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def test_mixture_probabilities_are_the_weighted_mean_of_the_components() -> None:
+def test_mixture_probabilities_are_the_weighted_mean_of_the_components():
     module, (x, _) = make_mixture_client(), make_batch()
     expected = np.einsum("k,kbm->bm", [0.6, 0.3, 0.1], likelihoods(module, x))
     np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
 
 
-def test_mixture_loss_gradient_is_that_of_em() -> None:
+def test_mixture_loss_gradient_is_that_of_em():
     """Responsibilities by Bayes' rule; the loss's gradient is that of their weighted losses (the M-step's)."""
     module = make_mixture_client()
     x, y = make_batch()
@@ -260,7 +259,7 @@ def test_mixture_loss_gradient_is_that_of_em() -> None:
             )
 
 
-def test_mixture_components_have_different_initial_weights() -> None:
+def test_mixture_components_have_different_initial_weights():
     by_name = MixtureClient(network="mlp", num_classes=CLASSES, input_shape=(FEATURES,))
     by_object = MixtureClient(network=network(), num_classes=CLASSES)
 
@@ -278,12 +277,12 @@ def test_mixture_components_have_different_initial_weights() -> None:
         assert not torch.equal(weights[1], weights[2])
 
 
-def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused() -> None:
+def test_mixture_of_a_network_that_cannot_be_drawn_anew_is_refused():
     with refused("Flatten has no layer.*reset_parameters"):
         MixtureClient(2, network=nn.Flatten(), num_classes=CLASSES)
 
 
-def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_path: Path) -> None:
+def test_mixture_client_trains_without_a_loop_and_loads_from_a_checkpoint(tmp_path):
     L.seed_everything(0, verbose=False)
     module = MixtureClient(
         2,

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import FederatedLoop, Reporting
+from flsv.games.members import Members
 from flsv.metrics import ShadowShapley
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
@@ -30,9 +31,10 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 ) -> None:
     add = UtilityStore.add
 
-    def add_and_interrupt(*args: Any) -> None:
-        add(*args)
-        raise KeyboardInterrupt
+    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
+        add(store, seed, members, models)
+        if len(members) == 1:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(UtilityStore, "add", add_and_interrupt)
     loop = FederatedLoop(
@@ -58,31 +60,33 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 
 
 class Looks(L.Callback):
-    """Notes in each round whether a file is there."""
+    """Reads a file's first line in each round."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.was_there: list[bool] = []
+        self.first_lines: list[str] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.was_there.append(self.path.exists())
+        self.first_lines.append(self.path.read_text().splitlines()[0])
 
 
 def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path: Path) -> None:
     path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
-    presence_by_run = []
+    rows_by_run = []
     for rounds, ckpt_path in ((1, None), (2, checkpoint)):
-        path.touch()
+        if ckpt_path is None:
+            path.write_text("of an earlier run\n")
         looks = Looks(path)
         metrics = {"shadow": ShadowShapley(coalitions="singles")}
         loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
         trainer = trainer_for(loop, tmp_path, rounds=rounds, callbacks=[looks])
         trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
         trainer.save_checkpoint(checkpoint)
-        presence_by_run.append(looks.was_there)
+        rows_by_run.append(looks.first_lines)
 
-    assert presence_by_run == [[False], [True]]
+    (first_head,), (second_head,) = rows_by_run
+    assert first_head == second_head != "of an earlier run"
 
 
 def test_bar_counts_the_coalitions_that_are_trained(
@@ -185,38 +189,72 @@ def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
     assert values == fit_with_values(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("every", [1000, None])
+class StopsInSecondRound(L.Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch > 0
+
+
+def fit_with_checkpoints(
+    folder: Path,
+    every: int | None,
+    rounds: int,
+    ckpt_path: Path | None = None,
+) -> torch.Tensor:
+    metric = ShadowShapley(coalitions="singles", every=every)
+    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+    saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    trainer = trainer_for(
+        loop,
+        folder,
+        rounds=rounds,
+        callbacks=[saves, StopsInSecondRound()],
+        enable_checkpointing=True,
+    )
+    trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
+    return loop.contributions["shadow"]
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(1000, 2), (None, 2), (1000, 5)])
 def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, rounds: int
 ) -> None:
-    """Also if no round was due for values but the last."""
-
-    def fit_in(folder: Path, ckpt_path: Path | None = None) -> FederatedLoop:
-        metric = ShadowShapley(coalitions="singles", every=every)
-        loop = FederatedLoop(
-            metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False)
-        )
-        saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-        trainer = trainer_for(loop, folder, rounds=2, callbacks=[saves], enable_checkpointing=True)
-        trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
-        return loop
-
+    """Also if no round was due for values but the last, and if the run has stopped early."""
     add = UtilityStore.add
 
-    def add_and_interrupt(*args: Any) -> None:
-        add(*args)
-        raise KeyboardInterrupt
+    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
+        add(store, seed, members, models)
+        if len(members) == 1:
+            raise KeyboardInterrupt
 
+    folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(UtilityStore, "add", add_and_interrupt)
-        interrupted = fit_in(tmp_path / "run")
-    assert interrupted.contributions["shadow"].isnan().all()
+        interrupted = fit_with_checkpoints(folder, every, rounds)
+    assert interrupted.isnan().all()
 
-    resumed = fit_in(tmp_path / "run", tmp_path / "run" / "checkpoints" / "last.ckpt")
-    whole = fit_in(tmp_path / "whole")
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    resumed = fit_with_checkpoints(folder, every, rounds, checkpoint)
 
-    assert not whole.contributions["shadow"].isnan().any()
-    assert torch.equal(resumed.contributions["shadow"], whole.contributions["shadow"])
+    assert not resumed.isnan().any()
+    if rounds == 2:  # else another round is trained
+        whole = fit_with_checkpoints(tmp_path / "whole", every, rounds)
+        assert torch.equal(resumed, whole)
+
+
+def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path: Path) -> None:
+    """Those of the run itself, too."""
+    folder = tmp_path / "run"
+    whole = fit_with_checkpoints(folder, every=None, rounds=2)
+    path = folder / "coalitions.csv"
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+
+    path.write_bytes(b"".join(lines[:2]))  # settings and columns
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    resumed = fit_with_checkpoints(folder, every=None, rounds=2, ckpt_path=checkpoint)
+
+    assert torch.equal(resumed, whole)
+    assert path.read_bytes() == content
 
 
 def members_in_store(folder: Path) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import joblib
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from pandas.testing import assert_frame_equal
 from torch import nn
 
@@ -18,6 +19,7 @@ import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
+from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.utilities.errors import ConfigurationError
 from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
@@ -175,3 +177,38 @@ def test_retrain_command_for_a_run_started_from_python_names_the_function(
     assert status != 0
     assert "started from Python" in message
     assert "print(flsv.retrain(trainer, module, data))" in message
+
+
+class EndsWithTheBest(Manual):
+    """Gets worse from the second round on, and ends with the weights that its ModelCheckpoint found best."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        if self.current_epoch > 0:
+            with torch.no_grad():
+                self.net[0].weight.neg_()
+
+    def on_train_end(self) -> None:
+        checkpoint: Any = self.trainer.checkpoint_callback
+        best = torch.load(checkpoint.best_model_path, weights_only=True)
+        self.load_state_dict(best["state_dict"])
+
+
+def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path: Path) -> None:
+    """As in a run, whose values are the same to the bit, and not in the run's folder."""
+
+    def make_trainer(loop: FederatedLoop, folder: Path) -> Any:
+        saves = ModelCheckpoint(folder / "best", monitor="val_loss")
+        return trainer_for(loop, folder, rounds=3, callbacks=[saves], enable_checkpointing=True)
+
+    quiet = Reporting(table=False)
+    metric = ShadowShapley(coalitions="singles", performance="negative_loss")
+    loop = FederatedLoop(metrics={"value": metric}, seed=SEED, reporting=quiet)
+    make_trainer(loop, tmp_path / "run").fit(EndsWithTheBest(), make_three_clients())
+
+    trainer = make_trainer(FederatedLoop(seed=SEED, reporting=quiet), tmp_path / "other")
+    module = EndsWithTheBest()
+    table = flsv.retrain(trainer, module, make_three_clients(), "singles", seeds=1, **LOSS)
+
+    assert table["value"].tolist() == loop.contributions["value"].tolist()
+    assert not (tmp_path / "other" / "best").exists()

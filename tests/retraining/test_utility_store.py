@@ -13,7 +13,7 @@ from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
-from flsv.retraining.utility_store import LAST_ROUND_KEY, UtilityStore
+from flsv.retraining.utility_store import NO_ROUND, ScoredModel, UtilityStore
 from flsv.utilities.errors import ConfigurationError
 
 MASKS = few_coalitions(3, "all")
@@ -32,10 +32,10 @@ class InstantTrainer:
             if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
             self.trained.append(order.members)
-            utility = torch.tensor([utility_of_members(order.members)], dtype=torch.float64)
+            utility = utility_of_members(order.members)
             fit_result = FitResult(
-                utilities={"utility": utility},
-                untrained={"utility": torch.zeros(1)},
+                scored=[ScoredModel([[utility]])],
+                untrained=ScoredModel([[0.0]]),
                 start_hash="start",
             )
             yield order, fit_result
@@ -129,7 +129,8 @@ def test_file_does_not_depend_on_the_order_in_which_trainings_end(tmp_path: Path
     reversed_path = tmp_path / "reversed.csv"
     store = make_store(reversed_path)
     for members in reversed(ALL_COALITIONS):
-        store.add(seed=0, members=members, rows={LAST_ROUND_KEY: [[utility_of_members(members)]]})
+        model = ScoredModel([[utility_of_members(members)]])
+        store.add(seed=0, members=members, models={NO_ROUND: model})
     store.sort()
 
     assert reversed_path.read_bytes() == path.read_bytes()
@@ -157,13 +158,15 @@ def test_error_of_failed_coalitions_can_be_pickled() -> None:
 
 def make_store_of_two_rounds(path: Path, **options: Any) -> UtilityStore:
     """Make a store of rounds 0 and 3, with a performance of two classes and one of a number."""
-    return make_store(
+    store = make_store(
         path,
         "per_class",
         "val_loss (min)",
-        rounds=(0, 3),
+        by_round=True,
         **options,
     )
+    store.rounds = (0, 3)
+    return store
 
 
 #: By round: the values of each class, and the loss.
@@ -175,7 +178,7 @@ SCORES: dict[int, Any] = {
 
 def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), rows=SCORES)
+    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), models=models_of(SCORES))
     with path.open("ab") as file:
         # A coalition that was being written. Columns: seed, coalition, round, per_class, val_loss.
         file.write(b"7,1,0,0.5 0.5,1.0\n7,1,3,0.5")
@@ -189,20 +192,19 @@ def test_utility_store_reads_back_all_scores_of_whole_coalitions_only(tmp_path: 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    outputs = {"per_class": torch.randn(2, 5, 3)}  # of two rounds
+    outputs = torch.randn(2, 5, 3)  # of two rounds
     store = make_store_of_two_rounds(path, outputs=["per_class"])
 
-    store.add(
-        seed=7,
-        members=(0, 2),
-        rows=SCORES,
-        outputs=outputs,
-    )
-    store.add(seed=7, members=(1,), rows=SCORES)
+    models = {}
+    for position, (round_index, row) in enumerate(SCORES.items()):
+        named_outputs = {"per_class": outputs[position], "other": outputs}
+        models[round_index] = ScoredModel(row, named_outputs)
+    store.add(seed=7, members=(0, 2), models=models)
+    store.add(seed=7, members=(1,), models=models_of(SCORES))
 
     store_read = make_store_of_two_rounds(path, outputs=["per_class"])
     outputs_read = store_read.outputs(7, (0, 2), "per_class")
-    assert torch.equal(outputs_read, outputs["per_class"])
+    assert torch.equal(outputs_read, outputs)
     assert store_read.missing(7, [(0, 2), (1,)]) == [(1,)]
 
 
@@ -216,18 +218,43 @@ def test_utility_store_holds_scores_that_are_not_finite_and_does_not_write_them(
     }
     store = make_store_of_two_rounds(path)
 
-    store.add(seed=8, members=(1,), rows=scores_with_nan)
+    store.add(seed=8, members=(1,), models=models_of(scores_with_nan))
 
     assert store.missing(8, [(1,)]) == []
-    assert make_store_of_two_rounds(path).seeds == []
+    assert make_store_of_two_rounds(path).missing(8, [(1,)]) == [(1,)]
 
 
 def test_utility_store_of_other_scores_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "game.csv"
-    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), rows=SCORES)
+    make_store_of_two_rounds(path).add(seed=7, members=(0, 2), models=models_of(SCORES))
 
     with pytest.raises(ConfigurationError, match="has the columns"):
-        make_store(path, "per_class", "other", rounds=(0, 3))
+        make_store(path, "per_class", "other", by_round=True)
+
+
+def test_rows_of_other_rounds_and_their_outputs_go_when_the_file_is_sorted(tmp_path: Path) -> None:
+    path = tmp_path / "game.csv"
+    store = make_store_of_two_rounds(path, outputs=["per_class"])
+    model = ScoredModel(SCORES[0], {"per_class": torch.zeros(5)})
+    for round_index in (0, 1, 3):  # as a run adds its own
+        models = {round_index: model}
+        store.add(seed=7, members=(0, 2), models=models)
+
+    store.sort()
+
+    _settings, _columns, *lines = path.read_text().splitlines()
+    first_line, last_line = lines
+    assert first_line.startswith("7,0+2,0,")
+    assert last_line.startswith("7,0+2,3,")
+    names = [file.name for file in (tmp_path / "game").iterdir()]
+    assert sorted(names) == ["7_0+2_0.pt", "7_0+2_3.pt"]
+
+
+def models_of(scores: dict[int, Any]) -> dict[int, ScoredModel]:
+    models = {}
+    for round_index, row in scores.items():
+        models[round_index] = ScoredModel(row)
+    return models
 
 
 HEAD = b'# {"a": "1"}\nseed,coalition,utility\n'

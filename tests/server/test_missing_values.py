@@ -121,10 +121,10 @@ def run_without(tmp_path_factory: Any) -> Any:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
-    method: str,
-    run_without: Any,
-    tmp_path: Path,
-) -> None:
+    method,
+    run_without,
+    tmp_path,
+):
     metrics = {
         "fails": Fails(method),
         "loo": LeaveOneOut(),
@@ -159,9 +159,9 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
 
 @pytest.mark.parametrize("method", ["update", "compute"])
 def test_metric_that_fails_in_its_first_round_ends_the_run(
-    method: str,
-    tmp_path: Path,
-) -> None:
+    method,
+    tmp_path,
+):
     metric = Fails(method, first_round=1)
 
     with pytest.raises(KeyError, match=f"{method} fails"):
@@ -169,7 +169,7 @@ def test_metric_that_fails_in_its_first_round_ends_the_run(
 
 
 @pytest.mark.parametrize("aggregator", [ShapleyWeighted, ShapleySoftmax])
-def test_strategies_go_on_with_the_last_values(aggregator: Any, tmp_path: Path) -> None:
+def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
     """The values before round 3 are in proportion to those after it, so that the weights stay."""
     loop, _, messages = fit_run(
         tmp_path,
@@ -195,7 +195,7 @@ def make_weighted_loop() -> FederatedLoop:
     )
 
 
-def test_missing_values_stay_missing_in_a_resumed_run(tmp_path: Path) -> None:
+def test_missing_values_stay_missing_in_a_resumed_run(tmp_path):
     data = toy_data(server_val=0.2)
     folder = tmp_path / "a"
     loop = make_weighted_loop()

@@ -29,16 +29,14 @@ FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast
     FAULTS,
     ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS],
 )
-def test_each_check_fails_for_the_part_with_its_fault(
-    kind: Any, name: str, part: Any, options: dict[str, Any]
-) -> None:
+def test_each_check_fails_for_the_part_with_its_fault(kind, name, part, options):
     case = kind(part, **options)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()
 
 
-def test_every_check_has_a_part_with_its_fault() -> None:
+def test_every_check_has_a_part_with_its_fault():
     every = {check.__name__ for checks in CHECKS_OF_CLAIMS.values() for check in checks}
     for kind in TABLES:
         every.update(check.__name__ for check in kind.checks)
@@ -47,31 +45,31 @@ def test_every_check_has_a_part_with_its_fault() -> None:
     assert every == with_a_fault
 
 
-def test_a_claim_that_does_not_exist_is_refused() -> None:
+def test_a_claim_that_does_not_exist_is_refused():
     with refused(r"FaultyNorm: claims = \['truth'\], expected"):
         check_metric(faulty_parts.faulty(faulty_parts.Norm, claims=("truth",)))
 
 
 @parametrize_with_checks([faulty_parts.Norm()])
-def test_checks_pass_for_the_metric_without_a_fault(check: PartCheck) -> None:
+def test_checks_pass_for_the_metric_without_a_fault(check):
     check()
 
 
 @pytest.mark.parametrize(
     "name", ["one_client_is_enough", "updates_may_be_zero", "weights_are_given"]
 )
-def test_checks_pass_for_an_aggregator_that_trusts_nobody(name: str) -> None:
+def test_checks_pass_for_an_aggregator_that_trusts_nobody(name):
     case = AggregatorCase(faulty_parts.FLTrust())
     check = next(check for check in case.checks if check.__name__ == name)
 
     PartCheck(case, check)()
 
 
-def test_expected_failure_of_a_part_with_its_fault_is_allowed() -> None:
+def test_expected_failure_of_a_part_with_its_fault_is_allowed():
     check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
 
 
-def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
+def test_expected_failure_that_passes_or_does_not_exist_is_refused():
     faultless = faulty_parts.Norm()
 
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out"):
@@ -81,12 +79,12 @@ def test_expected_failure_that_passes_or_does_not_exist_is_refused() -> None:
         check_metric(faultless, expected_failures={"guide": "it has none"})
 
 
-def test_object_that_is_no_part_has_no_checks() -> None:
+def test_object_that_is_no_part_has_no_checks():
     with refused(r"of Metric, Aggregator, ClientAlgorithm, ClientSampler\."):
         parametrize_with_checks([3])
 
 
-def test_a_refusal_that_nobody_has_declared_is_a_failure() -> None:
+def test_a_refusal_that_nobody_has_declared_is_a_failure():
     def refuse(loop: Any) -> Any:
         raise ConfigurationError("not in this loop.")
 
@@ -95,7 +93,7 @@ def test_a_refusal_that_nobody_has_declared_is_a_failure() -> None:
         case.expect_the_same(refuse, rounds=1, rtol=0.0)
 
 
-def test_equal_takes_nan_as_equal_only_to_nan() -> None:
+def test_equal_takes_nan_as_equal_only_to_nan():
     nan = float("nan")
     assert equal({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
     assert not equal(nan, 1.0)

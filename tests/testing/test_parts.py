@@ -230,11 +230,11 @@ PARTS = [
 
 
 @parametrize_checks(PARTS, IN_FITS)
-def test_every_federation_component_passes_the_checks_for_its_kind(check: PartCheck) -> None:
+def test_every_federation_component_passes_the_checks_for_its_kind(check):
     check()
 
 
-def test_every_exported_part_is_checked() -> None:
+def test_every_exported_part_is_checked():
     checked_names = {checks[0].case.name for rows in PARTS for checks in rows}
     for table in TABLES:
         for kind in unlisted_parts(table):

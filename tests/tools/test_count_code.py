@@ -33,11 +33,11 @@ def packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_docstrings_comments_and_blank_lines_are_no_code() -> None:
+def test_docstrings_comments_and_blank_lines_are_no_code():
     assert tokens_by_line(SOURCE) == {3: 2, 6: 6, 8: 8}
 
 
-def test_packed_function_is_named_with_its_vague_name_and_its_long_lines(packed_file: Path) -> None:
+def test_packed_function_is_named_with_its_vague_name_and_its_long_lines(packed_file):
     problems = hard_to_read(packed_file, exempt=set())
 
     assert len(problems) == 2
@@ -45,7 +45,7 @@ def test_packed_function_is_named_with_its_vague_name_and_its_long_lines(packed_
     assert "[3, 4]" in problems[1]
 
 
-def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_file: Path) -> None:
+def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_file):
     (function,) = ast.parse(PACKED).body
     exempt = {digest_of(function)}
 
@@ -56,8 +56,8 @@ def test_function_written_before_the_limits_is_exempt_until_it_changes(packed_fi
 
 
 def test_names_for_which_the_glossary_has_another_word_are_refused_also_in_exempt_code(
-    packed_file: Path,
-) -> None:
+    packed_file,
+):
     glossary = packed_file.parents[1] / count_code.GLOSSARY
     glossary.parent.mkdir(parents=True)
     glossary.write_text("`value` is a word. Refused: `found` (sum),\n`total`\n(sum).")
@@ -75,7 +75,7 @@ def test_names_for_which_the_glossary_has_another_word_are_refused_also_in_exemp
     assert problems[0].endswith(f"{count_code.GLOSSARY} says sum")
 
 
-def test_a_leaf_of_contrib_is_neither_counted_nor_measured(packed_file: Path) -> None:
+def test_a_leaf_of_contrib_is_neither_counted_nor_measured(packed_file):
     leaf = packed_file.parent / "contrib" / "packed.py"
     leaf.parent.mkdir()
     leaf.write_text(PACKED)

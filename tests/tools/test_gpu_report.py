@@ -20,9 +20,7 @@ def write_gpu_report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_gpu_report_passes_all_checks_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path, monkeypatch):
     """In two precisions of four, since the CPU is compared with itself, and with rounds of few images."""
     allowed = {name: ALLOWED[name] for name in ("32-true", "bf16-true")}
     monkeypatch.setattr(gpu_report, "ALLOWED", allowed)
@@ -40,9 +38,7 @@ def test_gpu_report_passes_all_checks_on_the_cpu(
     assert results.loc["transformer: .item() a batch", "verdict"] == "ok"
 
 
-def test_gpu_report_with_a_failed_check_ends_with_status_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_report_with_a_failed_check_ends_with_status_1(tmp_path, monkeypatch):
     def apart(device: str, short: bool) -> Iterator[Row]:
         yield near("near", 1e-5, 1e-3)
         yield near("far", 1.0, 1e-3)

@@ -1,7 +1,5 @@
 """Every client's own model, tested after the last round."""
 
-from pathlib import Path
-
 import torch
 from own_models import MEASURES, OwnModels
 
@@ -15,7 +13,7 @@ from helpers.fits import fit
 from helpers.models import Plain
 
 
-def test_own_models_that_the_loop_holds_are_scored(tmp_path: Path) -> None:
+def test_own_models_that_the_loop_holds_are_scored(tmp_path):
     evaluation = ClientEvaluation(keep_trained=True)
     loop = FederatedLoop(
         FedAvg(),

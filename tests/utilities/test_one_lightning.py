@@ -104,7 +104,7 @@ def test_call_after_the_first_import_is_refused(tmp_path):
     assert "ConfigurationError: pytorch_lightning is imported already" in process.stderr
 
 
-def test_a_configuration_may_name_classes_of_such_a_package(tmp_path: Path) -> None:
+def test_a_configuration_may_name_classes_of_such_a_package(tmp_path):
     """A module and a callback, by class paths, without a call in the program."""
     (tmp_path / "strangers.py").write_text(PACKAGE + DATA)
     (tmp_path / "federation.yaml").write_text(CONFIG)

@@ -30,15 +30,31 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_different_values_have_different_hashes(pair: str) -> None:
+def test_different_values_have_different_hashes(pair):
     a, b = PAIRS[pair]
 
     assert digest(a) != digest(b)
     assert digest([a]) != digest(a)
 
 
-def test_equal_values_have_the_same_hash() -> None:
-    value = {"a": [1, torch.arange(6).view(2, 3).T], "b": torch.tensor(2.0, dtype=torch.bfloat16)}
-    same = OrderedDict(b=value["b"].clone(), a=[1, torch.arange(6).view(2, 3).T.contiguous()])  # type: ignore[union-attr]
+def test_equal_values_have_the_same_hash():
+    value = {
+        "a": [1, torch.arange(6).view(2, 3).T],
+        "b": torch.tensor(2.0, dtype=torch.bfloat16),
+    }
+    same = OrderedDict(
+        b=value["b"].clone(),
+        a=[1, torch.arange(6).view(2, 3).T.contiguous()],
+    )  # type: ignore[union-attr]
     assert digest(value) == digest(same)
-    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32
+    assert (
+        len(
+            digest(
+                torch.ones(
+                    2,
+                    dtype=torch.complex64,
+                )
+            )
+        )
+        == 32
+    )

@@ -51,7 +51,7 @@ def referring_callback_of(trainer: L.Trainer) -> Refers:
     return callback
 
 
-def test_copy_refers_to_itself_where_the_original_does(tmp_path: Path) -> None:
+def test_copy_refers_to_itself_where_the_original_does(tmp_path):
     module = Base()
     callback = Refers(module)
 
@@ -65,7 +65,7 @@ def test_copy_refers_to_itself_where_the_original_does(tmp_path: Path) -> None:
     assert copied_callback.gone() is None
 
 
-def test_locks_of_a_copy_are_free(tmp_path: Path) -> None:
+def test_locks_of_a_copy_are_free(tmp_path):
     callback = Refers(Base())
     lock, reentrant_lock = callback.locks
 
@@ -79,7 +79,7 @@ def test_locks_of_a_copy_are_free(tmp_path: Path) -> None:
         assert copied_lock.acquire(blocking=False)
 
 
-def test_parametrized_module_is_copied_with_its_weights(tmp_path: Path) -> None:
+def test_parametrized_module_is_copied_with_its_weights(tmp_path):
     module = Base()
     plain_layer = module.net[0]
     layer = parametrizations.orthogonal(plain_layer)
@@ -95,7 +95,7 @@ def test_parametrized_module_is_copied_with_its_weights(tmp_path: Path) -> None:
     assert not torch.equal(copied_layer.weight, layer.weight)
 
 
-def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path):
     module: Any = Base()
     weight = module.net[0].weight
     module.view = weight.data[:1]
@@ -116,7 +116,7 @@ def add_one(parameter: Any) -> None:
     parameter.grad.add_(1)
 
 
-def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path: Path) -> None:
+def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path):
     module: Any = Base()
     weight = module.net[0].weight
     module.handle = weight.register_hook(lambda gradient: 3 * gradient)
@@ -134,7 +134,7 @@ def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path: Path) -> None
     assert weight.grad is None
 
 
-def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path: Path) -> None:
+def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path):
     module: Any = Base()
     module.generator = make_generator(4)
     torch.manual_seed(1)
@@ -153,7 +153,7 @@ def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path: Path
         torch.set_default_dtype(torch.float32)
 
 
-def test_data_are_shared_and_not_copied(tmp_path: Path) -> None:
+def test_data_are_shared_and_not_copied(tmp_path):
     data = make_data()
     data.setup("fit")
     module: Any = Base()
@@ -167,7 +167,7 @@ def test_data_are_shared_and_not_copied(tmp_path: Path) -> None:
     assert copied_data.source is data.source
 
 
-def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
+def test_loggers_of_a_copy_write_nothing(tmp_path):
     logger = CSVLogger(
         tmp_path / "logs",
         name="name",
@@ -183,7 +183,7 @@ def test_loggers_of_a_copy_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.csv")) == []
 
 
-def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path: Path) -> None:
+def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path):
     module: Any = Base()
     numbers = (number for number in range(3))
     module.parts = {"files": [1, numbers]}
@@ -192,7 +192,7 @@ def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path: Path) -> Non
         load_copy(module, tmp_path)
 
 
-def test_worker_gets_the_same_copy_by_bytes(tmp_path: Path) -> None:
+def test_worker_gets_the_same_copy_by_bytes(tmp_path):
     class OfAFunction(Base):
         """A worker does not find its class by a name."""
 
@@ -218,7 +218,7 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path: Path) -> None:
     assert not torch.equal(trained_state, state)
 
 
-def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path: Path) -> None:
+def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path):
     losses: list[float] = []
 
     class Local(Base):  # pickle has no name for it, as for a class of a notebook
@@ -237,7 +237,7 @@ def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path: Path) -
     assert len(losses) == 1
 
 
-def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path: Path) -> None:
+def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path):
     count = 0
 
     def add_one() -> None:
@@ -259,7 +259,7 @@ def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path: Path) -> None
     assert count == 0
 
 
-def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path: Path) -> None:
+def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path):
     trainer = plain_trainer(tmp_path, rounds=1)
     module = Base()
     data = make_data()

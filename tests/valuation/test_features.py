@@ -1,7 +1,5 @@
 """Features against scikit-learn's, timm's and the network cut by hand."""
 
-from pathlib import Path
-
 import pytest
 import timm
 import torch
@@ -23,7 +21,7 @@ def make_images(
     return torch.randn(3, channels, side, side, generator=seeded)
 
 
-def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_path: Path) -> None:
+def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_path):
     torch.manual_seed(1)
     trained = timm.create_model(
         "resnet10t",
@@ -52,7 +50,7 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
     )
 
 
-def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone() -> None:
+def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone():
     state = torch.get_rng_state()
 
     features = [Backbone("lenet5", seed=seed)(make_images()) for seed in (0, 0, 1)]
@@ -62,7 +60,7 @@ def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alon
     assert not torch.equal(features[0], features[2])
 
 
-def test_backbone_resizes_images() -> None:
+def test_backbone_resizes_images():
     features = Backbone("resnet18", image_size=40)(make_images(3, side=16))
 
     assert features.shape == (3, 512)
@@ -90,7 +88,7 @@ def make_sets(x: torch.Tensor, *sizes: int) -> list[tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("by_moments", [False, True])
-def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
+def test_pca_components_equal_scikit_learns(by_moments):
     pca = PCA(4)
     fitted_on = draw_samples(90)
     transformed = draw_samples(30, seed=1)
@@ -118,7 +116,7 @@ def test_pca_components_equal_scikit_learns(by_moments: bool) -> None:
 
 
 @pytest.mark.parametrize("by_moments", [False, True])
-def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
+def test_pca_fit_ignores_non_finite_rows(by_moments):
     x = draw_samples(60)
     broken = x.clone()
     broken[7, 0, 0, 0] = float("nan")
@@ -145,7 +143,7 @@ def test_pca_fit_ignores_non_finite_rows(by_moments: bool) -> None:
     assert components[7].isnan().all()
 
 
-def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
+def test_pca_refuses_no_samples_and_samples_of_another_size():
     with refused("nothing to be fitted on"):
         PCA().fit(None, clients_of(make_sets(draw_samples(0), 0)))
 
@@ -162,7 +160,7 @@ def test_pca_refuses_no_samples_and_samples_of_another_size() -> None:
 # The model's own
 
 
-def test_penultimate_equals_the_network_without_its_last_layer() -> None:
+def test_penultimate_equals_the_network_without_its_last_layer():
     layers = [nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)]
     module = nn.Sequential(*layers).eval()
     x = torch.randn(BATCH_SIZE + 5, 3, 2, 2)
@@ -177,7 +175,7 @@ def test_penultimate_equals_the_network_without_its_last_layer() -> None:
         Penultimate(head="nope")(x, module)
 
 
-def test_penultimate_of_a_head_called_twice_is_refused() -> None:
+def test_penultimate_of_a_head_called_twice_is_refused():
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()

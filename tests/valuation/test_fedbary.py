@@ -66,7 +66,7 @@ def value_clients(
     return valuation, clients
 
 
-def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
+def test_valuation_does_not_depend_on_workers_or_other_clients():
     sets = [draw_samples(40, seed) for seed in (1, 2, 3)]
     server = draw_samples(30, 0)
 
@@ -84,7 +84,7 @@ def test_valuation_does_not_depend_on_workers_or_other_clients() -> None:
 # What is bad is found
 
 
-def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -> None:
+def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight():
     x, y = draw_samples(150, 1)
     mislabeled = torch.zeros(150, dtype=torch.bool)
     mislabeled[::10] = True
@@ -114,7 +114,7 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight() -
     assert auroc[0.0] < 0.7
 
 
-def test_noisy_samples_are_flagged_and_counted() -> None:
+def test_noisy_samples_are_flagged_and_counted():
     num_noisy = 30
     num_clean = 120
     num_samples = num_noisy + num_clean
@@ -137,7 +137,7 @@ def test_noisy_samples_are_flagged_and_counted() -> None:
     assert valuation.flagged[0] == values.flagged.sum()
 
 
-def test_calibrated_gradients_sum_to_zero_per_client_or_class() -> None:
+def test_calibrated_gradients_sum_to_zero_per_client_or_class():
     x, y = draw_samples(91, 1)
     one_class = [y == label for label in range(3)]
     all_samples = [y >= 0]
@@ -208,7 +208,7 @@ def no_model(batches: Any) -> Any:
 
 
 @pytest.mark.parametrize("with_validation", [True, False])
-def test_server_reads_no_sample_of_a_client(with_validation: bool) -> None:
+def test_server_reads_no_sample_of_a_client(with_validation):
     recorded_answers: list[Any] = []
     clients: list[RecordsAnswers] = []
     sets = [draw_samples(40, 1), draw_samples(40, 2)]
@@ -261,7 +261,7 @@ def safe_support(num_samples: int) -> int:
     return (num_samples - 1) // 2
 
 
-def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
+def test_default_support_is_the_safe_support_of_the_smallest_client():
     server = draw_samples(60, 0)
     sets = [draw_samples(300, 1), draw_samples(60, 2), make_no_samples()]
 
@@ -279,7 +279,7 @@ def test_default_support_is_the_safe_support_of_the_smallest_client() -> None:
     assert torch.equal(distances, by_name.distances[:2])
 
 
-def test_default_support_is_at_most_100() -> None:
+def test_default_support_is_at_most_100():
     sets = [draw_samples(300, 1), draw_samples(203, 2)]
     assert safe_support(203) > 100
 
@@ -288,7 +288,7 @@ def test_default_support_is_at_most_100() -> None:
     assert valuation.support == 100
 
 
-def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
+def test_default_support_does_not_count_samples_that_are_not_finite():
     """They take no part, so that they hide nobody."""
     broken = draw_samples(60, 2)
     broken[0][:20] = torch.nan
@@ -300,7 +300,7 @@ def test_default_support_does_not_count_samples_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
-def test_support_from_which_samples_could_be_reconstructed_is_refused(validation: Any) -> None:
+def test_support_from_which_samples_could_be_reconstructed_is_refused(validation):
     sets = [draw_samples(90, 1), draw_samples(60, 2)]
     message = f"support=30: client 1 has 60 samples.*support={safe_support(60)} or less"
     with refused(message):
@@ -308,13 +308,13 @@ def test_support_from_which_samples_could_be_reconstructed_is_refused(validation
 
 
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
-def test_client_with_two_samples_is_refused(validation: Any) -> None:
+def test_client_with_two_samples_is_refused(validation):
     assert safe_support(2) == 0
     with refused("client 1 has 2 samples.*Leave"):
         value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 
-def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
+def test_fedbary_with_a_label_weight_of_0_is_refused():
     with refused("expected a label_weight above 0"):
         FedBary(part="labels", label_weight=0.0)
 
@@ -322,7 +322,7 @@ def test_fedbary_with_a_label_weight_of_0_is_refused() -> None:
 # Edges
 
 
-def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
+def test_valuation_with_single_sample_or_missing_classes_is_finite():
     x, y = draw_samples(31, 1)
     labels = y.clone()
     labels[0] = 7  # the only sample of this class
@@ -344,7 +344,7 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite() -> None:
     assert valuation.distances[1] > valuation.distances[0]
 
 
-def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> None:
+def test_client_without_samples_has_nan_values_and_no_part_in_the_shares():
     server = draw_samples(20, 0)
 
     valuation, _ = value_clients(
@@ -360,7 +360,7 @@ def test_client_without_samples_has_nan_values_and_no_part_in_the_shares() -> No
         value_clients([make_no_samples(), make_no_samples()], server)
 
 
-def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> None:
+def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else():
     x, y = draw_samples(40, 1)
     infinite = torch.full((1, 5), torch.inf)
     broken = torch.cat([x, make_nan_inputs(2), infinite])
@@ -385,7 +385,7 @@ def make_nan_samples() -> tuple[Tensor, Tensor]:
     return make_nan_inputs(4), torch.tensor([0, 1, 2, 0])
 
 
-def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_flagged() -> None:
+def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_flagged():
     server = draw_samples(30, seed=0)
     client_1 = draw_samples(30, seed=2)
 
@@ -396,7 +396,7 @@ def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_
     assert clients[0].ask(sample_values).flagged.all()
 
 
-def test_server_needs_a_finite_sample_but_not_all_of_them() -> None:
+def test_server_needs_a_finite_sample_but_not_all_of_them():
     client = draw_samples(30, seed=2)
     x_of_server, y_of_server = draw_samples(30, seed=0)
     x_of_server[3, 2] = torch.nan
@@ -409,7 +409,7 @@ def test_server_needs_a_finite_sample_but_not_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("at_server", [True, False])
-def test_participants_with_different_feature_counts_are_refused_by_name(at_server: bool) -> None:
+def test_participants_with_different_feature_counts_are_refused_by_name(at_server):
     six_features = (torch.zeros(20, 6), torch.zeros(20).long())
     sets = [draw_samples(20, 1), draw_samples(20, 2)]
     server = None
@@ -425,7 +425,7 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
         value_clients(sets, server, support=9)
 
 
-def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training() -> None:
+def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_training():
     class Half(Features):
         def __call__(
             self,
@@ -448,8 +448,8 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.45])
 def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
-    share: float,
-) -> None:
+    share,
+):
     num_samples = 900
     outlier_shift = 30  # standard deviations
     values = torch.randn(num_samples, generator=make_generator())
@@ -477,11 +477,11 @@ def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
 
 
 @pytest.mark.parametrize("values", [[], [-1.0, 1.0], [0.0] * 7])
-def test_flag_samples_of_few_or_equal_values_flags_nothing(values: list[float]) -> None:
+def test_flag_samples_of_few_or_equal_values_flags_nothing(values):
     assert not flag_samples(torch.tensor(values)).any()
 
 
-def test_flag_samples_flags_a_single_high_value() -> None:
+def test_flag_samples_flags_a_single_high_value():
     flagged = flag_samples(torch.tensor([0.0, 0.0, 0.0, 5.0]))
     flagged_positive = flag_samples(torch.tensor([-1.0, 1.0]), "positive")
 
@@ -489,7 +489,7 @@ def test_flag_samples_flags_a_single_high_value() -> None:
     assert flagged_positive.tolist() == [False, True]
 
 
-def test_deviations_take_the_larger_of_two_middle_distances() -> None:
+def test_deviations_take_the_larger_of_two_middle_distances():
     gradients = torch.tensor([-4.0, -1.0, 0.0, 0.0, 5.0])
     # The center is 0. Four gradients are not above it, at distances 4, 1, 0, 0, whose larger middle one is 1.
     expected = torch.tensor(5 / 1.4826)

@@ -37,8 +37,9 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
-    from flsv.data.tables.dictionary import ColumnCard, Dictionary
+    from flsv.data.tables.dictionary import Dictionary
     from flsv.data.tables.drafts import TableDoubt
+    from flsv.data.tables.source import ColumnCard
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any

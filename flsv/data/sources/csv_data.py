@@ -276,7 +276,8 @@ class TextData(CSVData):
         )
 
     def _tensors(self, dictionary: Dictionary, table: Cells) -> tuple[Tensor, Tensor]:
-        texts = table.words(self.text, "text").fillna("").tolist()
+        words = table.words(self.text, "text").astype(object)
+        texts = words.fillna("").tolist()
         return self._words(texts), torch.from_numpy(dictionary.targets(table))
 
     def _words(self, texts: Sequence[str]) -> Tensor:
@@ -341,7 +342,7 @@ class CharacterData(CSVData):
             lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
             if lost_groups:
                 raise ConfigurationError(
-                    f"{train.path}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
+                    f"{train.name}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
                     f"{self.length + 1} characters. Lower length."
                 )
         test_tensors = None
@@ -354,7 +355,7 @@ class CharacterData(CSVData):
     def _cut_into_pieces(self, file: Cells) -> tuple[Tensor, list[int]]:
         """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
         file.check_has(self.text, "text")
-        texts = file.texts[self.text]
+        texts = file.texts(self.text)
         windows_of_texts = [windows(text, self.length) for text in texts]
         pieces = np.concatenate(windows_of_texts).astype(np.int64)
         return torch.from_numpy(pieces), list(map(len, windows_of_texts))

@@ -53,7 +53,8 @@ def load_pixels() -> Any:
 
 def _digit_images(pixels: Any, labels: Any) -> TensorDataset:
     """Return images ``[N, 1, 8, 8]`` of pixels ``[N, 64]`` in 0 .. 16."""
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    brightness = torch.tensor(pixels, dtype=torch.float32) / 16
+    images = brightness.view(-1, 1, 8, 8)
     return tensor_set(images, labels)
 
 
@@ -73,7 +74,8 @@ def gaussians() -> SourceData:
         noise = torch.randn(size, 2, generator=generator_for(0, "gaussians", split))
         centres = torch.tensor(CENTRES)[labels]
         x, y = (centres + STANDARD_DEVIATION * noise).unbind(1)
-        inputs = torch.stack([x, y, x * x, y * y, x * y], dim=1)
+        features = [x, y, x.square(), y.square(), x * y]
+        inputs = torch.stack(features, dim=1)
         sets.append(tensor_set(inputs, labels))
     train, test = sets
     return SourceData(train, test=test, class_names=("0", "1", "2", "3"))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from lightning.pytorch.utilities import rank_zero_info
-from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.sources.places import TableRows
 from flsv.utilities.declared import checked
@@ -54,6 +55,149 @@ class FileFormat:
         return self.decimal == "." and self.thousands is None
 
 
+class TextFile:
+    """Text file of a table: its cells with numbers, and as they are written.
+
+    It is read once for numbers and words, and again if texts of columns of numbers are asked for.
+
+    Args:
+        path: the file.
+        file_format: how it is written.
+        gaps: marks of missing values of the columns that are numbers. All others are read as texts. None: any column
+            may be numbers.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file_format: FileFormat,
+        gaps: Mapping[str, Sequence[str]] | None,
+    ) -> None:
+        self.path = path
+        self._format = file_format
+        data = self._load()
+        if not data.strip():
+            raise ConfigurationError(
+                f"{path} is empty: expected a line with the columns' names, and rows of values."
+            )
+        self._separator = file_format.sep or self._frequent_separator(data)
+        header = self._parse(data, header=None, nrows=1)
+        self.names = header.iloc[0].str.strip().tolist()
+        _check_distinct(self.names, str(path))
+        self._check_rows(data)
+
+        # Texts of numbers are looked at only where these may be something else.
+        spaces = b'\t\r\n"+' + self._separator.encode()
+        kinds = bytes.maketrans(b"23456789" + spaces, b"11111111" + b" " * len(spaces))
+        kinds_of_characters = data.translate(kinds)
+        self.may_have_leading_zeros = any(zero in kinds_of_characters for zero in (b" 00", b" 01"))
+        self.may_have_groups = b".111 " in kinds_of_characters.replace(b"0", b"1")
+
+        #: Marks of missing values of the columns that were read as numbers.
+        self.gaps: dict[str, tuple[str, ...]] = {}
+        self.frame = self.texts
+        if file_format.has_plain_numbers:
+            self.frame = self._with_numbers(data, gaps)
+
+    def _load(self) -> bytes:
+        """Return the file's text in UTF-8."""
+        data = self.path.read_bytes()
+        if len(data) >= LARGE_FILE_BYTES:
+            rank_zero_info(
+                f"flsv: reading {self.path} ({len(data) / 1e6:.0f} MB), a second for some ten megabytes."
+            )
+        encoding = self._format.encoding
+        name = self.path.name
+        if b"\0" in data and "16" not in encoding:
+            raise ConfigurationError(
+                f'{self.path} has zero bytes, as text in UTF-16 has: read: {{"{name}": {{"encoding": "utf-16"}}}}.'
+            )
+        try:
+            text = data.decode(encoding)
+            return f"{text}\n".encode()
+        except (UnicodeError, LookupError) as error:
+            raise ConfigurationError(
+                f"{self.path} is not in {encoding}: {error}. Save it in UTF-8, or name its encoding, as cp1252 of "
+                f'Excel in Western Europe: read: {{"{name}": {{"encoding": "cp1252"}}}}.'
+            ) from error
+
+    def _frequent_separator(self, data: bytes) -> str:
+        header = data.lstrip(b"\r\n").splitlines()[0].decode()
+        unquoted_parts = header.split('"')[::2]
+        separators = "\t,;|" if self.path.suffix.lower() == ".tsv" else ",;\t|"
+        return max(separators, key="".join(unquoted_parts).count)
+
+    def _parse(self, data: bytes, **options: Any) -> pd.DataFrame:
+        try:
+            return pd.read_csv(
+                BytesIO(data),
+                sep=self._separator,
+                keep_default_na=False,
+                index_col=False,
+                low_memory=False,
+                **options,
+            )
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{self.path} cannot be read as a table: {str(error).strip()}. Name its separator, such as "
+                f'read: {{"{self.path.name}": {{"sep": ";"}}}}, and write quotation marks around cells that contain it.'
+            ) from error
+
+    def _check_rows(self, data: bytes) -> None:
+        """Raise ConfigurationError if rows have other lengths than the header, or are the header again."""
+        header, *lines = [line.replace(b" ", b"") for line in data.splitlines() if line.strip()]
+        separator = self._separator.encode()
+        num_separators = {line.count(separator) for line in (header, *lines)}
+        if b'"' in data or len(num_separators) > 1 or header in lines:
+            self.lines  # noqa: B018  # where each row is looked at
+
+    @cached_property
+    def lines(self) -> np.ndarray:
+        """Line in which each row ends, int64 ``[N]``."""
+        lines = []
+        csv.field_size_limit(_MAX_FIELD_LENGTH)
+        text = StringIO(self._load().decode(), newline="")
+        reader = csv.reader(text, delimiter=self._separator)
+        rows = (row for row in reader if "".join(row).strip() or len(row) > 1)
+        next(rows)
+        for row in rows:
+            line = f"{self.path}, line {reader.line_num}"
+            if len(row) != len(self.names):
+                raise ConfigurationError(
+                    f"{line}: {len(row)} values, but the header has {len(self.names)} names. Write quotation marks "
+                    f"around cells that contain {self._separator!r}."
+                )
+            if row[0].strip() == self.names[0] and [cell.strip() for cell in row] == self.names:
+                raise ConfigurationError(f"{line}: the columns' names again. Remove this line.")
+            lines.append(reader.line_num)
+        return np.array(lines, dtype=np.int64)
+
+    @cached_property
+    def texts(self) -> pd.DataFrame:
+        """All cells as they are written."""
+        return self._parse(self._load(), names=self.names, header=0, dtype=object)
+
+    def _with_numbers(self, data: bytes, gaps: Mapping[str, Sequence[str]] | None) -> pd.DataFrame:
+        """Return the cells with numbers in columns that have nothing else but marks of gaps."""
+        marks = gaps or dict.fromkeys(self.names, USUAL_GAPS)
+        names_of_texts = [name for name in self.names if name not in marks]
+        typed = self._parse(
+            data,
+            names=self.names,
+            header=0,
+            dtype=dict.fromkeys(names_of_texts, object),
+            na_values={name: list(marks[name]) for name in self.names if name in marks},
+        )
+        columns = {}
+        for name in self.names:
+            columns[name] = typed[name]
+            if is_numeric_dtype(typed[name]) and not is_bool_dtype(typed[name]):
+                self.gaps[name] = tuple(marks[name])
+            elif name in marks:
+                columns[name] = self.texts[name]
+        return pd.DataFrame(columns, copy=False)
+
+
 @dataclass(frozen=True)
 class Cells(TableRows):
     """A table's cells.
@@ -61,17 +205,15 @@ class Cells(TableRows):
     Args:
         frame: the cells, indexed by the number of the row. Columns of a text file are numbers if all cells are numbers
             or marks of gaps.
-        texts: the cells as they are written. Of a typed table the same as ``frame``.
         name: the table's name for messages.
         file_format: how numbers and dates are written.
-        path: the text file, or None for a typed table.
+        file: the text file, or None for a typed table.
     """
 
     frame: pd.DataFrame
-    texts: pd.DataFrame
     name: str = "the table"
     file_format: FileFormat = field(default_factory=FileFormat)
-    path: Path | None = None
+    file: TextFile | None = None
     _words: dict[str, pd.Series] = field(
         default_factory=dict,
         init=False,
@@ -88,37 +230,40 @@ class Cells(TableRows):
 
     def take(self, rows: np.ndarray) -> Cells:
         """Return only the rows at some positions."""
-        frame = self.frame.iloc[rows]
-        texts = self.texts.iloc[rows]
-        return replace(self, frame=frame, texts=texts)
+        return replace(self, frame=self.frame.iloc[rows])
 
     def lines(self) -> np.ndarray:
         """Return the line in which each row ends, or its number in a typed table, int64 ``[N]``."""
         row_numbers = self.frame.index.to_numpy()
-        if self.path is None:
-            return row_numbers
-        return _line_of_each_row(self.path, self.file_format)[row_numbers]
+        return row_numbers if self.file is None else self.file.lines[row_numbers]
 
     def where(self, rows: Sequence[int]) -> str:
         """Return text for messages that names rows by their lines."""
         lines = self.lines()[list(rows)].tolist()
-        if self.path is None:
+        if self.file is None:
             return f"{self.name}, row {in_words(lines)}"
-        return f"{self.path}, line {in_words(lines)}"
+        return f"{self.file.path}, line {in_words(lines)}"
 
     def check_has(self, name: str, argument: str) -> None:
         """Raise ConfigurationError that mentions the user's argument if there is no such column."""
         if name not in self.frame:
             names = listed(self.frame, 20)
             raise ConfigurationError(
-                f"{self.path or self.name} has no column {name!r} ({argument}). It has {names}."
+                f"{self.name} has no column {name!r} ({argument}). It has {names}."
             )
 
+    def texts(self, name: str) -> pd.Series:
+        """Return a column's cells as they are written, or as they are in a typed table."""
+        cells = self.frame[name]
+        if self.file is None or name not in self.file.gaps:
+            return cells
+        return self.file.texts[name].iloc[self.frame.index]
+
     def words(self, name: str, argument: str = "the data dictionary") -> pd.Series:
-        """Return a column's cells as texts, NaN where a typed one is missing."""
+        """Return a column's cells as a categorical of texts, NaN where a typed one is missing."""
         self.check_has(name, argument)
         if name not in self._words:
-            self._words[name] = texts_of(self.texts[name])
+            self._words[name] = texts_of(self.texts(name))
         return self._words[name]
 
     def numbers(self, name: str) -> np.ndarray:
@@ -128,54 +273,57 @@ class Cells(TableRows):
             self._numbers[name] = numbers_of(typed_cells, self.file_format)
         return self._numbers[name]
 
+    def are_read_as_gaps(self, name: str, marks: Sequence[str]) -> bool:
+        """Return whether a column's numbers are NaN at these marks, and nowhere else."""
+        return self.file is not None and self.file.gaps.get(name) == tuple(marks)
+
+    def is_missing(self, name: str, marks: Sequence[str]) -> np.ndarray:
+        """Return which of a column's cells have no value or one of the marks, bool ``[N]``."""
+        if self.are_read_as_gaps(name, marks):
+            return np.isnan(self.numbers(name))
+        words = self.words(name)
+        return (words.isna() | words.isin(marks)).to_numpy()
+
 
 def read_cells(
     source: Any,
     name: str = "",
     file_format: FileFormat | None = None,
+    gaps: Mapping[str, Sequence[str]] | None = None,
 ) -> Cells:
-    """Read the cells of a text file with a header, a Parquet file or a DataFrame (pandas, polars, Arrow)."""
+    """Read the cells of a text file with a header, a Parquet file or a DataFrame (pandas, polars, Arrow).
+
+    ``gaps`` are those of :class:`TextFile`.
+    """
     file_format = file_format or FileFormat()
-    path = None
+    file = None
     if not isinstance(source, str | Path):
         name = name or type(source).__name__
         frame = source if isinstance(source, pd.DataFrame) else source.to_pandas()
     elif Path(source).suffix.lower() == ".parquet":
         frame = _read_parquet(Path(source))
     else:
-        path = Path(source)
-        frame = _read_text(path, file_format)
+        file = TextFile(Path(source), file_format, gaps)
+        frame = file.frame
 
     table_name = name or str(source)
     column_names = [str(column).strip() for column in frame]
     _check_distinct(column_names, table_name)
-    texts = frame.set_axis(column_names, axis=1).reset_index(drop=True)
-
-    typed_cells = texts
-    if path is not None and file_format.has_plain_numbers:
-        typed_cells = _with_numbers(texts, path, file_format)
     return Cells(
-        frame=typed_cells,
-        texts=texts,
+        frame=frame.set_axis(column_names, axis=1).reset_index(drop=True),
         name=table_name,
         file_format=file_format,
-        path=path,
+        file=file,
     )
 
 
 def _check_distinct(names: Sequence[str], table_name: str) -> None:
     """Raise ConfigurationError if columns have no name, or the same one."""
-    are_distinct = len({*names, ""}) > len(names)
-    if are_distinct:
-        return
-
-    invalid_names = []
-    for name in names:
-        if not name or names.count(name) > 1:
-            invalid_names.append(name)
-    raise ConfigurationError(
-        f"{table_name}: columns are called {listed(invalid_names, show=repr)}. Each column needs a name of its own."
-    )
+    invalid_names = [name for name in names if not name or names.count(name) > 1]
+    if invalid_names:
+        raise ConfigurationError(
+            f"{table_name}: columns are called {listed(invalid_names, show=repr)}. Each column needs a name of its own."
+        )
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -185,138 +333,22 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise ConfigurationError(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
-def _separator(path: Path, file_format: FileFormat) -> str:
-    if file_format.sep is not None:
-        return file_format.sep
-    with path.open(encoding=file_format.encoding, newline="") as file:
-        header = file.readline()
-    unquoted_parts = header.split('"')[::2]
-    separators = "\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|"
-    return max(separators, key="".join(unquoted_parts).count)
-
-
-def _read_text(path: Path, file_format: FileFormat) -> pd.DataFrame:
-    """Read all cells as they are written. Refuse rows of other lengths, and names that stand there twice."""
-    data = path.read_bytes()
-    if len(data) >= LARGE_FILE_BYTES:
-        rank_zero_info(
-            f"flsv: reading {path} ({len(data) / 1e6:.0f} MB), a second for some ten megabytes."
-        )
-    if not data.strip():
-        raise ConfigurationError(
-            f"{path} is empty: expected a line with the columns' names, and rows of values."
-        )
-
-    has_mark = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    is_utf_16 = has_mark or b"\0" in data
-    if is_utf_16 and "16" not in file_format.encoding:
-        raise ConfigurationError(
-            f'{path} has zero bytes, as text in UTF-16 has: read: {{"{path.name}": {{"encoding": "utf-16"}}}}.'
-        )
-
-    try:
-        separator = _separator(path, file_format)
-        rows = pd.read_csv(
-            path,
-            sep=separator,
-            encoding=file_format.encoding,
-            header=None,
-            dtype=object,
-            keep_default_na=False,
-            low_memory=False,
-        )
-    except UnicodeError as error:
-        raise ConfigurationError(
-            f"{path} is not in {file_format.encoding}: {error}. Save it in UTF-8, or name its encoding, as cp1252 of "
-            f'Excel in Western Europe: read: {{"{path.name}": {{"encoding": "cp1252"}}}}.'
-        ) from error
-    except (ValueError, LookupError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as a table: {str(error).strip()}. Name its separator, such as "
-            f'read: {{"{path.name}": {{"sep": ";"}}}}, and write quotation marks around cells that contain it.'
-        ) from error
-
-    # pandas fills rows that end too early. They have too few separators, but for those within quotation marks.
-    num_separators = data.count(separator.encode())
-    if is_utf_16 or b'"' in data or num_separators != rows.size - len(rows):
-        _line_of_each_row(path, file_format)
-
-    names = rows.iloc[0].str.strip()
-    rows = rows.iloc[1:]
-    has_first_name = rows[0].str.strip() == names[0]
-    candidates = rows[has_first_name]
-    stripped_candidates = candidates.apply(lambda cells: cells.str.strip())
-    has_all_names = (stripped_candidates == names).all(axis=1)
-    if has_all_names.any():
-        row = candidates.index[0] - 1
-        line = _line_of_each_row(path, file_format)[row]
-        raise ConfigurationError(
-            f"{path}, line {line}: the columns' names again. Remove this line."
-        )
-    return rows.set_axis(names, axis=1)
-
-
-def _with_numbers(
-    texts: pd.DataFrame,
-    path: Path,
-    file_format: FileFormat,
-) -> pd.DataFrame:
-    """Return the cells with numbers in columns that have nothing else but marks of gaps."""
-    typed = pd.read_csv(
-        path,
-        sep=_separator(path, file_format),
-        encoding=file_format.encoding,
-        names=list(texts),
-        header=0,
-        index_col=False,
-        na_values=USUAL_GAPS,
-        keep_default_na=False,
-        low_memory=False,
-    )
-    numbers = typed.select_dtypes("number")
-    columns = {}
-    for name in texts:
-        columns[name] = numbers.get(name, texts[name])
-    return pd.DataFrame(columns, copy=False)
-
-
-def _line_of_each_row(path: Path, file_format: FileFormat) -> np.ndarray:
-    """Return the line in which each row ends, int64 ``[N]``. Raise ConfigurationError if a row has too few cells."""
-    lines = []
-    separator = _separator(path, file_format)
-    csv.field_size_limit(_MAX_FIELD_LENGTH)
-    with path.open(encoding=file_format.encoding, newline="") as file:
-        reader = csv.reader(file, delimiter=separator)
-        rows = filter(None, reader)
-        names = next(rows)
-        for row in rows:
-            if len(row) != len(names):
-                raise ConfigurationError(
-                    f"{path}, line {reader.line_num}: {len(row)} values, but the header has {len(names)} names. "
-                    f"Write quotation marks around cells that contain {separator!r}."
-                )
-            lines.append(reader.line_num)
-    return np.array(lines, dtype=np.int64)
-
-
 def texts_of(cells: pd.Series) -> pd.Series:
-    """Return cells as texts, NaN where a typed one is missing.
+    """Return cells as a categorical of texts, NaN where a typed one is missing.
 
     Numbers that are whole get no point, unless the column has fractions: a gap gives 7 a fraction, and 7.0 is a version
     beside 7.5.
     """
     number_of_cell, distinct_cells = pd.factorize(cells)  # -1 for what is missing
-    texts: list[Any] = []
-    for cell in distinct_cells:
-        texts.append(str(cell).strip())
-
-    are_versions = any(_has_fraction(text) for text in texts)
+    texts = [str(cell).strip() for cell in distinct_cells]
+    are_versions = any(map(_has_fraction, texts))
     if not are_versions:
         texts = [_without_point_zero(text) for text in texts]
 
-    texts.append(np.nan)
-    values = np.array(texts, dtype=object)[number_of_cell]
-    return pd.Series(values, index=cells.index, dtype=object)
+    number_of_text, distinct_texts = pd.factorize(np.array(texts, dtype=object))
+    numbers = np.append(number_of_text, -1)[number_of_cell]
+    words = pd.Categorical.from_codes(numbers, categories=distinct_texts)
+    return pd.Series(words, index=cells.index)
 
 
 def _has_fraction(text: str) -> bool:

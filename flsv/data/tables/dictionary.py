@@ -41,6 +41,8 @@ DAYS_SINCE_1970 = "days since 1970"
 REST = "*"
 #: YAML takes no, 01067 and 1e9 for something else.
 Text = Annotated[str, "Write texts in quotation marks."]
+#: A column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``.
+ValuesOfColumn: TypeAlias = tuple[pd.Series, np.ndarray]
 #: Spellings of truth values.
 NUMBER_BY_TRUTH = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
 _KINDS = (NUMBERS, WHOLE_NUMBERS, TRUTHS, CATEGORIES)
@@ -153,46 +155,44 @@ class Column:
         texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
         return texts.get(self.kind, self.kind)
 
-    def gap_marks(self, cells: Cells) -> tuple[str, ...]:
+    def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
         """Return the texts of cells without a value. The usual ones are of text files: in a frame NA is a word."""
         if not isinstance(self.gaps, bool):
             return ("", *self.gaps)
-        return ("",) if cells.path is None else USUAL_GAPS
+        return USUAL_GAPS if is_text_file else ("",)
 
-    def values(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray]:
+    def values(self, cells: Cells, name: str) -> ValuesOfColumn:
         """Return a column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``."""
         if self.kind == CATEGORIES:
-            values, is_gap, is_misfit = self._words(cells, name)
+            values, is_misfit = self._words(cells, name)
         else:
-            values, is_gap, is_misfit = self._numbers(cells, name)
+            values, is_misfit = self._numbers(cells, name)
         if self.gaps is False:
-            is_misfit |= is_gap
+            is_misfit = is_misfit | values.isna().to_numpy()
         return values, is_misfit
 
-    def _words(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
+    def _words(self, cells: Cells, name: str) -> ValuesOfColumn:
         words = cells.words(name)
-        gap_marks = self.gap_marks(cells)
-        marks = texts_of(pd.Series(gap_marks, dtype=object))
-        is_mark = words.isin({*marks, *gap_marks})
-        is_gap = (words.isna() | is_mark).to_numpy()
-        values = words.mask(is_gap)
-        is_misfit = np.zeros(len(words), dtype=bool)
-        if not self.other_words:
-            is_category = values.isin(self.categories or ()).to_numpy()
-            is_misfit = ~is_gap & ~is_category
-        return values, is_gap, is_misfit
+        gap_marks = self.gap_marks(cells.file is not None)
+        marks = set(gap_marks)
+        marks.update(texts_of(pd.Series(gap_marks, dtype=object)))
+        marks.intersection_update(words.cat.categories)
+        values = words.cat.remove_categories(marks)
+        if self.other_words:
+            return values, np.zeros(len(values), dtype=bool)
+        is_misfit = values.notna() & ~values.isin(self.categories or ())
+        return values, is_misfit.to_numpy()
 
-    def _numbers(self, cells: Cells, name: str) -> tuple[pd.Series, np.ndarray, np.ndarray]:
+    def _numbers(self, cells: Cells, name: str) -> ValuesOfColumn:
         numbers = self._all_numbers(cells, name)
-        gap_marks = self.gap_marks(cells)
-        is_gap = np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
-        is_blank = np.isnan(numbers)
-        blank_cells = texts_of(cells.texts[name][is_blank])
-        is_gap[is_blank] = blank_cells.isna() | blank_cells.isin(gap_marks)
+        gap_marks = self.gap_marks(cells.file is not None)
+        is_gap = np.isnan(numbers)
+        if not cells.are_read_as_gaps(name, gap_marks):
+            blank_cells = texts_of(cells.texts(name)[is_gap])
+            is_gap[is_gap] = blank_cells.isna() | blank_cells.isin(gap_marks)
+            is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
-            start_cells = cells.words(self.kind.removeprefix(DAYS))
-            has_no_start = start_cells.isna() | start_cells.isin(gap_marks)
-            is_gap |= has_no_start.to_numpy()
+            is_gap |= cells.is_missing(self.kind.removeprefix(DAYS), gap_marks)
 
         low, high = self.bounds
         is_inside = (numbers >= low) & (numbers <= high)
@@ -200,12 +200,12 @@ class Column:
         if self.kind == WHOLE_NUMBERS:
             is_inside &= numbers % 1 == 0
         known_numbers = np.where(is_gap, np.nan, numbers)
-        values = pd.Series(known_numbers, index=cells.frame.index)
-        return values, is_gap, ~is_gap & ~is_inside
+        return pd.Series(known_numbers), ~is_gap & ~is_inside
 
     def _all_numbers(self, cells: Cells, name: str) -> np.ndarray:
         if self.kind == TRUTHS:
-            return cells.words(name).map(NUMBER_BY_TRUTH).to_numpy(dtype=float)
+            numbers = cells.words(name).map(NUMBER_BY_TRUTH)
+            return numbers.to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
             return cells.numbers(name)
 
@@ -213,8 +213,8 @@ class Column:
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
-            start_dates = dates_of(cells.texts[start_name], cells.file_format)
-        durations = dates_of(cells.texts[name], cells.file_format) - start_dates
+            start_dates = dates_of(cells.texts(start_name), cells.file_format)
+        durations = dates_of(cells.texts(name), cells.file_format) - start_dates
         days = durations / pd.Timedelta(days=1)
         return days.to_numpy(dtype=float)
 
@@ -344,7 +344,7 @@ class Dictionary:
             rows = np.flatnonzero(is_misfit)
             num_misfits += len(rows)
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
-                cell = cells.texts[name].iloc[row]
+                cell = cells.texts(name).iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
                 line = cells.where([row])
                 misfits.append(f"{line}: {shown_cell} in {name!r}, expected {column.description}")
@@ -357,7 +357,7 @@ class Dictionary:
 
     def _tolerated(
         self, column: Column, values: pd.Series, is_misfit: np.ndarray
-    ) -> tuple[pd.Series, np.ndarray]:
+    ) -> ValuesOfColumn:
         """Return values without those of a few rows that lie outside of the range."""
         numbers = values.to_numpy(dtype=float)
         low, high = column.bounds
@@ -385,30 +385,41 @@ class Dictionary:
         for name in (self.target, *self.columns):
             cells.check_has(name, "the data dictionary")
 
-    def encode(self, cells: Cells) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the features, float32 ``[N, D]``, and each column's rows without a value, bool ``[N]``."""
-        shape = (len(cells), len(self.feature_names))
-        features = np.zeros(shape, dtype=np.float32)
+    def gaps_of_numbers(self) -> dict[str, tuple[str, ...]] | None:
+        """Return the marks of missing values of text files' columns of numbers. None if these are not known yet."""
+        if not self.is_complete:
+            return None
+        gaps = {}
+        for name, column in self.columns.items():
+            if column.has_numbers:
+                gaps[name] = column.gap_marks(is_text_file=True)
+        if self.task == "regression":
+            gaps[self.target] = USUAL_GAPS
+        return gaps
+
+    def encode(self, values: Mapping[str, pd.Series]) -> np.ndarray:
+        """Return the features, float32 ``[N, D]``, of all columns' values."""
+        first_values, *_ = values.values()
         position_by_name = {name: position for position, name in enumerate(self.feature_names)}
-        missing_rows = {}
-        for name, values in self.values(cells).items():
+        shape = (len(first_values), len(position_by_name))
+        features = np.zeros(shape, dtype=np.float32)
+        for name, values_of_column in values.items():
             column = self.columns[name]
-            is_missing = values.isna().to_numpy()
-            missing_rows[name] = is_missing
+            is_missing = values_of_column.isna().to_numpy()
             if column.categories is None:
-                standardized = (values - column.mean) / (column.scale or 1.0)
-                features[:, position_by_name[name]] = standardized.fillna(0.0)
-            else:
-                categories = pd.Index(column.categories, dtype=object)
-                category_of_row = categories.get_indexer(values.astype(object))
+                numbers = values_of_column.to_numpy(dtype=float)
+                standardized = (numbers - column.mean) / (column.scale or 1.0)
+                standardized[is_missing] = 0.0
+                features[:, position_by_name[name]] = standardized
+            elif column.categories:
+                words = values_of_column.cat.set_categories(column.categories)
+                category_of_row = words.cat.codes.to_numpy(dtype=np.int64)
                 rows = np.flatnonzero(category_of_row >= 0)
-                first_position = len(position_by_name)
-                if column.categories:
-                    first_position = position_by_name[f"{name}={column.categories[0]}"]
+                first_position = position_by_name[f"{name}={column.categories[0]}"]
                 features[rows, first_position + category_of_row[rows]] = 1.0
             if column.gaps is not False:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
-        return features, missing_rows
+        return features
 
     def targets(self, cells: Cells) -> np.ndarray:
         """Return each row's class, int64 ``[N]``, or its number, float32 ``[N]``."""
@@ -420,13 +431,14 @@ class Dictionary:
             targets = standardized.astype(np.float32)
             description = "a number in the file's notation (read)"
         else:
-            classes = pd.Index(self.classes or (), dtype=object)
-            targets = classes.get_indexer(cells.words(self.target, "target"))
+            classes = self.classes or ()
+            words = cells.words(self.target, "target").cat.set_categories(classes)
+            targets = words.cat.codes.to_numpy(dtype=np.int64)
             is_misfit = targets < 0
             description = f"one of {len(classes)} classes: {listed(classes, 20)}"
         if is_misfit.any():
             row = int(np.argmax(is_misfit))
-            cell = str(cells.texts[self.target].iloc[row])
+            cell = str(cells.texts(self.target).iloc[row])
             raise ConfigurationError(
                 f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}."
             )
@@ -516,15 +528,6 @@ class Dictionary:
             return replace(self, positive=positive)
         classes = [name for name in self.classes if name != positive]
         return replace(self, positive=positive, classes=(*classes, positive))
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    became: str
-    is_missing: np.ndarray
 
 
 _HEAD = (

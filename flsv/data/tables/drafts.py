@@ -112,7 +112,7 @@ def draft(
                 values_of_site = values.iloc[rows]
             site_column = drafted_column(column, values_of_site, min_rows)
             columns_by_site[site][name] = site_column
-            for text in _oddities(column, values_of_site.dropna()):
+            for text in oddities(column, values_of_site.dropna()):
                 doubt = TableDoubt(site=site, column=name, text=text)
                 doubts.append(doubt)
 
@@ -123,7 +123,7 @@ def draft(
             columns=columns_by_site[site],
             excluded=excluded,
         )
-        drafts[site] = _with_target(site_dictionary, cells.take(rows))
+        drafts[site] = with_target(site_dictionary, cells.take(rows))
     return drafts, doubts
 
 
@@ -138,7 +138,7 @@ def _column_names(cells: Cells, dictionary: Dictionary) -> list[str]:
     return names
 
 
-def _with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
+def with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
     """Draft the classes, or mean and scale of numbers to predict."""
     if dictionary.task == "regression":
         numbers = pd.Series(cells.numbers(dictionary.target))
@@ -146,8 +146,8 @@ def _with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
         return with_target_column(dictionary, target)
 
     words = cells.words(dictionary.target, "target")
+    classes = dictionary.classes or in_order(list(words.cat.categories))
     counts = words.value_counts()
-    classes = dictionary.classes or in_order(list(counts.index))
     class_counts = [int(counts.get(name, 0)) for name in classes]
     return replace(
         dictionary,
@@ -174,7 +174,7 @@ def _read_column(
     column: Column,
 ) -> tuple[Column, pd.Series]:
     """Return a column with its kind, and the table's values in it."""
-    kind = column.kind or _kind_of(cells, name, column)
+    kind = column.kind or kind_of(cells, name, column)
     # No cell is a misfit before it is known what fits.
     unlimited_column = replace(
         column,
@@ -187,21 +187,20 @@ def _read_column(
     values, is_misfit = unlimited_column.values(cells, name)
     if is_misfit.any():
         row = int(np.argmax(is_misfit))
-        cell = str(cells.texts[name].iloc[row])
+        cell = str(cells.texts(name).iloc[row])
         raise Question(
             f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
             "notation (read), a unit, or categories (kind)?"
         )
 
     if kind == CATEGORIES:
-        num_words = values.nunique()
+        num_words = len(values.cat.categories)
         if num_words > MAX_CATEGORIES and not column.kind:
             raise Question(
                 f"{num_words} different words in {cells.name}. Numbers of cases and texts are no features; kind: "
                 "categories makes as many of them"
             )
-        distinct_words = values.dropna().unique()
-        check_spelling_of_words(distinct_words, cells.name)
+        check_spelling_of_words(values.cat.categories, cells.name)
     return replace(column, kind=kind), values
 
 
@@ -222,7 +221,7 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
     if column.is_complete and column.kind == CATEGORIES:
         return column
     if column.kind == CATEGORIES:
-        counts = known_values.value_counts()
+        counts = known_values.cat.remove_unused_categories().value_counts()
         frequent_words = counts.index[counts >= min_rows]
         has_rare_words = len(frequent_words) < len(counts)
         return replace(
@@ -269,7 +268,7 @@ def check_spelling_of_words(
         raise Question(str(error)) from error
 
 
-def _kind_of(cells: Cells, name: str, column: Column) -> str:
+def kind_of(cells: Cells, name: str, column: Column) -> str:
     """Return a column's kind, or raise Question."""
     if column.categories is not None:
         return CATEGORIES
@@ -278,7 +277,7 @@ def _kind_of(cells: Cells, name: str, column: Column) -> str:
         return CATEGORIES
     if is_bool_dtype(typed_cells):
         return TRUTHS
-    if cells.path is None:
+    if cells.file is None:
         type_of_cells = infer_dtype(typed_cells, skipna=True)
         if type_of_cells in ("mixed", "mixed-integer"):
             raise Question(f"values of several types in {cells.name}. Give them one")
@@ -290,11 +289,8 @@ def _kind_of(cells: Cells, name: str, column: Column) -> str:
 def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
     """Return the kind of a column with texts or dates, or raise Question."""
     words = cells.words(name)
-    gap_marks = column.gap_marks(cells)
-    texts = []
-    for text in words.dropna().unique():
-        if text not in gap_marks:
-            texts.append(text)
+    gap_marks = column.gap_marks(cells.file is not None)
+    texts = [text for text in words.cat.categories if text not in gap_marks]
     if not texts:
         return NUMBERS
     if set(texts) <= NUMBER_BY_TRUTH.keys():
@@ -331,23 +327,20 @@ def _check_notation(
 
 
 def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
-    if cells.path is not None:
-        texts = cells.texts[name].tolist()
-        has_leading_zero = _LEADING_ZERO.search("\n".join(["", *texts]))
-        if has_leading_zero:
+    if cells.file is not None and cells.file.may_have_leading_zeros:
+        texts = cells.texts(name).tolist()
+        if _LEADING_ZERO.search("\n".join(["", *texts])):
             return CATEGORIES
-        if not is_integer_dtype(cells.frame[name]):
-            _check_point(cells, texts)
+    if cells.file is not None and cells.file.may_have_groups:
+        _check_point(cells, name)
     return WHOLE_NUMBERS if (numbers % 1 == 0).all() else NUMBERS
 
 
-def _check_point(cells: Cells, texts: Sequence[str]) -> None:
+def _check_point(cells: Cells, name: str) -> None:
     """Raise Question if all numbers are below 1,000 or have three digits after a point, and there are both."""
-    if cells.file_format.thousands is not None:
+    if cells.file_format.thousands is not None or is_integer_dtype(cells.frame[name]):
         return
-    if not all(map(_may_have_groups, texts)):
-        return
-
+    texts = cells.texts(name).tolist()
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
@@ -360,10 +353,6 @@ def _check_point(cells: Cells, texts: Sequence[str]) -> None:
             f"{cells.where([row])}: does the point of {text!r} separate thousands? It stands beside {max(short)!r}. "
             'Say read: thousands: ".", or kind: numbers'
         )
-
-
-def _may_have_groups(text: str) -> bool:
-    return len(text) <= 4 or text[-4] in ".,"
 
 
 def rounded(number: float, deviation: float) -> float:
@@ -400,7 +389,7 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
     return float(f"{low:.12g}"), float(f"{high:.12g}")
 
 
-def _oddities(column: Column, known_values: pd.Series) -> Iterator[str]:
+def oddities(column: Column, known_values: pd.Series) -> Iterator[str]:
     """Yield what is odd in the values of one table."""
     num_values = len(known_values)
     has_fractions = column.kind == NUMBERS or column.kind.startswith(DAYS)

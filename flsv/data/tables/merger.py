@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,8 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
 from flsv.data.tables.cells import Cells, FileFormat
 from flsv.data.tables.dictionary import (
+    CATEGORIES,
     NUMBERS,
-    REST,
     WHOLE_NUMBERS,
     Column,
     Dictionary,
@@ -28,7 +28,11 @@ from flsv.data.tables.drafts import (
     TableDoubt,
     check_spelling_of_words,
     draft,
+    drafted_column,
+    kind_of,
+    oddities,
     rounded,
+    with_target,
     with_target_column,
 )
 from flsv.utilities.errors import ConfigurationError, listed
@@ -57,47 +61,31 @@ _UNTRAINED = ""
 _SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive", "tolerance")
 
 
-def merge(
-    drafts: Mapping[str, Dictionary], subject_site: str | None = None
-) -> tuple[Dictionary, list[TableDoubt]]:
-    """Make one dictionary of several sites' drafts.
-
-    Args:
-        drafts: each site's draft, by its name.
-        subject_site: the only site whose disagreements are told. None: all.
+def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
+    """Make one dictionary of several sites' drafts, by the sites' names.
 
     Returns:
         The dictionary, which does not depend on the order of the sites, and where they disagree.
     """
-    merged_columns = _merge_columns(drafts, subject_site)
-    columns = dict(merged_columns.columns)
-    excluded = dict(merged_columns.excluded)
-    for name, column in merged_columns.columns.items():
+    merged, doubts = _merge_columns(drafts, subject_site=None)
+    dictionary, target_doubts = _with_merged_target(drafts)
+    columns = dict(merged.columns)
+    excluded = dict(merged.excluded)
+    for name, column in merged.columns.items():
         if column.missing and not column.count:
             del columns[name]
             excluded[name] = "? no row has a value"
-
-    dictionary, target_doubts = _with_merged_target(drafts)
-    doubts = list(merged_columns.doubts)
-    for doubt in target_doubts:
-        if subject_site in (None, doubt.site):
-            doubts.append(doubt)
-    return replace(dictionary, columns=columns, excluded=excluded), doubts
+    return replace(dictionary, columns=columns, excluded=excluded), [*doubts, *target_doubts]
 
 
-@dataclass(frozen=True)
-class _MergedColumns:
-    columns: Mapping[str, Column]
-    excluded: Mapping[str, str]
-    doubts: Sequence[TableDoubt]
-
-
-def _merge_columns(drafts: Mapping[str, Dictionary], subject_site: str | None) -> _MergedColumns:
+def _merge_columns(
+    drafts: Mapping[str, Dictionary], subject_site: str | None
+) -> tuple[Dictionary, list[TableDoubt]]:
+    """Return a dictionary of all columns, without a target, and doubts about one site or all."""
     excluded: dict[str, str] = {}
     names: dict[str, None] = {}
     for dictionary in drafts.values():
-        for name, reason in dictionary.excluded.items():
-            excluded.setdefault(name, reason)
+        excluded = {**dictionary.excluded, **excluded}
         names |= dict.fromkeys(dictionary.columns)
 
     columns = {}
@@ -107,44 +95,32 @@ def _merge_columns(drafts: Mapping[str, Dictionary], subject_site: str | None) -
             continue
 
         column_by_site = {}
-        sites_without = []
         for site, dictionary in drafts.items():
             if name in dictionary.columns:
                 column_by_site[site] = dictionary.columns[name]
-            else:
-                sites_without.append(site)
         try:
-            _check_same_meaning(column_by_site, sites_without)
-            pooled_column = pooled(list(column_by_site.values()))
-            check_spelling_of_words(
-                pooled_column.categories or (),
-                "the column",
-                owners=partial(_sites_of_words, column_by_site),
-            )
+            _check_same_meaning(column_by_site, sites_without=drafts.keys() - column_by_site)
+            columns[name] = pooled(list(column_by_site.values()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
-        columns[name] = pooled_column
         doubts += _disagreements(name, column_by_site, subject_site=subject_site)
-    return _MergedColumns(columns, excluded, doubts)
+    return Dictionary(columns=columns, excluded=excluded), doubts
 
 
-def _sites_of_words(column_by_site: Mapping[str, Column]) -> dict[str, list[str]]:
+def _check_same_meaning(
+    column_by_site: Mapping[str, Column], sites_without: Collection[str]
+) -> None:
+    """Raise Question if a site lacks a column, or sites have it in several kinds or spellings."""
+    if sites_without:
+        sites = listed(column_by_site)
+        raise Question(f"no such column at {listed(sorted(sites_without))}, and {sites} have it")
+
+    sites_by_kind: dict[str, list[str]] = {}
     sites_by_word: dict[str, list[str]] = {}
     for site, column in column_by_site.items():
         for word in column.categories or ():
             sites_by_word.setdefault(word, []).append(site)
-    return sites_by_word
-
-
-def _check_same_meaning(column_by_site: Mapping[str, Column], sites_without: Sequence[str]) -> None:
-    """Raise Question if a site lacks a column, or sites have it in several kinds."""
-    if sites_without:
-        sites = listed(column_by_site)
-        raise Question(f"no such column at {listed(sites_without)}, and {sites} have it")
-
-    sites_by_kind: dict[str, list[str]] = {}
-    for site, column in column_by_site.items():
         if column.count:  # of an empty column nobody knows the kind
             kind = NUMBERS if column.kind == WHOLE_NUMBERS else column.kind
             sites_by_kind.setdefault(kind, []).append(site)
@@ -154,6 +130,7 @@ def _check_same_meaning(column_by_site: Mapping[str, Column], sites_without: Seq
         raise Question(
             f"{' and '.join(kinds)}. Two codings of one thing, or a unit? Say its kind, or leave it out"
         )
+    check_spelling_of_words(sites_by_word, "the column", owners=lambda: sites_by_word)
 
 
 def pooled(columns: Sequence[Column]) -> Column:
@@ -339,14 +316,12 @@ def _with_merged_target(
         return with_target_column(merged, pooled(targets)), []
 
     counts = _counts_by_class(drafts)
-    class_orders = set()
-    for dictionary in drafts.values():
-        class_orders.add(tuple(dictionary.classes or ()))
-    classes = _merged_classes(
-        counts,
-        merged,
-        have_same_classes=len(class_orders) == 1,
-    )
+    class_orders = {dictionary.classes for dictionary in drafts.values()}
+    has_order = len(class_orders) == 1 and (merged.positive is not None or len(counts) != 2)
+    if has_order:
+        classes = tuple(first_draft.classes or ())
+    else:
+        classes = classes_by_site(counts, merged.target, merged.positive, len(class_orders) > 1)
     totals = counts.sum(axis=1).loc[list(classes)]
     class_counts = [int(total) for total in totals]
     dictionary = replace(
@@ -370,20 +345,17 @@ def _counts_by_class(drafts: Mapping[str, Dictionary]) -> pd.DataFrame:
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
 
-def _merged_classes(
-    counts: pd.DataFrame, dictionary: Dictionary, have_same_classes: bool
+def classes_by_site(
+    counts: pd.DataFrame, target: str, positive: Any, are_compared: bool = True
 ) -> tuple[str, ...]:
-    """Return all classes, the positive one of two last. Those that somebody has named need no check."""
-    names = in_order(list(counts.index))
-    if not have_same_classes:
-        check_spelling(names, "the target")
-        check_classes(counts, dictionary.target)
-    if have_same_classes and (dictionary.positive is not None or len(names) != 2):
-        return tuple(dictionary.classes or ())
-
-    totals = counts.sum(axis=1)
-    totals_by_class = totals.loc[list(names)].tolist()
-    return positive_last(names, totals_by_class, dictionary.positive)
+    """Return all classes, the positive one of two last, by each site's number of rows of each class."""
+    classes = in_order(list(counts.index))
+    if are_compared:
+        owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
+        check_spelling(classes, f"the target {target!r}", owners=lambda: owners)
+        _check_classes(counts, target)
+    totals = counts.sum(axis=1).loc[list(classes)]
+    return positive_last(classes, totals.tolist(), positive)
 
 
 def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> None:
@@ -395,7 +367,7 @@ def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> Non
         )
 
 
-def check_classes(counts: pd.DataFrame, target: str) -> None:
+def _check_classes(counts: pd.DataFrame, target: str) -> None:
     """Raise ConfigurationError if values are no classes, or a site codes them otherwise.
 
     ``counts`` has each site's number of rows of each class, indexed by the class.
@@ -531,7 +503,7 @@ def _widened(
     merged: Dictionary, drafts: Mapping[str, Dictionary], subject_site: str
 ) -> tuple[Dictionary, Sequence[TableDoubt]]:
     """Return a dictionary that held-out cells fit, too, and doubts about these."""
-    wider = _merge_columns({_CLIENTS: merged, **drafts}, subject_site)
+    wider, doubts = _merge_columns({_CLIENTS: merged, **drafts}, subject_site)
     columns = {}
     for name, column in wider.columns.items():
         clients_column = merged.columns[name]
@@ -542,45 +514,48 @@ def _widened(
             count=clients_column.count,
             missing=clients_column.missing,
         )
-    return replace(merged, columns=columns, excluded=wider.excluded), wider.doubts
+    return replace(merged, columns=columns, excluded=wider.excluded), doubts
 
 
-def compare(dictionary: Dictionary, cells: Cells, site: str) -> list[TableDoubt]:
-    """Compare a site's table with the dictionary by which it is read, for the site's own log.
+def compare(
+    dictionary: Dictionary, cells: Cells, site: str
+) -> tuple[dict[str, pd.Series], list[TableDoubt]]:
+    """Read a site's table by a complete dictionary, and compare both, for the site's own log.
+
+    Returns:
+        The columns' values, and doubts.
 
     Raises:
-        ConfigurationError: what the cells of a column are is not clear, or not what the dictionary says.
+        ConfigurationError: cells do not fit the dictionary, or it is not clear whether they are its numbers.
     """
-    said_columns = {}
-    usual_columns = {}
+    has_codes = {}
     for name, column in dictionary.columns.items():
-        count = column.count or len(cells)  # one written by hand has none
-        usual_columns[name] = replace(column, count=count)
-        said_columns[name] = Column(
-            "" if column.has_numbers else column.kind,
-            gaps=column.gaps,
-            categories=column.categories,
-        )
-    drafted = replace(
-        dictionary,
-        columns=said_columns,
-        excluded={**dictionary.excluded, REST: ""},
-        class_counts=(),
-    )
-    all_rows = np.arange(len(cells))
-    drafts, doubts = draft(cells, drafted, {site: all_rows})
+        cells.check_has(name, "the data dictionary")
+        if column.has_numbers:
+            try:
+                has_codes[name] = kind_of(cells, name, Column(gaps=column.gaps)) == CATEGORIES
+            except Question as question:
+                raise ConfigurationError(f"{site}: {name}: {question}") from question
 
-    num_classes = len(dictionary.classes or "1")
-    usual_dictionary = replace(
-        dictionary,
-        columns=usual_columns,
-        class_counts=dictionary.class_counts or (1,) * num_classes,
-    )
-    drafts_to_merge = {
-        _DICTIONARY: usual_dictionary,
-        **drafts,
-    }
-    merged, disagreements = merge(drafts_to_merge, subject_site=site)
-    if merged.questions:
-        raise ConfigurationError(f"{site}: " + "\n".join(merged.questions))
-    return [*disagreements, *doubts]
+    values = dictionary.values(cells)
+    doubts = []
+    for name, column in dictionary.columns.items():
+        if has_codes.get(name):  # of numbers alone
+            raise ConfigurationError(
+                f"{site}: {name} has numbers that begin with a zero, as codes do, and the data dictionary has "
+                f"{column.kind}. Give it categories, or leave it out."
+            )
+        limits = {"low": None, "high": None, "mean": None, "scale": None}
+        site_column = drafted_column(replace(column, **limits), values[name], min_rows=1)
+        usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
+        columns = {_DICTIONARY: usual_column, site: site_column}
+        doubts += _disagreements(name, columns, subject_site=site)
+        for text in oddities(site_column, values[name].dropna()):
+            doubts.append(TableDoubt(site, name, text))
+
+    class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
+    usual_dictionary = replace(dictionary, class_counts=class_counts)
+    drafts = {_DICTIONARY: usual_dictionary, site: with_target(dictionary, cells)}
+    _, doubts_of_target = _with_merged_target(drafts)
+    doubts_of_site = [doubt for doubt in doubts_of_target if doubt.site == site]
+    return values, [*doubts_of_site, *doubts]

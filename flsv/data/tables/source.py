@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,25 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
-from flsv.data.labels import chooses_rarer_class, in_order, named_class, positive_last
+from flsv.data.labels import chooses_rarer_class, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
-from flsv.data.tables.dictionary import REST, ColumnCard, Dictionary
+from flsv.data.tables.dictionary import REST, Dictionary
 from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
-from flsv.data.tables.merger import check_classes, check_number_of_classes, compare, draft_all
+from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A whole number without leading zeros: 07 stays a text.
 _INTEGER = re.compile(r"0|-?[1-9]\d*")
+
+
+@dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+
+    name: str
+    became: str
+    is_missing: np.ndarray
 
 
 class OpenQuestions(ConfigurationError):
@@ -45,9 +54,9 @@ class OpenQuestions(ConfigurationError):
 
 def read_table(source: Any, reading: Reading, client: str) -> Cells:
     """Read the cells of a client's table in the notation that the data dictionary says."""
-    formats = {} if reading.dictionary is None else reading.dictionary.read
-    file_format = format_of(formats, client, source)
-    return read_cells(source, file_format=file_format)
+    dictionary = reading.dictionary or Dictionary()
+    file_format = format_of(dictionary.read, client, source)
+    return read_cells(source, file_format=file_format, gaps=dictionary.gaps_of_numbers())
 
 
 def group_values(cells: Cells, name: str) -> np.ndarray:
@@ -55,30 +64,30 @@ def group_values(cells: Cells, name: str) -> np.ndarray:
 
     Groups become numbers, which sort 2 before 10, unless one begins with a zero.
     """
-    values = cells.words(name, "groups").fillna("")
-    empty_rows = np.flatnonzero(values == "").tolist()
+    words = cells.words(name, "groups")
+    empty_rows = np.flatnonzero(words.isna() | (words == "")).tolist()
     if empty_rows:
         raise ConfigurationError(
             f"{cells.where(empty_rows)}: {len(empty_rows)} of {len(cells)} rows have no {name!r} (groups). Every row "
             "needs a client: fill them in, or leave the rows out."
         )
-    names = list(dict.fromkeys(values))
+    names = list(words.cat.categories)
     check_spelling(names, f"{cells.name}: {name!r} (groups)")
     are_numbers = all(_INTEGER.fullmatch(name) for name in names)
-    return values.map(int if are_numbers else str).to_numpy()
+    groups = np.array([int(name) for name in names] if are_numbers else names)
+    return groups[words.cat.codes]
 
 
 def rows_with_target(cells: Cells, target: str) -> Cells:
     """Return the rows that have a target, with a warning if others are left out."""
-    words = cells.words(target, "labels")
-    has_no_word = words.isna() | words.isin(USUAL_GAPS)
-    is_missing = has_no_word.to_numpy()
+    cells.check_has(target, "labels")
+    is_missing = cells.is_missing(target, USUAL_GAPS)
     if is_missing.all():
         raise ConfigurationError(f"{cells.name}: no row has a {target!r} (labels).")
     if not is_missing.any():
         return cells
     rank_zero_warn(
-        f"{cells.name}: {is_missing.sum()} of {len(words)} rows have no {target!r} (labels) and are left out."
+        f"{cells.name}: {is_missing.sum()} of {len(cells)} rows have no {target!r} (labels) and are left out."
     )
     return cells.take(np.flatnonzero(~is_missing))
 
@@ -92,29 +101,16 @@ def classes_of(
     """Return the classes of all tables, the positive one of two last unless the rows are one site's."""
     counts_by_table = {}
     for name, cells in tables.items():
-        counts_by_table[name] = cells.words(target, "labels").value_counts()
+        counts = cells.words(target, "labels").value_counts()
+        counts_by_table[name] = counts.set_axis(list(counts.index))
     counts = pd.DataFrame(counts_by_table).fillna(0.0)
+    if not is_site:
+        return classes_by_site(counts, target, pos_label)
 
-    owners: dict[str, list[str]] = {}
-    for class_name in counts.index:
-        has_class = counts.loc[class_name] > 0
-        table_names = counts.columns[has_class]
-        owners[class_name] = [tables[name].name for name in table_names]
     classes = in_order(list(counts.index))
-    check_spelling(
-        classes,
-        f"the target {target!r}",
-        owners=lambda: owners,
-    )
-
-    if is_site:
-        num_rows = int(counts.to_numpy().sum())
-        check_number_of_classes(len(classes), num_rows, target=target)
-        return classes
-    check_classes(counts, target)
-    totals = counts.sum(axis=1)
-    totals_by_class = totals.loc[list(classes)].tolist()
-    return positive_last(classes, totals_by_class, pos_label)
+    check_spelling(classes, f"the target {target!r}")
+    check_number_of_classes(len(classes), int(counts.to_numpy().sum()), target=target)
+    return classes
 
 
 def tables_source(
@@ -128,7 +124,7 @@ def tables_source(
     Its function ``fitted`` makes the features once the training rows are known.
     """
     source = _TablesSource(tables, held_out, reading, are_clients)
-    return source.without_features()
+    return source.without_features
 
 
 class _TablesSource:
@@ -159,7 +155,7 @@ class _TablesSource:
 
         self._tables = {}
         for name, cells in tables.items():
-            if are_clients and cells.path is None:
+            if are_clients and cells.file is None:
                 cells = replace(cells, name=f"the {cells.name} of {name!r}")
             self._tables[name] = rows_with_target(cells, target)
         self._held_out = {}
@@ -212,8 +208,9 @@ class _TablesSource:
             return dictionary.with_positive(dictionary.positive or classes[-1])
         return dictionary
 
+    @cached_property
     def without_features(self) -> SourceData:
-        """Return the source before the training rows are known, without features."""
+        """The source before the training rows are known, without features."""
         groups, group_names = self._groups()
         split_columns = {}
         for name in self._reading.split_columns:
@@ -242,54 +239,35 @@ class _TablesSource:
     def with_features(self, samples_by_client: Mapping[str, Tensor]) -> SourceData:
         """Return the source with features by the dictionary, which is drafted from the training rows if incomplete."""
         dictionary = self._dictionary
+        doubts: list[TableDoubt] = []
+        values = []
+        tables = [*self._tables.items(), *self._held_out.items()]
         if dictionary.is_complete and not dictionary.questions:
-            doubts = []
             usual_dictionary = self._with_class_counts(dictionary)
-            for name, cells in self._tables.items():
+            for name, cells in tables:
                 site = name if self._are_clients else cells.name
-                doubts += compare(usual_dictionary, cells, site)
-            for cells in self._held_out.values():
-                doubts += compare(usual_dictionary, cells, cells.name)
+                values_of_table, doubts_of_table = compare(usual_dictionary, cells, site)
+                values.append(values_of_table)
+                doubts += doubts_of_table
         else:
-            rows_by_table = self._rows_by_table(samples_by_client)
-            tables = []
-            for name, cells in self._tables.items():
-                tables.append((cells, rows_by_table[name]))
-            dictionary, doubts = draft_all(
-                tables,
-                list(self._held_out.values()),
-                dictionary,
-                min_rows=MIN_ROWS if self._is_site_draft else 1,
-                is_site=self._is_site_draft,
-            )
-            if dictionary.questions:
-                raise OpenQuestions(dictionary, doubts)
-            if not dictionary.columns:
-                raise ConfigurationError("No column is left to predict from.")
-            _log(dictionary)
+            dictionary, doubts = self._draft(samples_by_client)
+            values = [dictionary.values(cells) for _, cells in tables]
 
-        features = []
-        missing_rows = defaultdict[str, list[np.ndarray]](list)
-        for cells in self._tables.values():
-            features_of_table, missing_of_table = dictionary.encode(cells)
-            features.append(features_of_table)
-            for name, is_missing in missing_of_table.items():
-                missing_rows[name].append(is_missing)
-
+        features = list(map(dictionary.encode, values))
+        num_tables = len(self._tables)
         cards = []
         for name, column in dictionary.columns.items():
-            is_missing = np.concatenate(missing_rows[name])
-            cards.append(ColumnCard(name, column.became, is_missing))
+            is_missing = [values_of_table[name].isna() for values_of_table in values[:num_tables]]
+            cards.append(ColumnCard(name, column.became, np.concatenate(is_missing)))
 
         held_out_sets = {}
-        for name, cells in self._held_out.items():
-            features_of_table, _ = dictionary.encode(cells)
+        for (name, cells), features_of_table in zip(self._held_out.items(), features[num_tables:]):
             held_out_set = self._data_set([cells], [features_of_table], dictionary)
             held_out_set.row_names = self._row_names(cells)
             held_out_sets[name] = held_out_set
         return replace(
-            self.without_features(),
-            train=self._data_set(self._tables.values(), features, dictionary),
+            self.without_features,
+            train=self._data_set(self._tables.values(), features[:num_tables], dictionary),
             fitted=None,
             columns=tuple(cards),
             dictionary=dictionary,
@@ -297,6 +275,26 @@ class _TablesSource:
             doubts=tuple(doubts),
             **held_out_sets,
         )
+
+    def _draft(
+        self, samples_by_client: Mapping[str, Tensor]
+    ) -> tuple[Dictionary, list[TableDoubt]]:
+        """Draft what the dictionary does not say, and log how the columns are read."""
+        rows_by_table = self._rows_by_table(samples_by_client)
+        tables = [(cells, rows_by_table[name]) for name, cells in self._tables.items()]
+        dictionary, doubts = draft_all(
+            tables,
+            list(self._held_out.values()),
+            self._dictionary,
+            min_rows=MIN_ROWS if self._is_site_draft else 1,
+            is_site=self._is_site_draft,
+        )
+        if dictionary.questions:
+            raise OpenQuestions(dictionary, doubts)
+        if not dictionary.columns:
+            raise ConfigurationError("No column is left to predict from.")
+        _log(dictionary)
+        return dictionary, doubts
 
     def _with_class_counts(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary with the number of rows of each class, to compare a client's with, if it has none."""
@@ -354,9 +352,9 @@ class _TablesSource:
             return None, ()
         (cells,) = self._tables.values()
         groups = group_values(cells, name)
-        distinct_groups, positions = np.unique(groups, return_inverse=True)
-        group_numbers = positions.reshape(-1).astype(np.int64)
-        return torch.from_numpy(group_numbers), client_names_of(distinct_groups.tolist(), name)
+        numbers, distinct_groups = pd.factorize(groups, sort=True)
+        group_numbers = torch.from_numpy(numbers.astype(np.int64))
+        return group_numbers, client_names_of(distinct_groups.tolist(), name)
 
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
@@ -367,8 +365,8 @@ class _TablesSource:
                 column_of_title[name] = name
         for title, column_name in column_of_title.items():
             if column_name is not None and column_name in cells.frame:
-                words = cells.words(column_name).fillna("")
-                texts[title] = words.tolist()
+                words = cells.words(column_name).astype(object)
+                texts[title] = words.fillna("").tolist()
         return texts
 
 

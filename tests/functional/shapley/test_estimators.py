@@ -31,7 +31,7 @@ ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out
 
 @pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("name", ENUMERATING)
-def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
+def test_estimators_of_closed_form_games_are_exact(name, n):
     for game, (utility, expected) in make_closed_form_games(n).items():
         estimate = ESTIMATORS[name](utility, n)
         assert torch.allclose(estimate.values.double(), expected, atol=1e-9, rtol=1e-9), game
@@ -40,7 +40,7 @@ def test_estimators_of_closed_form_games_are_exact(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-def test_sampled_values_are_unbiased(name: str) -> None:
+def test_sampled_values_are_unbiased(name):
     num_draws = 200
     table = make_random_table(6, seed=16)
     exact = torch.from_numpy(shapley_by_all_orders(table))
@@ -63,7 +63,7 @@ def test_sampled_values_are_unbiased(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", UNBIASED)
-def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) -> None:
+def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name):
     n = 8
     game = make_table_game(make_accuracy_table(n))
 
@@ -86,7 +86,7 @@ def test_standard_error_is_within_a_quarter_of_the_spread_over_seeds(name: str) 
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> None:
+def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
     estimator = SAMPLED[name]
     a = make_random_table(7, seed=1)
     b = make_random_table(7, seed=2)
@@ -111,7 +111,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
+def test_value_of_one_player_is_the_whole_gain(name):
     def utility(masks: torch.Tensor) -> torch.Tensor:
         return masks[:, 0].double() * 3 + 1
 
@@ -126,7 +126,7 @@ def test_value_of_one_player_is_the_whole_gain(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 40])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) -> None:
+def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
     weights = torch.rand(
         n,
         generator=make_generator(),
@@ -167,9 +167,7 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name: str, n: int) 
         pytest.param(torch.int64, torch.float32, id="int64"),
     ],
 )
-def test_estimators_give_values_of_full_precision(
-    name: str, dtype: torch.dtype, expected_dtype: torch.dtype
-) -> None:
+def test_estimators_give_values_of_full_precision(name, dtype, expected_dtype):
     table = (make_random_table(5) * 10).to(dtype)
 
     estimate = ESTIMATORS[name](
@@ -186,7 +184,7 @@ def test_estimators_give_values_of_full_precision(
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_keep_columns_and_dtypes(name: str) -> None:
+def test_estimators_keep_columns_and_dtypes(name):
     table = make_random_table(5)
     two_columns = torch.stack([table, 2 * table], dim=1)
     one_column = table[:, None]
@@ -212,7 +210,7 @@ def test_estimators_keep_columns_and_dtypes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_estimators_draw_from_their_generator_only(name: str) -> None:
+def test_estimators_draw_from_their_generator_only(name):
     utility = make_table_game(make_random_table(8))
 
     def values(seed: int) -> torch.Tensor:
@@ -231,7 +229,7 @@ def test_estimators_draw_from_their_generator_only(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, bad: float) -> None:
+def test_non_finite_utility_raises_an_error_that_names_the_coalition(name, bad):
     columns = make_random_table(4, columns=2)
     columns[0b1111, 1] = bad
     with pytest.raises(ValueError, match=re.escape("coalition [0, 1, 2, 3] is [")):
@@ -239,7 +237,7 @@ def test_non_finite_utility_raises_an_error_that_names_the_coalition(name: str, 
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_with_wrong_arguments_raise(name: str) -> None:
+def test_estimators_with_wrong_arguments_raise(name):
     def count_members(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(dim=1)
 

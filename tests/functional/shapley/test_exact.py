@@ -36,6 +36,6 @@ def values_by_all_coalitions(table: torch.Tensor, weight: Weight) -> torch.Tenso
     return values
 
 
-def test_too_many_players_fail_at_once_and_name_the_cost() -> None:
+def test_too_many_players_fail_at_once_and_name_the_cost():
     with refused(re.escape("2^25 = 33,554,432 evaluations")):
         exact_shapley(lambda masks: pytest.fail("evaluated"), 25)

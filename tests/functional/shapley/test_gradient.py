@@ -18,9 +18,7 @@ def slopes_of_players(n: int) -> Tensor:
 @pytest.mark.parametrize("lr", [1.0, 0.3])
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_gradient_shapley_equals_enumeration_of_the_linear_game(
-    n: int, fixed: bool, lr: float
-) -> None:
+def test_gradient_shapley_equals_enumeration_of_the_linear_game(n, fixed, lr):
     slopes = slopes_of_players(n)
     masks = all_coalitions(n).double()
     if fixed:
@@ -40,7 +38,7 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
 
 
-def test_gradient_shapley_with_wrong_arguments_raises() -> None:
+def test_gradient_shapley_with_wrong_arguments_raises():
     slopes = slopes_of_players(3)
     with refused("weighting='samples'.*closed form"):
         gradient_shapley(slopes, weighting="samples")
@@ -57,7 +55,7 @@ def test_gradient_shapley_with_wrong_arguments_raises() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> None:
+def test_step_weights_equal_the_movement_under_torchs_sgd(momentum):
     rates = [0.1, 0.3, 0.2, 0.05]
     weights = step_weights(rates, momentum)
 
@@ -78,11 +76,11 @@ def test_step_weights_equal_the_movement_under_torchs_sgd(momentum: float) -> No
         torch.testing.assert_close(movement, weights[gradient_step])
 
 
-def test_no_step_has_no_weight() -> None:
+def test_no_step_has_no_weight():
     assert step_weights([]).shape == (0,)
 
 
-def test_class_values_and_rest_sum_to_the_clients_gradient_shapley() -> None:
+def test_class_values_and_rest_sum_to_the_clients_gradient_shapley():
     server_lr = 0.7
     generator = torch.Generator().manual_seed(3)
     slopes_by_class = torch.randn(3, 2, generator=generator)

@@ -22,13 +22,29 @@ def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
     return np.minimum(1, weights / tau)
 
 
-@pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
-def test_importance_probabilities_equal_the_optimum_by_bisection(m: float) -> None:
+@pytest.mark.parametrize(
+    "m",
+    [0.3, 1, 2, 3.5, 7, 11.9, 12],
+)
+def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     for seed in range(20):
-        weights = torch.rand(12, generator=make_generator(seed), dtype=torch.float64) ** 4 + 1e-6
+        weights = (
+            torch.rand(
+                12,
+                generator=make_generator(seed),
+                dtype=torch.float64,
+            )
+            ** 4
+            + 1e-6
+        )
         p = importance_probabilities(weights, m)
         np.testing.assert_allclose(
-            p.numpy(), probabilities_by_bisection(weights.numpy(), m), atol=1e-6
+            p.numpy(),
+            probabilities_by_bisection(
+                weights.numpy(),
+                m,
+            ),
+            atol=1e-6,
         )
         assert p.sum() == pytest.approx(m)
         assert p.max() <= 1
@@ -37,26 +53,62 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m: float) -> No
 @pytest.mark.parametrize(
     ("weights", "m", "expected"),
     [
-        ([1, 1, 1, 1], 2, [0.5] * 4),
-        ([5, 5, 1, 1], 3, [1, 1, 0.5, 0.5]),
-        ([0, 0, 0, 0], 3, [0.75] * 4),
-        ([2, 0, 0, 2], 1, [0.5, 0, 0, 0.5]),
-        ([2, 0, 0, 0], 2, [1, 1 / 3, 1 / 3, 1 / 3]),
-        ([3, 1, 0], 2, [1, 1, 0]),
-        ([1e-30, 1e30, 1e-30], 2, [0.5, 1, 0.5]),
-        ([3, 2, 1, 0], 4, [1, 1, 1, 1]),
+        (
+            [1, 1, 1, 1],
+            2,
+            [0.5] * 4,
+        ),
+        (
+            [5, 5, 1, 1],
+            3,
+            [1, 1, 0.5, 0.5],
+        ),
+        (
+            [0, 0, 0, 0],
+            3,
+            [0.75] * 4,
+        ),
+        (
+            [2, 0, 0, 2],
+            1,
+            [0.5, 0, 0, 0.5],
+        ),
+        (
+            [2, 0, 0, 0],
+            2,
+            [1, 1 / 3, 1 / 3, 1 / 3],
+        ),
+        (
+            [3, 1, 0],
+            2,
+            [1, 1, 0],
+        ),
+        (
+            [1e-30, 1e30, 1e-30],
+            2,
+            [0.5, 1, 0.5],
+        ),
+        (
+            [3, 2, 1, 0],
+            4,
+            [1, 1, 1, 1],
+        ),
     ],
 )
-def test_importance_probabilities_treat_ties_equally(
-    weights: list[float], m: float, expected: list[float]
-) -> None:
-    assert importance_probabilities(torch.tensor(weights), m).tolist() == pytest.approx(expected)
+def test_importance_probabilities_treat_ties_equally(weights, m, expected):
+    assert importance_probabilities(
+        torch.tensor(weights),
+        m,
+    ).tolist() == pytest.approx(expected)
 
 
-def test_importance_probabilities_refuses_wrong_cohorts_and_weights() -> None:
+def test_importance_probabilities_refuses_wrong_cohorts_and_weights():
     with refused("expected_cohort"):
         importance_probabilities(torch.ones(4), 4.5)
     with pytest.raises(ValueError, match=r"weights of clients \[1, 2\]"):
-        importance_probabilities(torch.tensor([1.0, float("nan"), -1.0]), 1)
+        importance_probabilities(
+            torch.tensor([1.0, float("nan"), -1.0]),
+            1,
+        )
     with pytest.raises(ValueError, match="expected \\[n\\]"):
         importance_probabilities(torch.ones(2, 2), 1)

@@ -19,7 +19,6 @@ from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.surrogate import (
     CONSTANT_VARIANCE,
     SURROGATES,
-    Kernel,
     PairedSample,
     adjusted_values,
     averaged_membership,
@@ -34,7 +33,7 @@ from helpers import make_generator
 
 
 @pytest.mark.parametrize("parts", SURROGATES[-3:])
-def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Kernel]) -> None:
+def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
     n = 6
     table = make_accuracy_table(n)
     utilities = torch.stack([table, table**2], dim=1)
@@ -60,7 +59,7 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts: list[Ke
     assert is_further_left_out.all(), "a coalition is closer to a fit that has seen it"
 
 
-def test_leave_one_out_residuals_equal_those_by_refitting() -> None:
+def test_leave_one_out_residuals_equal_those_by_refitting():
     num_coalitions = 20
     order = torch.randperm(2**5, generator=make_generator())
     masks = all_coalitions(5)[order[:num_coalitions]]
@@ -115,7 +114,7 @@ def values_by_maximum_sample_reuse(masks: Tensor, residuals: Tensor) -> Tensor:
     return values
 
 
-def test_residual_terms_equal_the_papers_maximum_sample_reuse() -> None:
+def test_residual_terms_equal_the_papers_maximum_sample_reuse():
     """Where the fit has seen the whole sample."""
     num_players = 7
     table = make_random_table(num_players, seed=2)
@@ -157,7 +156,7 @@ def assert_layer_has_no_pair_twice(layer: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
-def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
+def test_paired_sample_draws_the_total_without_a_pair_twice(n):
     for extra_pairs in (0, 7, 300):
         sample = PairedSample(n, make_generator())
         assert sample.capacity == 2 ** (n - 1) - 1
@@ -171,7 +170,7 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n: int) -> None:
             assert_layer_has_no_pair_twice(layer)
 
 
-def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
+def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
     n = 41
     sample = PairedSample(n, make_generator())
 
@@ -185,7 +184,7 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s() -> None:
         assert relative_count == pytest.approx(ratio**0.5, abs=0.03)
 
 
-def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds() -> None:
+def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds():
     game = make_table_game(make_random_table(7, seed=3))
 
     values = []
@@ -219,7 +218,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: int) -> None:
+def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name, n):
     everything = all_coalitions(n)
     kernel = KERNELS[name]
     table = gram(kernel, everything, everything)  # column T: the game S -> k(S, T)
@@ -230,7 +229,7 @@ def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name: str, n: in
     torch.testing.assert_close(values, expected)
 
 
-def test_kernels_are_inner_products_of_features() -> None:
+def test_kernels_are_inner_products_of_features():
     members = all_coalitions(5).double()
     sizes = members.sum(dim=1, keepdim=True)
     averages = members / sizes.clamp_min(1)
@@ -247,7 +246,7 @@ def test_kernels_are_inner_products_of_features() -> None:
         torch.testing.assert_close(gram(kernel, members, members), products)
 
 
-def test_gaussian_kernel_falls_with_the_distance_of_averages() -> None:
+def test_gaussian_kernel_falls_with_the_distance_of_averages():
     squared_width = 0.7
     members = all_coalitions(5).double()
     averages = members / members.sum(

@@ -12,7 +12,7 @@ from flsv.functional.transport import cost
 from helpers import refused
 
 
-def test_class_means_and_deviations_equal_numpys_per_class() -> None:
+def test_class_means_and_deviations_equal_numpys_per_class():
     x, y = make_labeled(0)
     diagonal = class_statistics(x, y)
     full = class_statistics(x, y, covariance="full")
@@ -31,7 +31,7 @@ def test_class_means_and_deviations_equal_numpys_per_class() -> None:
         np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
-def test_classes_without_statistics_are_refused() -> None:
+def test_classes_without_statistics_are_refused():
     x, y = make_labeled(4)
     statistics = class_statistics(x, y)
     with refused(r"classes \[1\] are not.*statistics"):
@@ -64,7 +64,7 @@ def stack_vectors_by_hand(
 
 
 @pytest.mark.parametrize("covariance", ["diag", "full", "none"])
-def test_label_embedding_equals_stacked_vectors_in_numpy(covariance: str) -> None:
+def test_label_embedding_equals_stacked_vectors_in_numpy(covariance):
     x, y = make_labeled(0)
 
     embedding = label_embedding(
@@ -84,9 +84,7 @@ def test_label_embedding_equals_stacked_vectors_in_numpy(covariance: str) -> Non
 
 
 @pytest.mark.parametrize("rows_per_chunk", [100, 1, 7])
-def test_squared_costs_equal_torchs_distances(
-    rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_squared_costs_equal_torchs_distances(rows_per_chunk, monkeypatch):
     num_columns = 25
     x, _ = make_labeled(0)
     x2, _ = make_labeled(1, m=num_columns)
@@ -98,7 +96,7 @@ def test_squared_costs_equal_torchs_distances(
     torch.testing.assert_close(costs, distances**2)
 
 
-def test_cost_of_invalid_samples_raises_with_their_count() -> None:
+def test_cost_of_invalid_samples_raises_with_their_count():
     x, y = make_labeled(0)
     x2, _ = make_labeled(1)
     not_finite = x.clone()

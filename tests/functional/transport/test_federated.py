@@ -20,7 +20,7 @@ from helpers import make_generator, refused
 
 
 @pytest.mark.parametrize(("samples", "safe"), [(0, 0), (2, 0), (3, 1), (4, 1), (11, 5)])
-def test_the_safe_support_is_the_largest_that_is_not_refused(samples: int, safe: int) -> None:
+def test_the_safe_support_is_the_largest_that_is_not_refused(samples, safe):
     check_support(safe, samples)
     with refused(f"support={safe + 1}: client 3.*{samples} samples"):
         check_support(safe + 1, samples, "client 3")
@@ -52,9 +52,7 @@ def play(
 
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
-    dim: int, dtype: torch.dtype
-) -> None:
+def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(dim, dtype):
     gaussians = make_gaussians(dim)
     x, x2 = (samples.to(dtype) + 7 for samples in gaussians)
     client = TransportClient(x, allow_reconstruction=True)
@@ -78,9 +76,7 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(
 
 
 @pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(
-    support: int, p: int
-) -> None:
+def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(support, p):
     x, x2 = make_gaussians(5, m=100, m2=80)
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
@@ -98,7 +94,7 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
     assert all(distance > exact for distance in distances)
 
 
-def test_servers_distance_is_the_sum_of_both_ways() -> None:
+def test_servers_distance_is_the_sum_of_both_ways():
     x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x)
     server = TransportServer(x2)
@@ -151,7 +147,7 @@ def guess_samples(eta: Tensor, gamma: Tensor) -> Tensor:
     return 2 * eta - gamma
 
 
-def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support() -> None:
+def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_support():
     assert share_of_reconstructed_samples(NUM_CLIENT_SAMPLES) == 1
     assert share_of_reconstructed_samples(safe_support(NUM_CLIENT_SAMPLES)) == 0
 
@@ -186,7 +182,7 @@ def barycenter_objective(samples: list[Tensor], points: Tensor) -> float:
 
 
 @pytest.mark.slow
-def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
+def test_barycenter_approaches_pots_barycenter_with_the_iterations():
     samples = make_three_gaussians()
     rng = np.random.default_rng(0)
     initial = rng.normal(size=(100, 2)) + 3
@@ -206,7 +202,7 @@ def test_barycenter_approaches_pots_barycenter_with_the_iterations() -> None:
     assert barycenter_objective(samples, points[-1]) < 1.005 * expected
 
 
-def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter() -> None:
+def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter():
     samples = make_three_gaussians()
 
     result = make_barycenter(samples, 25)

@@ -72,7 +72,7 @@ def potentials_by_pot(cost: Tensor, eps: float) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.003])
-def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: float) -> None:
+def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur):
     """Turns alone need 70, 3,000 and 20,000 iterations for this."""
     x, y = make_labeled(0, m=40)
     x2, y2 = make_labeled(1, m=25)
@@ -92,7 +92,7 @@ def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur: floa
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
-def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: float) -> None:
+def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur):
     x, y = make_labeled(0, m=40)
     cost = label_augmented_cost(x, y, x, y)
     eps = blur * float(cost.mean())
@@ -106,7 +106,7 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur: 
     np.testing.assert_allclose(potential, -eps * log_means, atol=1e-3 * eps)
 
 
-def test_potentials_that_do_not_converge_warn() -> None:
+def test_potentials_that_do_not_converge_warn():
     x, _ = make_labeled(0, m=40)
     x2, _ = make_labeled(1, m=25)
 
@@ -115,7 +115,7 @@ def test_potentials_that_do_not_converge_warn() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
-def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> None:
+def test_float32_potentials_at_any_scale_agree_with_float64(scale):
     x, _ = make_labeled(0)
     x2, _ = make_labeled(1, m=25)
 
@@ -136,7 +136,7 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale: float) -> Non
     )
 
 
-def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
+def test_calibrated_gradient_equals_fedbarys_equation_11():
     f = torch.randn(9, generator=make_generator())
     expected = torch.stack([f[i] - (f.sum() - f[i]) / 8 for i in range(9)])
     torch.testing.assert_close(calibrated_gradient(f), expected)
@@ -144,7 +144,7 @@ def test_calibrated_gradient_equals_fedbarys_equation_11() -> None:
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
-def test_potentials_that_converge_do_not_warn() -> None:
+def test_potentials_that_converge_do_not_warn():
     x, _ = make_labeled(0, m=40)
     x2, _ = make_labeled(1, m=25)
 
@@ -153,7 +153,7 @@ def test_potentials_that_converge_do_not_warn() -> None:
         debiased_potential(x, x2, blur=0.01)
 
 
-def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
+def test_features_and_labels_parts_sum_to_the_whole_value():
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(40, 1)
     gamma = label_embedding(x2, y2)
@@ -174,7 +174,7 @@ def test_features_and_labels_parts_sum_to_the_whole_value() -> None:
     torch.testing.assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
 
 
-def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels() -> None:
+def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels():
     x, y = make_blobs(60, 0)
     x2, y2 = make_blobs(40, 1)
 
@@ -203,7 +203,7 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
     )
 
 
-def test_values_without_labels_are_those_of_the_features() -> None:
+def test_values_without_labels_are_those_of_the_features():
     x, y = make_blobs(60, seed=0)
     x2, y2 = make_blobs(40, seed=1)
     gamma = label_embedding(x2, y2)

@@ -1,0 +1,64 @@
+"""ModelScoring: scores a module as a run or a coalition's fit has trained it, by all measures of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from flsv.games.coalition_utility import check_untrained, utility_of
+from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.models.classifier import ClassifierClient
+from flsv.retraining.utility_store import ScoredModel, outputs_name
+from flsv.scores.performance import ModelScore
+
+
+class ModelScoring:
+    """Scoring of models by ``measures``, ``{name: measure}``."""
+
+    def __init__(
+        self,
+        measures: Mapping[str, str | ModelScore],
+        evaluator_of: Callable[[str | ModelScore], VectorEvaluator],
+    ) -> None:
+        self._measures = measures
+        self.evaluators: dict[Hashable, VectorEvaluator] = {}
+        for measure in measures.values():
+            key = _key(measure)
+            if key not in self.evaluators:
+                self.evaluators[key] = evaluator_of(measure)
+
+    def score(
+        self,
+        module: nn.Module,
+        untrained: Mapping[str, str | ModelScore] | None = None,
+    ) -> ScoredModel:
+        """Score a module as it is. If it is ``untrained``, ``{who asks: measure}``, its scores must be defined."""
+        class_weights: AbstractContextManager[None] = nullcontext()
+        if isinstance(module, ClassifierClient):
+            class_weights = module.weighing_for_all()
+        scores_by_key = {}
+        with class_weights:
+            for key, evaluator in self.evaluators.items():
+                scores_by_key[key] = evaluator.live(module, keep=True)
+        for requester, measure in (untrained or {}).items():
+            scores = scores_by_key[_key(measure)]
+            check_untrained(requester, measure, scores)
+
+        utilities = []
+        outputs = {}
+        for measure in self._measures.values():
+            scores = scores_by_key[_key(measure)]
+            utility = utility_of(scores, measure)[0]  # of the only model
+            utilities.append(utility.view(-1).tolist())
+            if scores.outputs is not None:
+                outputs[outputs_name(measure)] = scores.outputs[0].cpu()
+        return ScoredModel(utilities, outputs)
+
+
+def _key(measure: str | ModelScore) -> Hashable:
+    """Return the key of the evaluator by which models are scored: one for all measures of a classifier's outputs."""
+    if isinstance(measure, ModelScore):
+        return measure.evaluator_key, measure.name
+    return None
