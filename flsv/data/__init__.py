@@ -1,7 +1,7 @@
 """Data for a federation: sources, partitioners, corruptions, and the data module that combines them.
 
-A source (``SourceData``) has samples, labels and groups, and where they are from. The federation (``FederatedData``)
-is who has which of them. The data module makes both, and reads batches of them.
+A source (``SourceData``) has samples, labels and groups, and once it is divided also who has which of them.
+``FederatedData`` is its owner, whom all ask who has what. The data module is that for Lightning.
 
 No code in this package reads a model.
 

@@ -174,20 +174,16 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._source_name = (
             source_name(source) if clients is None else f"{len(clients)} clients' data"
         )
-        if clients is not None and (
-            len(clients) < 2 or source_name(source) != "digits" or groups is not None
-        ):
+        has_other_source = source_name(source) != "digits" or groups is not None
+        if clients is not None and (len(clients) < 2 or has_other_source):
             raise ConfigurationError(
                 "clients: expected data of at least 2 clients by name, and no source or groups."
             )
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
-        self._is_partitioner_undecided = (
-            partitioner is None
-            and not by_client
-            and isinstance(source, str)
-            and not known_as(source)
-        )
+        is_path = isinstance(source, str) and not known_as(source)
+        has_no_partition = partitioner is None and not by_client
+        self._is_partitioner_undecided = is_path and has_no_partition
         self.partitioner = partitioner or (
             GroupPartitioner() if by_client else IIDPartitioner(5, splits.seed)
         )

@@ -20,17 +20,16 @@ _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 def hash_samples(
     dataset: Dataset[Any],
     indices: Tensor,
-    key: bytes = b"",
 ) -> np.ndarray | None:
-    """Hash each sample of a data set at ``indices``, uint64 ``[n]``. With a ``key`` only who has it can compare them.
+    """Hash each sample of a data set at ``indices``, uint64 ``[n]``.
 
     None is returned for a data set that does not hold its samples, but reads or makes them one by one.
     """
     if type(dataset) is Subset:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
-        return hash_samples(dataset.dataset, outer_indices[indices], key)
+        return hash_samples(dataset.dataset, outer_indices[indices])
     if type(dataset) is ConcatDataset:
-        return _hash_parts(dataset, indices, key)
+        return _hash_parts(dataset, indices)
 
     columns = _columns_of(dataset)
     if not columns:
@@ -42,7 +41,7 @@ def hash_samples(
     for rows in indices.split(_ROWS_AT_ONCE):
         bytes_by_column = [_bytes_of_rows(column, rows) for column in columns]
         for parts in zip(*bytes_by_column):
-            sample_hash = blake2b(key=key, digest_size=8)
+            sample_hash = blake2b(digest_size=8)
             for part in parts:
                 sample_hash.update(part)
             hashes.append(sample_hash.digest())
@@ -53,7 +52,6 @@ def hash_samples(
 def _hash_parts(
     dataset: ConcatDataset[Any],
     indices: Tensor,
-    key: bytes,
 ) -> np.ndarray | None:
     hashes = np.empty(len(indices), dtype=np.uint64)
     first_index = 0
@@ -62,7 +60,7 @@ def _hash_parts(
         end_index = first_index + length
         is_in_part = (indices >= first_index) & (indices < end_index)
         indices_in_part = indices[is_in_part] - first_index
-        hashes_of_part = hash_samples(part, indices_in_part, key)
+        hashes_of_part = hash_samples(part, indices_in_part)
         if hashes_of_part is None:
             return None
         hashes[is_in_part.numpy()] = hashes_of_part

@@ -41,6 +41,7 @@ from flsv.training.client_batches import ClientBatches, CohortLoader
 from flsv.training.training_step import step_arguments, training_loss
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import global_rngs, isolated_rngs
 
 #: Number of clients that are trained at once, if the user sets no other.
@@ -288,7 +289,7 @@ def try_rows(
 ) -> set[str]:
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share."""
-    with isolated_rngs(seed, "trial of rows"):
+    with restored_program(), isolated_rngs(seed, "trial of rows"):
         module, trial = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
         optimizer = trial.optimizers[0]
         for group in optimizer.param_groups:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from flsv.games.module_copies import (
     ModuleCopies,
     ScoringCopies,
     are_repeated,
+    isolated_scoring,
     module_device,
     named_dtypes,
     not_repeated,
@@ -49,7 +50,7 @@ from flsv.games.vector_evaluator import (
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import isolated_rngs, seed_global_rngs
+from flsv.utilities.seeding import seed_global_rngs
 
 Context = Callable[[], AbstractContextManager[Any]]
 Backend = Literal["auto", "vmap", "serial"]
@@ -211,16 +212,18 @@ class ModelEvaluator(VectorEvaluator):
         """
         sums = self._sums(count, keep)
         copies = self.copies.take()
-        with self._scoring():
-            if self.backend == "serial":
-                for index in range(count):
-                    module = self._loaded(copies, build, index)
-                    row = range(index, index + 1)
-                    self._score(row, partial(_outputs_of, module), sums)
-            else:
-                module = copies.load().eval()
+        if self.backend == "vmap":
+            with self._scoring():
+                module = copies.load_to_score()
                 self._load_private(module)
                 self._score_in_chunks(module, build, count, sums)
+            return sums.scores(self._support, has_metric=bool(self._metrics))
+
+        for index in range(count):
+            with self._scoring():
+                module = self._loaded(copies, build, index)
+                row = range(index, index + 1)
+                self._score(row, partial(_outputs_of, module), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     @torch.inference_mode(False)
@@ -229,7 +232,7 @@ class ModelEvaluator(VectorEvaluator):
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
         with self._scoring():
-            module_copy = ModuleCopies(module, self.space).load_last().eval()
+            module_copy = ModuleCopies(module, self.space).load_to_score(is_last=True)
             self._score(range(1), partial(_outputs_of, module_copy), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
@@ -242,15 +245,9 @@ class ModelEvaluator(VectorEvaluator):
             output_form=self.form if keep else None,
         )
 
-    @contextmanager
-    def _scoring(self) -> Iterator[None]:
-        """Enter the context in which models are scored."""
-        with (
-            # The same arithmetic on every thread: autocast belongs to the thread that entered it.
-            torch.autocast(self.device.type, enabled=False),
-            isolated_rngs(self._seed, "utility"),
-        ):
-            yield
+    def _scoring(self) -> AbstractContextManager[None]:
+        """Return the context in which models are scored."""
+        return isolated_scoring(self._seed, self.device)
 
     def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
@@ -266,7 +263,7 @@ class ModelEvaluator(VectorEvaluator):
         """Return a copy of the module that holds model ``index``."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
-        module: nn.Module = copies.load().eval()
+        module: nn.Module = copies.load_to_score()
         self.space.write(module, vector)
         self._load_private(module)
         return module
@@ -363,11 +360,11 @@ class ModelEvaluator(VectorEvaluator):
         num_parameters = self.space.num_parameters
         gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
         with (
+            self._scoring(),
             torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
             sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
         ):
-            module = self.copies.take().load().eval()
+            module = self.copies.take().load_to_score()
             dtypes = named_dtypes(module)
             parameter_names = {name for name, _ in module.named_parameters()}
             model = vector.detach().clone()
@@ -493,7 +490,7 @@ class ModelEvaluator(VectorEvaluator):
     def _try_forward(self, copies: ModuleCopies) -> None:
         # Sets the form of the outputs, whether a metric gets probabilities, and the backend, if vmap fails.
         x, y = self._batches[0]
-        module = copies.load().eval()
+        module = copies.load_to_score()
         if self.num_classes is not None:
             with self._context():
                 checked_logits(module(x), y, self.num_classes)
@@ -516,7 +513,7 @@ class ModelEvaluator(VectorEvaluator):
     def _outputs_of_copy(self, copies: ModuleCopies) -> Any:
         """Return a new copy's outputs for the first batch."""
         x, _ = self._batches[0]
-        module = copies.load().eval()
+        module = copies.load_to_score()
         seed_global_rngs(self._seed, "utility")
         with self._context():
             return module(x)
@@ -526,7 +523,7 @@ class ModelEvaluator(VectorEvaluator):
         random_models = self._random_models(copies, x)
         gives_logits = random_models.give_logits()
         output_metric.converts_logits = wants_probabilities(metric) and gives_logits
-        module = copies.load().eval()
+        module = copies.load_to_score()
         self._set_form(module, metric, gives_logits)
         # Class numbers are no form: between two of them lies another class.
         if self.form is not None and not self.form.classifies:

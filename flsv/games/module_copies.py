@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -24,9 +25,11 @@ from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.pickles import Pickled, StandIn, pickled
+from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import is_dense
+from flsv.utilities.program_state import ProgramState, restored_program
 from flsv.utilities.run_copy import find_refused
+from flsv.utilities.seeding import seed_global_rngs
 
 #: Types of objects that a copy has in common with the run's module.
 _SHARED_TYPES = (
@@ -92,6 +95,7 @@ class ModuleCopies:
             shared_types=_SHARED_TYPES,
             blank_storages=blank_storages,
             stand_ins=self._stand_ins,
+            program=ProgramState(),
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
@@ -130,14 +134,18 @@ class ModuleCopies:
         module, *_ = self._load()
         return module
 
-    def load_last(self) -> Any:
-        """Return the last copy of the module, without a copy of its memory."""
-        module, *_ = self._load(is_last=True)
-        return module
+    def load_to_score(self, is_last: bool = False) -> Any:
+        """Return a new copy of the module in evaluation mode, to which the program refers, see
+        :func:`isolated_scoring`. The last copy has no memory of its own.
+        """
+        module, *_ = self._load(is_last, as_program=True)
+        return module.eval()
 
-    def load_with_trainer(self, is_last: bool = False) -> tuple[L.LightningModule, L.Trainer]:
-        """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in."""
-        module, optimizers, schedulers, callbacks = self._load(is_last)
+    def load_with_trainer(self) -> tuple[L.LightningModule, L.Trainer]:
+        """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in. The
+        program refers to the copies, see :func:`isolated_scoring`.
+        """
+        module, optimizers, schedulers, callbacks = self._load(as_program=True)
         trainer = copy_of_trainer(self._trainer, module)
         trainer.callbacks = callbacks
         for callback in callbacks:
@@ -158,9 +166,16 @@ class ModuleCopies:
             self._pickled = self._made(lambda: self._dump(self._parts()))
         return self._pickled
 
-    def _load(self, is_last: bool = False) -> tuple[Any, Any, Any, Any]:
+    def _load(
+        self,
+        is_last: bool = False,
+        as_program: bool = False,
+    ) -> tuple[Any, Any, Any, Any]:
         module, optimizers, schedulers, callbacks = self._made(
-            lambda: self._dump_parts().load(copies_memory=not is_last)
+            lambda: self._dump_parts().load(
+                copies_memory=not is_last,
+                as_program=as_program,
+            )
         )
         if self._trainer is not None:
             module.trainer = self._trainer  # no LightningModule is pickled with it
@@ -188,6 +203,22 @@ class ModuleCopies:
                 self._refused_parts.append(refused.attribute)
                 self._stand_ins[id(refused.attribute)] = StandIn(message)
                 self._pickled = None
+
+
+@contextmanager
+def isolated_scoring(seed: int, device: torch.device) -> Iterator[None]:
+    """Score a model within this context: with the same random numbers whatever was scored before, and without autocast.
+    Global generators and the program's globals are restored. An error is raised if a stand-in was used.
+    """
+    with (
+        torch.inference_mode(False),
+        # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+        torch.autocast(device.type, enabled=False),
+        restored_program(),
+        checked_stand_ins(),
+    ):
+        seed_global_rngs(seed, "utility")
+        yield
 
 
 class ScoringCopies:
@@ -347,17 +378,12 @@ def not_repeated(requester: str, module: nn.Module, part: str) -> ConfigurationE
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers by name."""
-    tensors: dict[str, Tensor] = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
+    return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
 def named_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
     """Return the dtypes of a module's parameters and buffers by name."""
-    dtypes = {}
-    for name, tensor in named_tensors(module).items():
-        dtypes[name] = tensor.dtype
-    return dtypes
+    return {name: tensor.dtype for name, tensor in named_tensors(module).items()}
 
 
 def module_device(module: nn.Module) -> torch.device:

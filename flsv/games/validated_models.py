@@ -21,13 +21,13 @@ from flsv.games.module_copies import (
     ModuleCopies,
     ScoringCopies,
     are_repeated,
+    isolated_scoring,
     not_repeated,
     other_weights,
     put_private,
 )
 from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.utilities.errors import ConfigurationError, nearest
-from flsv.utilities.seeding import isolated_rngs
 
 _SIGNATURE_OF_LOG = inspect.signature(L.LightningModule.log)
 
@@ -205,11 +205,7 @@ class ValidatedModels(VectorEvaluator):
         self, copies: ModuleCopies, vector: Tensor | None = None
     ) -> Iterator[ValidationRun]:
         """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
-        with (
-            torch.inference_mode(False),
-            isolated_rngs(self._seed, "utility"),
-            torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
-        ):
+        with isolated_scoring(self._seed, self._trainer.strategy.root_device):
             module, trainer = copies.load_with_trainer()
             if vector is not None:
                 self.space.write(module, vector)

@@ -133,10 +133,10 @@ def value_round(
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
         >>> from flsv.metrics import CumulativeShapley, LeaveOneOut
         >>> metrics = [CumulativeShapley(), LeaveOneOut()]
-        >>> found = value_round(net, start, updates, batches, metrics=metrics)
-        >>> found["CumulativeShapley"], found.evaluations
+        >>> round_values = value_round(net, start, updates, batches, metrics=metrics)
+        >>> round_values["CumulativeShapley"], round_values.evaluations
         (tensor([ 0.7500, -0.2500]), 4)
-        >>> found.to_frame().query("client == 0")["value"].tolist()[:1]
+        >>> round_values.to_frame().query("client == 0")["value"].tolist()[:1]
         [0.75]
     """
     module = unwrapped(module)

@@ -300,8 +300,8 @@ class TrainingAfterTheRun:
         if training.changed_tensors:
             paths = listed(sorted(training.changed_tensors))
             self.doubts.append(
-                f"coalitions have changed {paths}, which the program keeps outside of the module, so that one sees "
-                "what another has left there"
+                f"while coalitions trained, {paths} changed, which the program keeps outside of the module, so that "
+                "one may have seen what another has left there"
             )
 
     def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:

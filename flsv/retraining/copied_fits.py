@@ -162,7 +162,8 @@ def train_coalition(
             except NeedsValidation:
                 whole_order = replace(order, is_whole=True)
                 result = _trained(run_copy, scoring, whole_order)
-        return replace(result, changed_tensors=changed_tensors)
+        changed_files = run_copy.folder.changed_files
+        return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
         raise
     except Exception as error:

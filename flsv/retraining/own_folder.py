@@ -7,30 +7,19 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-
-from flsv.utilities.errors import ConfigurationError
 
 #: The most bytes and files of which coalitions have copies, those that were written last. Others are links.
 MAX_COPIED_BYTES = 2**30
 MAX_COPIED_FILES = 100
 #: The most entries that are looked at. Folders beyond are links.
 MAX_ENTRIES = 100_000
+#: Files that are always links.
 _CODE_SUFFIXES = (".py", ".pyc", ".pyi", ".typed")
 #: Inode, size and time of a file, by which a change is noticed. Of a folder that it is one.
 Signature = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _File:
-    source: str
-    # Below a coalition's folder.
-    path: str
-    num_bytes: int
-    time: int
 
 
 class ProgramFolder:
@@ -42,6 +31,9 @@ class ProgramFolder:
 
     Args:
         further: folders elsewhere that the program writes into by absolute paths.
+
+    Attributes:
+        changed_files: files of the program that changed while a coalition trained, by it or by another program.
     """
 
     def __init__(self, further: Sequence[str] = ()) -> None:
@@ -57,18 +49,19 @@ class ProgramFolder:
         self._folders: list[str] = []
         self._links: dict[str, str] = {}
         self._copies: dict[str, str] = {}
-        self._code_folders: set[str] = set()
         self._num_entries = 0
-        files: list[_File] = []
+        # {path: entry}
+        files: dict[str, os.DirEntry[str]] = {}
         for folder, location in self.locations.items():
             if location:
                 self._folders.append(location)
             real_path = os.path.realpath(folder)
-            files += self._files_in(folder, location, inside=(real_path,))
+            files |= self._files_in(folder, location, inside=(real_path,))
 
         self._home: str | None = self._new_folder()
         self._copy_latest(files, Path(self._home, "copies"))
         self._own_folder: Path | None = None
+        self.changed_files: list[str] = []
 
     def __getstate__(self) -> dict[str, object]:
         # For a worker, which makes a folder of its own.
@@ -79,15 +72,15 @@ class ProgramFolder:
         folder: str,
         location: str,
         inside: tuple[str, ...],
-    ) -> list[_File]:
+    ) -> dict[str, os.DirEntry[str]]:
         """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
-        files = []
+        files: dict[str, os.DirEntry[str]] = {}
         for entry in _entries(folder):
             self._num_entries += 1
             path = os.path.join(location, entry.name)
             try:
                 is_folder = entry.is_dir()
-                status = entry.stat()
+                entry.stat()
             except OSError:  # a link that leads nowhere
                 continue
 
@@ -98,79 +91,47 @@ class ProgramFolder:
                 if is_hidden or real_path in inside or is_beyond:
                     self._links[path] = entry.path
                 else:
-                    files += self._files_of_folder(
-                        entry.path,
-                        path,
-                        inside=(*inside, real_path),
-                    )
-            elif entry.is_file():
-                file = _File(
-                    source=entry.path,
-                    path=path,
-                    num_bytes=status.st_size,
-                    time=max(status.st_mtime_ns, status.st_ctime_ns),
-                )
-                files.append(file)
+                    self._folders.append(path)
+                    files |= self._files_in(entry.path, path, inside=(*inside, real_path))
+            elif entry.is_file() and not entry.name.endswith(_CODE_SUFFIXES):
+                files[path] = entry
             else:
                 self._links[path] = entry.path
         return files
 
-    def _files_of_folder(
+    def _copy_latest(
         self,
-        folder: str,
-        path: str,
-        inside: tuple[str, ...],
-    ) -> list[_File]:
-        """Return the files of a folder that is made. One with nothing but Python code is a link."""
-        num_folders = len(self._folders)
-        self._folders.append(path)
-        noted_links = set(self._links)
-        files = self._files_in(folder, path, inside)
-
-        new_links = self._links.keys() - noted_links
-        links_are_code = new_links <= self._code_folders
-        has_other_folders = len(self._folders) > num_folders + 1
-        is_code = all(file.path.endswith(_CODE_SUFFIXES) for file in files)
-        if not files or not is_code:
-            return files
-        if has_other_folders or not links_are_code:
-            return files
-
-        self._folders.pop()
-        for link in new_links:
-            del self._links[link]
-        self._links[path] = folder
-        self._code_folders.add(path)
-        return []
-
-    def _copy_latest(self, files: list[_File], copies_folder: Path) -> None:
+        files: Mapping[str, os.DirEntry[str]],
+        copies_folder: Path,
+    ) -> None:
         """Copy the files that were written last. Coalitions have links to the others."""
         copies_folder.mkdir()
         num_bytes = 0
-        latest_files = sorted(files, key=lambda file: file.time, reverse=True)
-        for file in latest_files:
-            num_bytes_with_file = num_bytes + file.num_bytes
+        for path in sorted(files, key=lambda path: _time_of(files[path]), reverse=True):
+            entry = files[path]
+            num_bytes_with_file = num_bytes + entry.stat().st_size
             has_all_files = len(self._copies) == MAX_COPIED_FILES
             if has_all_files or num_bytes_with_file > MAX_COPIED_BYTES:
-                self._links[file.path] = file.source
+                self._links[path] = entry.path
                 continue
 
             target = copies_folder / str(len(self._copies))
             try:
-                shutil.copy2(file.source, target)
+                shutil.copy2(entry.path, target)
             except OSError:  # it may not be read, or has gone
                 continue
             num_bytes = num_bytes_with_file
-            self._copies[file.path] = str(target)
+            self._copies[path] = str(target)
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """Work in a coalition's folder. Raise ConfigurationError at the end if a file has been written by a link."""
+        """Work in a coalition's folder. At the end :attr:`changed_files` names what has been written by a link."""
         program_folder = os.getcwd()
         if self._own_folder is None:
             self._make()
         assert self._own_folder is not None
 
+        self.changed_files = []
         linked_files = self._signatures_of_sources()
         os.chdir(self._own_folder)
         try:
@@ -179,13 +140,9 @@ class ProgramFolder:
             os.chdir(program_folder)
             self._reset(self._own_folder)
 
-        signatures_afterwards = self._signatures_of_sources()
-        for path, signature in signatures_afterwards.items():
+        for path, signature in self._signatures_of_sources().items():
             if linked_files.get(path) != signature:
-                raise ConfigurationError(
-                    f"a coalition has written into {path!r}, of which it has no copy of its own, since the folder has "
-                    "too many or too large files. Start the program in a folder with fewer of them."
-                )
+                self.changed_files.append(f"the file {path}")
 
     def _new_folder(self) -> str:
         """Make a folder that goes with this object."""
@@ -267,6 +224,11 @@ def _signature(
         status.st_size,
         status.st_mtime_ns,
     )
+
+
+def _time_of(entry: os.DirEntry[str]) -> int:
+    status = entry.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _remove(path: str) -> None:

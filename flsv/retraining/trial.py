@@ -22,7 +22,7 @@ from flsv.retraining.coalition_fit import (
 from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.fit_order import FitOrder
 from flsv.training.module_snapshot import ModuleSnapshot
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, copied, digest
 
@@ -87,6 +87,11 @@ def try_coalition(
         with in_quiet(), run_copy.folder.entered() as folder:
             findings = _fit_on_trial(run_copy, order, folder)
             run_copy.load()  # as for the next coalition
+        if run_copy.folder.changed_files:
+            raise ConfigurationError(
+                f"a coalition has written into {listed(run_copy.folder.changed_files)}, of which it has no copy of its "
+                "own, since the folder has too many or too large files. Start the program in a folder with fewer."
+            )
         return findings
     except ConfigurationError:
         raise

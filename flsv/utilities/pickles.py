@@ -11,8 +11,10 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from types import CellType, FunctionType
 from typing import Any
@@ -26,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
+from flsv.utilities.program_state import CACHE_TYPE, ProgramState, Reference
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
@@ -143,6 +146,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return _empty_function, (_Original(value), cells), state, None, None, _fill_function
         if kind is CellType:
             return CellType, (), contents_of_cell(value), None, None, _fill_cell
+        if kind is CACHE_TYPE:
+            return _empty_cache, (value.__wrapped__, value.cache_parameters())
         if kind is random.SystemRandom:  # it has no state
             return kind, ()
         if kind in _LOCK_MAKERS:  # free in a copy, whoever holds the original
@@ -194,6 +199,10 @@ def _fill_function(function: FunctionType, state: tuple[Any, Any, dict[str, Any]
     vars(function).update(attributes)
 
 
+def _empty_cache(function: Any, parameters: dict[str, Any]) -> Any:
+    return lru_cache(**parameters)(function)
+
+
 def contents_of_cell(cell: CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
@@ -214,19 +223,44 @@ class Pickled:
     storages: list[torch.Tensor]
     shared: list[Any]
     blank_positions: Collection[int] = ()
+    # Where the program keeps objects that are copied.
+    references: Sequence[Reference] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker imports classes and functions, or has those of a program's main module by value.
         storages = [storage.cpu() for storage in self.storages]
-        return {**vars(self), "storages": storages, "shared": cloudpickle.dumps(self.shared)}
+        return {
+            **vars(self),
+            "storages": storages,
+            "shared": cloudpickle.dumps(self.shared),
+            "references": (),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = pickle.loads(state["shared"])
         vars(self).update(state, shared=shared)
 
-    def load(self, data: Any = None, *, copies_memory: bool = True) -> Any:
-        """Return a copy of the object that refers to these data. The last one may have the memory itself."""
-        return _Unpickler(self, data, copies_memory).load()
+    def load(
+        self,
+        data: Any = None,
+        *,
+        copies_memory: bool = True,
+        as_program: bool = False,
+    ) -> Any:
+        """Return a copy of the object.
+
+        Args:
+            data: the data to which it refers.
+            copies_memory: whether it has memory of its own. The last copy may have that of the pickle.
+            as_program: whether the program refers to the copy from now on where it kept the original.
+        """
+        unpickler = _Unpickler(self, data, copies_memory)
+        value = unpickler.load()
+        if as_program and self.references:
+            copied_values = unpickler.load()
+            for reference, copied_value in zip(self.references, copied_values):
+                reference.write(copied_value)
+        return value
 
 
 def pickled(
@@ -239,6 +273,8 @@ def pickled(
     blank_storages: Collection[int] = (),
     stand_ins: Mapping[int, StandIn] = {},
     locations: Mapping[str, str] = {},
+    program: ProgramState | None = None,
+    has_own_caches: bool = False,
 ) -> Pickled:
     """Pickle an object.
 
@@ -252,6 +288,8 @@ def pickled(
         blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
         stand_ins: ``{id of an object: what copies have in its place}``.
         locations: ``{a folder: its path below the folder in which a copy is loaded}``.
+        program: the program's state, in which objects are looked for that are copied.
+        has_own_caches: whether the program has empty caches in place of its ``functools.lru_cache``, too.
     """
     file = io.BytesIO()
     pickler = _Pickler(
@@ -266,7 +304,18 @@ def pickled(
         locations=locations,
     )
     pickler.dump(value)
-    return Pickled(file.getvalue(), pickler.storages, pickler.shared, pickler.blank_positions)
+    references: list[Reference] = []
+    if program is not None:
+        ids_of_copied = pickler.memo.copy().keys()
+        references = program.references_to(ids_of_copied, with_caches=has_own_caches)
+        pickler.dump([reference.value for reference in references])
+    return Pickled(
+        bytes=file.getvalue(),
+        storages=pickler.storages,
+        shared=pickler.shared,
+        blank_positions=pickler.blank_positions,
+        references=references,
+    )
 
 
 def copy_of_data_module(
@@ -325,6 +374,19 @@ class NotCopied(ConfigurationError):
     """Error: a copy is asked for a part of which it has only a stand-in."""
 
 
+#: Why the stand-ins that were used refused it, since a program may catch the errors.
+_refusals: list[str] = []
+
+
+@contextmanager
+def checked_stand_ins() -> Iterator[None]:
+    """Raise :class:`NotCopied` at the end of this context if a stand-in was used, and the program caught its error."""
+    _refusals.clear()
+    yield
+    if _refusals:
+        raise NotCopied(_refusals[0])
+
+
 class StandIn:
     """What a copy has in place of a part that refuses pickling. Using it raises :class:`NotCopied`."""
 
@@ -332,16 +394,21 @@ class StandIn:
         object.__setattr__(self, "_reason", reason)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotCopied(object.__getattribute__(self, "_reason"))
+        reason = object.__getattribute__(self, "_reason")
+        _refusals.append(reason)
+        raise NotCopied(reason)
 
     __getattribute__ = __setattr__ = __delattr__ = _refuse
-    __call__ = __iter__ = __next__ = __len__ = __bool__ = __contains__ = _refuse
-    __getitem__ = __setitem__ = __delitem__ = __enter__ = __exit__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __int__ = __float__ = __index__ = __str__ = __repr__ = __format__ = _refuse
-    __await__ = __aiter__ = __anext__ = __aenter__ = __aexit__ = _refuse
     __hash__ = object.__hash__
+
+
+#: Python looks for these methods in classes alone.
+_METHODS_OF_CLASSES = (
+    "call iter next len bool contains getitem setitem delitem enter exit eq ne lt le gt ge add radd sub rsub mul rmul "
+    "truediv rtruediv neg abs int float index str repr format await aiter anext aenter aexit"
+)
+for _name in _METHODS_OF_CLASSES.split():
+    setattr(StandIn, f"__{_name}__", StandIn._refuse)
 
 
 def _saved_scripted(module: torch.jit.ScriptModule) -> bytes:

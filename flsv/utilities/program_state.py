@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import is_
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -20,6 +21,8 @@ from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.reachable import LIBRARIES, attributes_of
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
+#: The type of functions that ``functools.lru_cache`` returns.
+CACHE_TYPE: Any = type(lru_cache(len))
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.
 _COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _CONSTANTS = frozenset(CONSTANT_TYPES)
@@ -36,12 +39,30 @@ _CLOSED_TYPES = (
 )
 
 
+class Reference(NamedTuple):
+    """Where a program keeps an object: by which name or key of a namespace or a collection."""
+
+    holder: Any
+    key: Any
+    value: Any
+
+    def write(self, value: Any) -> None:
+        """Let the holder have another object in its place."""
+        if isinstance(self.holder, set):
+            self.holder.discard(self.value)
+            self.holder.add(value)
+        elif isinstance(self.holder, _COLLECTIONS):
+            self.holder[self.key] = value
+        else:
+            _write_name(self.holder, self.key, value)
+
+
 class ProgramState:
     """The state of a program at one time. :meth:`restore` goes back to it.
 
     Globals of the program's modules and attributes of their classes refer again to what they referred to. Collections
     and the program's own objects among these hold again what they held. A program's modules are those that are not
-    installed.
+    installed. Global generators and torch's settings are part of the state. In another process, they alone are.
 
     Example:
         >>> os.environ["FLSV_EXAMPLE"] = "1"
@@ -54,7 +75,9 @@ class ProgramState:
     """
 
     def __init__(self) -> None:
-        self._environment = dict(os.environ)
+        self._global_rngs = global_rngs()
+        self._torch_settings = torch_settings()
+        self._environment: dict[str, str] | None = dict(os.environ)
         # Each (namespace, its names and values): a module, a class or an object.
         self._namespaces: list[tuple[Any, dict[str, Any]]] = []
         # Each (collection, a copy).
@@ -66,6 +89,15 @@ class ProgramState:
         self._module_names = frozenset(module.__name__ for module in modules)
         for module in modules:
             self._add_namespace(module, module.__name__)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "_environment": None,
+            "_namespaces": [],
+            "_collections": [],
+            "_tensors": {},
+        }
 
     def _add_namespace(self, namespace: Any, path: str) -> None:
         self._visited.add(id(namespace))
@@ -82,8 +114,7 @@ class ProgramState:
         if kind in _COLLECTIONS:
             self._visited.add(id(value))
             self._collections.append((value, value.copy()))
-            entries = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, entry in entries:
+            for key, entry in _items_of(value):
                 if type(entry) not in _CONSTANTS:
                     self._add(entry, f"{path}[{key!r}]")
         elif issubclass(kind, Tensor) and not value.is_inference():
@@ -100,15 +131,33 @@ class ProgramState:
             kind = value
         return getattr(kind, "__module__", None) in self._module_names
 
+    def references_to(self, ids: Container[int], with_caches: bool = False) -> list[Reference]:
+        """Return where the program keeps objects with these ids, but for holders that have such ids themselves. With
+        caches, also where it keeps functions with a cache.
+        """
+        references = []
+        for holder, entries in (*self._namespaces, *self._collections):
+            if id(holder) in ids:
+                continue
+            for key, value in _items_of(entries):
+                is_cache = with_caches and type(value) is CACHE_TYPE
+                is_copied = type(value) not in _CONSTANTS and id(value) in ids
+                if is_copied or is_cache:
+                    references.append(Reference(holder, key, value))
+        return references
+
     def restore(self) -> list[str]:
         """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
-        if dict(os.environ) != self._environment:
+        if self._environment is not None and dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
         for namespace, values in self._namespaces:
             _restore_names(namespace, values)
         for collection, entries in self._collections:
             _restore_entries(collection, entries)
+        restore_torch(self._torch_settings)
+        restore_global_rngs(self._global_rngs)
+
         changed_tensors = []
         for path, (tensor, num_changes) in self._tensors.items():
             if tensor._version != num_changes:
@@ -116,17 +165,36 @@ class ProgramState:
         return changed_tensors
 
 
+def _items_of(collection: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the keys or positions of a collection, with its entries."""
+    if isinstance(collection, dict):
+        return collection.items()
+    return enumerate(collection)
+
+
+#: Names of modules that are not the program's: there are thousands, which are looked at once.
+_INSTALLED_NAMES: set[str] = set()
+
+
 def _modules_of_program() -> list[ModuleType]:
     modules = []
-    for name, module in list(sys.modules.items()):
-        package, _, _ = name.partition(".")
-        file = getattr(module, "__file__", None) or ""
-        is_installed = package in LIBRARIES or not file
-        if any(folder in file for folder in _INSTALLED):
-            is_installed = True
-        if type(module) is ModuleType and (name == "__main__" or not is_installed):
+    for name in sorted(sys.modules.keys() - _INSTALLED_NAMES):
+        module = sys.modules.get(name)
+        if name == "__main__" or not _is_installed(name, module):
             modules.append(module)
+        else:
+            _INSTALLED_NAMES.add(name)
     return modules
+
+
+def _is_installed(name: str, module: Any) -> bool:
+    package, _, _ = name.partition(".")
+    if package in LIBRARIES or type(module) is not ModuleType:
+        return True
+    file = vars(module).get("__file__")
+    if not file:
+        return True
+    return any(folder in file for folder in _INSTALLED)
 
 
 def _values_of(namespace: Any) -> dict[str, Any]:
@@ -172,18 +240,14 @@ def _restore_entries(collection: Any, entries: Any) -> None:
 
 @contextmanager
 def restored_program() -> Iterator[list[str]]:
-    """Restore global generators, torch's settings and the program's globals at the end of this context. The list then
-    has the paths of tensors that have changed."""
-    global_generators = global_rngs()
-    settings = torch_settings()
+    """Restore the program's state at the end of this context. The list then has the paths of tensors that have
+    changed."""
     program = ProgramState()
     changed_tensors: list[str] = []
     try:
         yield changed_tensors
     finally:
         changed_tensors += program.restore()
-        restore_torch(settings)
-        restore_global_rngs(global_generators)
 
 
 def torch_settings() -> dict[str, Any]:

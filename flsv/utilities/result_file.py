@@ -23,10 +23,9 @@ from flsv.utilities.formats import (
 class ResultFile:
     """CSV file of results to which rows are appended.
 
-    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. Versions
-    of packages among them are a warning, since numbers may change. If the
-    process was killed while writing, the last result is dropped: all rows that agree with the last row in the first
-    ``key`` columns.
+    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. Other
+    versions of packages are a warning, since numbers may change. If the process was killed while writing, the last
+    result is dropped: all rows that agree with the last row in the first ``key`` columns.
     """
 
     def __init__(
@@ -66,9 +65,9 @@ class ResultFile:
         if self._settings is not None:
             # The file keeps rows of the stored versions, so it keeps their names.
             self._settings |= stored_settings
-        self._read_back(lines, list(columns)[:key])
+        self._read_rows(lines, key=list(columns)[:key])
 
-    def _read_back(self, lines: Sequence[str], key: Sequence[str]) -> None:
+    def _read_rows(self, lines: Sequence[str], key: Sequence[str]) -> None:
         """Read the rows from a file's lines."""
         header_index = 0 if self._settings is None else 1
         if len(lines) <= header_index:
@@ -137,16 +136,14 @@ class ResultFile:
         """Drop the last result, which may be incomplete."""
         # `rows` and `lines` lack the row that was cut off. Without a key, a row is a whole result. With a key, a result
         # has several rows, and its remaining rows are dropped, too.
-        complete_lines = list(lines)
-        if key:
-            complete_lines = list(lines[:first_row])
-            complete_rows = []
-            for row, line in zip(self.rows, lines[first_row:]):
-                has_last_key = all(row[name] == self.rows[-1][name] for name in key)
-                if not has_last_key:
-                    complete_rows.append(row)
-                    complete_lines.append(line)
-            self.rows = complete_rows
+        complete_lines = list(lines[:first_row])
+        complete_rows = []
+        for row, line in zip(self.rows, lines[first_row:]):
+            is_of_last_result = bool(key) and all(row[name] == self.rows[-1][name] for name in key)
+            if not is_of_last_result:
+                complete_rows.append(row)
+                complete_lines.append(line)
+        self.rows = complete_rows
         with replacing(self.path) as file:
             for line in complete_lines:
                 file.write(f"{line}\n".encode())

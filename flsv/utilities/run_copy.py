@@ -16,11 +16,8 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import Pickled, Reduction, StandIn, contents_of_cell, pickled
 from flsv.utilities.program_state import (
     ProgramState,
-    restore_torch,
     restored_program,
-    torch_settings,
 )
-from flsv.utilities.seeding import global_rngs, restore_global_rngs
 from flsv.utilities.silent_logger import silent_arguments, silent_logger
 
 
@@ -28,8 +25,8 @@ class RunCopy:
     """The state of a Trainer and a module, taken before their fit.
 
     Data, classes and functions without a state are shared. All else is copied, with the references that its objects
-    have to each other. Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a
-    copy is loaded.
+    have to each other. Where the program's globals refer to one of them, they refer to the copy's once it is loaded.
+    Loggers become ones that log nothing. Paths in the run's folders lead into the folder in which a copy is loaded.
 
     Args:
         trainer: a Trainer that has not been fitted, which may be in the ``setup`` of its fit.
@@ -62,9 +59,7 @@ class RunCopy:
         # A fit changes attributes of the data module until its end.
         self._data = copy.copy(data)
         self._data.trainer = None
-        self._global_rngs = global_rngs()
-        self._torch_settings = torch_settings()
-        self._program: ProgramState | None = ProgramState()
+        self._program = ProgramState()
 
         all_reductions: dict[int, Reduction] = dict(reductions or {})
         all_reductions[id(trainer.profiler)] = (PassThroughProfiler, ())
@@ -72,7 +67,14 @@ class RunCopy:
             all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
         def dump(value: Any) -> Pickled:
-            return pickled(value, data, all_reductions, locations=locations or {})
+            return pickled(
+                value,
+                data,
+                all_reductions,
+                locations=locations or {},
+                program=self._program,
+                has_own_caches=True,
+            )
 
         def dump_and_load(value: Any) -> None:
             with restored_program():
@@ -91,27 +93,19 @@ class RunCopy:
             raise pickle_error(reason, roots, dump_and_load) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a worker, which has no data yet, and whose globals nothing has changed.
+        # For a worker, which has no data yet.
         pickled_data = pickled(self._data)
-        return {**vars(self), "_data": pickled_data, "_program": None}
+        return {**vars(self), "_data": pickled_data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         data = state["_data"].load()
         vars(self).update(state, _data=data)
 
-    def __len__(self) -> int:
-        """Return the number of bytes, without data."""
-        num_bytes_of_tensors = sum(storage.nbytes for storage in self._pickled.storages)
-        return len(self._pickled.bytes) + num_bytes_of_tensors
-
     def load(self) -> tuple[Any, Any, Any]:
         """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
-        if self._program is not None:
-            self._program.restore()
-        restore_global_rngs(self._global_rngs)
-        restore_torch(self._torch_settings)
+        self._program.restore()
         data = copy.copy(self._data)
-        trainer, module = self._pickled.load(data)
+        trainer, module = self._pickled.load(data, as_program=True)
         return trainer, module, data
 
 

@@ -16,6 +16,10 @@ _FOLDERS_OF_LOGGERS = (
 )
 
 
+def _setting(name: str) -> Any:
+    return property(lambda self: self._settings[name])
+
+
 class SilentLogger(Logger):
     """Logger that logs nothing, beside the class of a logger in whose place it is.
 
@@ -32,11 +36,11 @@ class SilentLogger(Logger):
         return _do_nothing
 
     experiment = property(lambda self: _SilentExperiment(self.save_dir))
-    name = property(lambda self: self._settings["name"])
-    version = property(lambda self: self._settings["version"])
-    save_dir = property(lambda self: self._settings["save_dir"])
-    root_dir = property(lambda self: self._settings["root_dir"])
-    log_dir = property(lambda self: self._settings["log_dir"])
+    name = _setting("name")
+    version = _setting("version")
+    save_dir = _setting("save_dir")
+    root_dir = _setting("root_dir")
+    log_dir = _setting("log_dir")
     group_separator = property(lambda self: "/")
 
     def log_metrics(self, *_: Any, **__: Any) -> None:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,24 +9,12 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flsv import FederatedDataModule, FederatedLoop, Reporting
+from flsv import FederatedDataModule, FederatedLoop
 from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
-from flsv.metrics import ShadowShapley
-from helpers import make_generator
-from helpers.fits import assert_resumes, plain_trainer, trainer_for
-
-SEED = 5
-FEATURES, CLASSES = 4, 3
-BATCH_SIZE = 8
-
-
-def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = make_generator(seed)
-    y = torch.randint(CLASSES, (n,), generator=generator)
-    noise = torch.randn(n, FEATURES, generator=generator)
-    return noise + y[:, None], y
+from helpers.fits import assert_resumes, plain_trainer
+from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_samples
 
 
 class Samples(Dataset):
@@ -79,44 +66,6 @@ class Users(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
         return x + self.level, y
-
-
-class Net(L.LightningModule):
-    def __init__(self, inputs: int = FEATURES) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.net = nn.Linear(inputs, CLASSES)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        loss = Net.training_step(self, batch, batch_idx)
-        self.log("val_loss", loss)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def fit(
-    module: L.LightningModule,
-    data: L.LightningDataModule,
-    folder: Path,
-    rounds: int = 2,
-    callbacks: Sequence[L.Callback] = (),
-    **loop: Any,
-) -> FederatedLoop:
-    reporting = Reporting(table=False)
-    federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)
-    trainer = trainer_for(
-        federation,
-        folder,
-        rounds,
-        callbacks=list(callbacks),
-    )
-    trainer.fit(module, data)
-    return federation
 
 
 def weights_of(module: nn.Module) -> Tensor:
@@ -499,192 +448,3 @@ def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
         Net,
         make_data,
     )
-
-
-# ---- coalitions
-
-
-class Weighted(Net):
-    """Weighs classes by their numbers in the data module's training set, its labels or its loader."""
-
-    label_source = "data set"
-
-    def on_fit_start(self) -> None:
-        data = self.trainer.datamodule
-        if self.label_source == "data set":
-            labels = data.train.tensors[1]
-        elif self.label_source == "attribute":
-            labels = data.y
-        elif self.label_source == "subset":
-            labels = torch.stack([y for _, y in data.train])
-        else:
-            loader = data.train_dataloader()
-            labels = torch.cat([y for _, y in loader])
-        self.class_weights = class_weights_of(labels)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return nn.functional.cross_entropy(
-            self.net(x),
-            y,
-            weight=self.class_weights,
-        )
-
-
-def class_weights_of(labels: Tensor) -> Tensor:
-    counts = labels.bincount(minlength=CLASSES) + 1.0
-    return counts.sum() / counts
-
-
-class Hospitals(L.LightningDataModule):
-    """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
-
-    def __init__(self, is_subset: bool = False) -> None:
-        super().__init__()
-        self.is_subset = is_subset
-
-    def setup(self, stage: str | None = None) -> None:
-        x, y = make_samples(60, seed=0)
-        order = y.argsort(stable=True)
-        self.x = x[order]
-        self.y = y[order]
-        self.train: Any = TensorDataset(self.x, self.y)
-        if self.is_subset:
-            self.train = Subset(self.train, range(60))
-        self.val = TensorDataset(*make_samples(30, seed=1))
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, 60, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.val, 30)
-
-
-NAMES = ["A"] * 30 + ["B"] * 20 + ["C"] * 10
-
-
-def by_hospital(source: Hospitals) -> FederatedDataModule:
-    return FederatedDataModule(
-        source,
-        GroupPartitioner(),
-        groups=NAMES,
-    )
-
-
-def exact_values() -> ShadowShapley:
-    return ShadowShapley(
-        performance="val_loss",
-        mode="min",
-        coalitions="all",
-    )
-
-
-COALITIONS = [
-    (0,),
-    (1,),
-    (2,),
-    (0, 1),
-    (0, 2),
-    (1, 2),
-    (0, 1, 2),
-]
-
-
-@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader"])
-def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
-    """A coalition's utility is that of a fit by Lightning alone on the members' samples."""
-
-    class BySource(Weighted):
-        pass
-
-    BySource.label_source = label_source
-    is_subset = label_source == "subset"
-    loop = fit(
-        BySource(),
-        by_hospital(Hospitals(is_subset)),
-        tmp_path,
-        rounds=2,
-        metrics={"value": exact_values()},
-    )
-
-    clients = torch.tensor(["ABC".index(name) for name in NAMES])
-    utilities = {frozenset(): -validation_loss(Net())}
-    for members in COALITIONS:
-        model = fedavg_by_hand(members, clients)
-        utilities[frozenset(members)] = -validation_loss(model)
-    expected = shapley_by_hand(utilities)
-    values = loop.contributions["value"].double()
-    assert_equal(values, expected, tolerance=1e-5)
-
-
-def validation_loss(module: Net) -> float:
-    x, y = make_samples(30, seed=1)
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(module.net(x), y)
-    return float(loss)
-
-
-def fedavg_by_hand(members: Sequence[int], clients: Tensor) -> Net:
-    """Two rounds of one full batch at each member, with weights of all members' classes."""
-    source = Hospitals()
-    source.setup()
-    is_member = torch.isin(clients, torch.tensor(members))
-    class_weights = class_weights_of(source.y[is_member])
-
-    server = Net()
-    for _ in range(2):
-        trained = []
-        sizes = []
-        for member in members:
-            model = Net()
-            model.load_state_dict(server.state_dict())
-            is_of_member = clients == member
-            x = source.x[is_of_member]
-            y = source.y[is_of_member]
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            loss = nn.functional.cross_entropy(
-                model.net(x),
-                y,
-                weight=class_weights,
-            )
-            loss.backward()
-            optimizer.step()
-            trained.append(model.state_dict())
-            sizes.append(len(y))
-        mean = {}
-        for name in server.state_dict():
-            parts = [size * state[name] for size, state in zip(sizes, trained)]
-            total = torch.stack(parts).sum(0)
-            mean[name] = total / sum(sizes)
-        server.load_state_dict(mean)
-    return server
-
-
-def shapley_by_hand(utilities: dict[frozenset, float]) -> Tensor:
-    values = []
-    for player in range(3):
-        partner, opponent = sorted({0, 1, 2} - {player})
-
-        def gain(*members: int, player: int = player) -> float:
-            with_player = frozenset({player, *members})
-            return utilities[with_player] - utilities[frozenset(members)]
-
-        added_to_none = gain()
-        added_to_one = gain(partner) + gain(opponent)
-        added_to_two = gain(partner, opponent)
-        values.append((2 * added_to_none + added_to_one + 2 * added_to_two) / 6)
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
-    source = Hospitals()
-    fit(
-        Weighted(),
-        by_hospital(source),
-        tmp_path,
-        rounds=1,
-        metrics={"value": exact_values()},
-    )
-
-    assert len(source.train) == len(source.y) == 60
-    assert source.train.tensors[1] is source.y

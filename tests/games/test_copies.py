@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -279,8 +280,17 @@ class MakesParts(Kept):
         has_part = self.part is not None
         is_scored = not self.training
         if self.uses_part and is_scored and has_part:
-            repr(self.part)
+            self.use_part()
         return self.net(x)
+
+    def use_part(self) -> None:
+        repr(self.part)
+
+
+class CatchesErrors(MakesParts):
+    def use_part(self) -> None:
+        with suppress(Exception):
+            repr(self.part)
 
 
 def fit_with_metric(
@@ -306,6 +316,78 @@ def fit_with_metric(
     return loop.contributions["sv"]
 
 
+class Carry(nn.Module):
+    """A layer with a sum over calls, and its class with a list of all layers, of which a function empties the sums."""
+
+    instances: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1), persistent=False)
+        Carry.instances.append(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x
+        return self.total
+
+
+def reset_carry() -> None:
+    for layer in Carry.instances:
+        layer.total = torch.zeros(1)
+
+
+class CountsCalls:
+    """The only object of its class."""
+
+    only: Any = None
+
+    def __new__(cls) -> Any:
+        if cls.only is None:
+            cls.only = super().__new__(cls)
+            cls.only.num_calls = 0
+        return cls.only
+
+
+class ReachesGlobals(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(self.net, Carry())
+        self.counter = CountsCalls()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counter.num_calls += 1
+        reset_carry()
+        outputs: Tensor = self.net(x) + self.net(x)
+        return outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        return loss * (1 + 0.01 * self.counter.num_calls)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [CumulativeShapley(performance="negative_loss"), ShadowShapley(performance="negative_loss")],
+)
+def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(
+    metric: Any,
+    tmp_path: Path,
+) -> None:
+    models = []
+    for metrics in ({}, {"sv": metric}):
+        CountsCalls.only = None
+        Carry.instances.clear()
+        loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
+        module = ReachesGlobals()
+        fit(loop, tmp_path / str(len(metrics)), module=module, data=toy_data(server_val=0.2))
+        models.append(state_vector(module))
+
+    assert torch.equal(*models)
+    assert loop.contributions["sv"].isfinite().all()
+    assert Carry.instances == [module.net[1]]
+
+
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_no_score_uses_changes_no_value(
@@ -325,20 +407,22 @@ def test_part_that_no_score_uses_changes_no_value(
         assert module.trainer.current_epoch == 3
 
 
+@pytest.mark.parametrize("make_module", [MakesParts, CatchesErrors])
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_scores_use_is_named_before_training(
     kind: str,
     performance: str,
+    make_module: Any,
     tmp_path: Path,
 ) -> None:
-    module = MakesParts(
+    module = make_module(
         REFUSED[kind],
         round_index=-1,
         uses_part=True,
     )
 
-    with pytest.raises(ConfigurationError, match=r"copies of MakesParts.*the module\.part"):
+    with pytest.raises(ConfigurationError, match=r"copies of \w+: the module\.part"):
         fit_with_metric(module, tmp_path, performance)
 
 

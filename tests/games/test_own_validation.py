@@ -40,7 +40,7 @@ class Logs(Plain):
 class Carry(nn.Module):
     """It adds up its inputs until all layers in the list of its class are reset."""
 
-    layers: ClassVar[list["Carry"]] = []
+    layers: ClassVar[list[tuple["Carry"]]] = []
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Carry(nn.Module):
             torch.zeros(1),
             persistent=False,
         )
-        self.layers.append(self)
+        self.layers.append((self,))
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.detach().mean(0, keepdim=True)
@@ -58,7 +58,7 @@ class Carry(nn.Module):
 
 
 class Registry(Logs):
-    """Its forward resets the layers in a list of their class, in which no copy is."""
+    """Its forward resets the layers in tuples of their class, in which no copy is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Registry(Logs):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in Carry.layers:
+        for (layer,) in Carry.layers:
             layer.total = torch.zeros(1)
 
         output = self.net(x)

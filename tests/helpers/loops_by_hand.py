@@ -208,6 +208,39 @@ def train_sharing_by_hand(
     return federate(net, cohorts_by_hand(rounds), visit, combine), private_parts
 
 
+#: Trains in place a copy of the server's model, given the round's index, the client and its batches.
+TrainOnBatches = Callable[[nn.Module, int, int, Iterator[Any]], None]
+#: Rounds' indices with the clients that fail in them.
+Failing = set[tuple[int, int]]
+
+
+def train_by_hand(
+    net: nn.Module,
+    train: TrainOnBatches,
+    merge: Any = None,
+    failing: Failing = frozenset(),
+) -> nn.Module:
+    """Rounds of ``train``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
+    data = make_unequal_data()
+    cohorts = []
+    for round_index, cohort in enumerate(cohorts_by_hand()):
+        cohorts.append([client for client in cohort if (round_index, client) not in failing])
+
+    def visit(model: nn.Module, round_index: int, client: int) -> None:
+        train(model, round_index, client, load_batches(data, round_index, client))
+
+    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+        trained = [*models.values()]
+        mean = average_models(trained, [1.0] * len(trained))
+        if merge is not None:
+            initial = copy_parameters(server)
+            parameters = [copy_parameters(model) for model in trained]
+            set_parameters(mean, merge(initial, parameters, copy_parameters(mean)))
+        return mean
+
+    return federate(net, cohorts, visit, combine)
+
+
 def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
     """A new optimizer, and all epochs with it."""
 

@@ -39,7 +39,6 @@ LEAVES_OF_PYTHON = ("flsv.cli", "flsv.engines.ranks", "flsv.models")
 FILES = (
     "flsv.data.corruption",
     "flsv.data.sources.named",
-    "flsv.data.sources.paths",
     "flsv.data.tables",
     "flsv.metrics.costs",
     "flsv.metrics.plot",

@@ -3,8 +3,10 @@
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,59 @@ def test_callback_that_is_left_out_writes_in_no_coalition(tmp_path: Path) -> Non
     fit_with_values(tmp_path, Base(), Notes(tmp_path), leave_out=["Notes"])
 
     assert len(list(tmp_path.glob("note_*"))) == 1
+
+
+TOOL = """
+import lightning as L
+
+class Reports(L.Callback):
+    def __init__(self, path):
+        self.report = lambda number: path.open("a").write(f"{number}\\n")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.report(trainer.current_epoch)
+"""
+
+
+def install_package(folder: Path, requirement: str) -> None:
+    """Install a package ``searches_rates``, which needs another package, into a folder."""
+    (folder / "searches_rates.py").write_text(TOOL)
+    metadata = folder / "searches_rates-1.0.dist-info"
+    metadata.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: searches-rates", "Version: 1.0"]
+    lines.append(f"Requires-Dist: {requirement}")
+    (metadata / "METADATA").write_text("\n".join(lines))
+    (metadata / "top_level.txt").write_text("searches_rates")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "options", "takes_part"),
+    [
+        ("alembic>=1.5", {}, False),
+        ("alembic>=1.5", {"leave_out": []}, True),
+        ("torch>=2.0", {}, True),
+    ],
+)
+def test_callback_of_a_tool_takes_no_part_in_coalitions(
+    requirement: str,
+    options: dict[str, Any],
+    takes_part: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A package that searches settings, and is not about training, is told of the run alone."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    install_package(packages, requirement)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
+    reports = import_module("searches_rates")
+    path = Path(tempfile.mkdtemp(), "study.txt")
+
+    fit_with_values(tmp_path / "run", Base(), reports.Reports(path), **options)
+
+    is_told_of_coalitions = path.read_text() != "0\n1\n"
+    assert is_told_of_coalitions == takes_part
 
 
 class Saves(L.Callback):

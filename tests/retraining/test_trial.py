@@ -270,7 +270,7 @@ def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path: Pa
         fit(tmp_path, NeverTrains(), callbacks=[callback])
 
 
-LAYERS: list[Any] = []
+LAYERS: list[tuple[Any]] = []
 
 
 class Carries(torch.nn.Module):
@@ -279,7 +279,7 @@ class Carries(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.memory: Any = 0.0
-        LAYERS.append(self)
+        LAYERS.append((self,))
 
     def forward(self, x: Tensor) -> Tensor:
         self.memory = x + 0.5 * self.memory
@@ -294,7 +294,7 @@ class CarriesInARound(Base):
         self.net.insert(1, Carries())
 
     def loss(self, batch: Any) -> Tensor:
-        for layer in LAYERS:
+        for (layer,) in LAYERS:
             layer.memory = 0.0
         return super().loss(batch)
 
@@ -397,14 +397,14 @@ NETS: dict[str, Any] = {}
 
 
 class Registered(Base):
-    """Trains by the module that a registry holds, which in a coalition is the run's."""
+    """Trains by the module that a registry holds in a tuple, which in a coalition is the run's."""
 
     def __init__(self) -> None:
         super().__init__()
-        NETS["teacher"] = self
+        NETS["teachers"] = (self,)
 
     def loss(self, batch: Any) -> Tensor:
-        teacher = NETS["teacher"]
+        (teacher,) = NETS["teachers"]
         with torch.no_grad():
             teacher.net(batch[0])
         return super().loss(batch)

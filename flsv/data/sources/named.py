@@ -1,4 +1,4 @@
-"""Data sets by name, from ``.npz`` files, and from folders of images.
+"""Data sets by a name or a path: a table's file, an ``.npz`` file, a folder of images.
 
 Names are scikit-learn's digits, Gaussians and torchvision's data sets. ``.npz`` files are MedMNIST-style, with the
 arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...``.
@@ -16,10 +16,18 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.sources.base import DATA_SETS, SourceData, image_tensor, tensor_set
-from flsv.data.sources.places import data_root, find_place, is_table_file, looked_at
+from flsv.data.sources.base import (
+    DATA_SETS,
+    READABLE_KINDS,
+    Reading,
+    SourceData,
+    image_tensor,
+    known_as,
+    tensor_set,
+)
+from flsv.data.sources.places import TableRows, data_root, find_place, is_table_file, looked_at
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plugins import import_error_text
 from flsv.utilities.seeding import generator_for
@@ -125,6 +133,57 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
     class_names = tuple(datasets_read[0].classes)
     train, test = tensor_sets
     return SourceData(train, test=test, class_names=class_names)
+
+
+def read_path(
+    source: str | Path, reading: Reading, client: str, is_whole: bool
+) -> Dataset[Any] | TableRows | SourceData:
+    """Read a table file or a folder of images by class.
+
+    If ``is_whole``, the path may also be a data set's name.
+    """
+    files = reading.files
+    path = None
+    if not (is_whole and known_as(source)):
+        path = find_place(source, files.root)
+    if path is not None and path.is_dir() and not is_whole:
+        path = _only_table(path) or path
+
+    if path is not None and is_table_file(path):
+        from flsv.data.tables.source import read_table
+
+        return read_table(path, reading, client)
+    if path is not None and path.is_dir() and has_class_folders(path):
+        images = image_folder(path, files.image_size)
+        if is_whole:
+            warn_of_empty_classes(path, images)
+        return images
+
+    name = str(source)
+    if not is_whole:
+        raise ConfigurationError(
+            f"{name!r} was not found, or cannot be read: looked at {looked_at(name, files.root)}. "
+            f"Expected {READABLE_KINDS}."
+        )
+    data = load_image_data(
+        name, root=files.root, download=files.download, image_size=files.image_size
+    )
+    for part in (data.train, data.val, data.test):
+        # The user's own validation and test data must have the same numbers of classes.
+        if type(part) is TensorDataset:
+            part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
+    return data
+
+
+def _only_table(folder: Path) -> Path | None:
+    """Return the table's file in a client's folder, or None if it has none or several."""
+    tables = []
+    for entry in folder.iterdir():
+        if is_table_file(entry) and not entry.name.startswith("."):
+            tables.append(entry)
+    if len(tables) != 1:
+        return None
+    return tables[0]
 
 
 #: Options with which the user sets the folder of the data, for messages.

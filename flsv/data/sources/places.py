@@ -36,6 +36,16 @@ def data_root(root: str | None) -> Path:
     return Path(folder or "data")
 
 
+def _candidates(
+    name: str | Path,
+    root: str | None,
+) -> list[Path]:
+    return [
+        data_root(root) / name,
+        Path(name),
+    ]
+
+
 def find_place(
     name: str | Path,
     root: str | None,
@@ -43,24 +53,17 @@ def find_place(
     """Return a path below :func:`data_root` or else the working folder, or None if it does not exist."""
     if not str(name):
         return None
-
-    candidates = [
-        data_root(root) / name,
-        Path(name),
-    ]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    for path in _candidates(name, root):
+        if path.exists():
+            return path
     return None
 
 
 def looked_at(name: str, root: str | None) -> str:
     """Return text for messages: the paths where :func:`find_place` looks for ``name``."""
-    candidates = [
-        data_root(root) / name,
-        Path(name),
-    ]
-    paths = [str(candidate.absolute()) for candidate in candidates]
+    paths = []
+    for path in _candidates(name, root):
+        paths.append(str(path.absolute()))
     different_paths = dict.fromkeys(paths)
     return " and ".join(different_paths)
 

@@ -30,6 +30,7 @@ from flsv.data.groups import client_names_of
 from flsv.data.labels import chooses_rarer_class, class_names_of
 from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.base import (
+    READABLE_KINDS,
     Reading,
     SourceData,
     array_set,
@@ -44,11 +45,6 @@ from flsv.data.sources.places import TableRows, find_place, is_columnar
 from flsv.data.streams import stream_samples
 from flsv.utilities.errors import ConfigurationError, check_lightning
 
-READABLE_KINDS = (
-    "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
-    "file or of a folder of images, <class>/*.png"
-)
-
 
 def read_part(
     source: Any, reading: Reading, description: str, client: str = "", is_whole: bool = False
@@ -60,11 +56,9 @@ def read_part(
     try:
         part: Any
         if isinstance(source, str | Path):
-            from flsv.data.sources.paths import read_path
+            from flsv.data.sources.named import read_path
 
-            part = read_path(
-                source, reading, client=client, is_whole=is_whole, kinds=READABLE_KINDS
-            )
+            part = read_path(source, reading, client=client, is_whole=is_whole)
         else:
             part = _read_object(source, reading, client)
         training_samples: Any = part.train if isinstance(part, SourceData) else part

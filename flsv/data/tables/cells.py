@@ -95,9 +95,10 @@ class TextFile:
 
         #: Marks of missing values of the columns that were read as numbers.
         self.gaps: dict[str, tuple[str, ...]] = {}
-        self.frame = self.texts
         if file_format.has_plain_numbers:
             self.frame = self._with_numbers(data, gaps)
+        else:
+            self.frame = self.texts
 
     def _load(self) -> bytes:
         """Return the file's text in UTF-8."""

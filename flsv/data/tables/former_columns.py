@@ -7,15 +7,15 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_deprecation
 
-from flsv.data.tables.dictionary import CATEGORIES, DAYS, DAYS_SINCE_1970, REST, Dictionary
-from flsv.utilities.errors import ConfigurationError
-
-#: Options that a data dictionary has, too.
-_SAME_OPTIONS = (
-    "task",
-    "standardize_target",
-    "classes",
+from flsv.data.tables.dictionary import (
+    CATEGORIES,
+    DAYS,
+    DAYS_SINCE_1970,
+    REST,
+    Dictionary,
+    as_dictionary,
 )
+
 #: Options of the notation of all files.
 _FORMAT_OPTIONS = (
     "sep",
@@ -23,10 +23,6 @@ _FORMAT_OPTIONS = (
     "thousands",
     "encoding",
     "date_format",
-)
-_WITHOUT_SUCCESSOR = (
-    "max_categories",
-    "min_rows",
 )
 
 
@@ -42,7 +38,7 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
         if value is None:
             del options[name]
     if "encoder" in options:
-        return _from_encoder(options["encoder"])
+        return as_dictionary(options["encoder"])
 
     excluded_names = options.pop("exclude", ())
     excluded = dict.fromkeys(excluded_names, "")
@@ -51,19 +47,8 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
         excluded = {REST: ""}
     columns = _pop_columns(options, feature_names or ())
     read = _pop_notations(options)
-    same_options = _pop_options(options, _SAME_OPTIONS)
-
-    if options:
-        hint = ""
-        if options.keys() & set(_WITHOUT_SUCCESSOR):
-            hint = " Give columns of many words kind: categories."
-        raise ConfigurationError(f"columns: {sorted(options)} is no longer an option.{hint}")
-    plain: dict[str, Any] = {
-        "columns": columns,
-        "excluded": excluded,
-        "read": read,
-        **same_options,
-    }
+    # All other options are those of a data dictionary, or are refused by it.
+    plain = {**options, "columns": columns, "excluded": excluded, "read": read}
     return Dictionary.from_plain(plain)
 
 
@@ -118,9 +103,3 @@ def _pop_notations(options: dict[str, Any]) -> dict[str, Any]:
     if file_format:
         read[REST] = file_format
     return read
-
-
-def _from_encoder(encoder: Any) -> Dictionary:
-    if not isinstance(encoder, Mapping):
-        return Dictionary.from_file(encoder)
-    return Dictionary.from_plain(encoder)

@@ -19,6 +19,7 @@ from flsv.engines.remote import (
     Packet,
     RemoteData,
     RemoteFederation,
+    RemoteServer,
     Site,
     agreement,
 )
@@ -164,6 +165,18 @@ def test_site_without_a_dictionary_is_refused(tmp_path):
     for dictionary in (None, DICTIONARY):
         with refused("site's table.*no data dictionary"):
             Hospitals(tmp_path, dictionary=dictionary)
+
+
+def test_folder_of_a_run_whose_sites_agreed_on_an_encoder_is_refused(tmp_path):
+    folder = tmp_path / "server"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.ckpt").touch()
+    (folder / "encoder.json").touch()
+    server = RemoteServer(make_module, make_shapfed_loop, NAMES, rounds=1, folder=folder)
+    transport = SiteTransport({})
+
+    with refused("has a run of 2.1, whose sites agreed on encoder.json"):
+        server.serve(transport, "run")
 
 
 def make_private_loop() -> FederatedLoop:

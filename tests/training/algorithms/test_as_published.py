@@ -33,17 +33,14 @@ from helpers.loops_by_hand import (
     PROPORTIONS,
     ROUNDS,
     SEED,
+    Failing,
     Train,
     assert_private_parts,
     assert_same_state,
-    average_models,
     cohort_of_round,
-    cohorts_by_hand,
     copy_parameters,
-    federate,
-    load_batches,
     make_unequal_data,
-    set_parameters,
+    train_by_hand,
     train_sharing_by_hand,
 )
 from helpers.models import Diverges, Plain, network
@@ -53,11 +50,6 @@ ALPHA = 0.1  # of FedDyn
 DITTO_LR = 0.05
 DITTO_LAMBDA = 0.3
 PER_FEDAVG_ALPHA = 0.05
-#: Trains in place a copy of the server's model, given the round's index, the client's number and its batches.
-Visit = Callable[[nn.Module, int, int, Iterator[Any]], None]
-#: Rounds' indices with the clients that fail in them.
-Failing = set[tuple[int, int]]
-
 sgd = partial(torch.optim.SGD, lr=LR)
 both_nets = pytest.mark.parametrize("batch_norm", [False, True])
 
@@ -70,46 +62,6 @@ def make_loop(**options: Any) -> FederatedLoop:
         **options,
     }
     return FederatedLoop(seed=SEED, **options)
-
-
-def train_by_hand(
-    net: nn.Module, visit: Visit, merge: Any = None, failing: Failing = frozenset()
-) -> nn.Module:
-    """Rounds of ``visit``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
-    data = make_unequal_data()
-    cohorts = []
-    for round_index, cohort in enumerate(cohorts_by_hand()):
-        cohorts.append(
-            [
-                client
-                for client in cohort
-                if (
-                    round_index,
-                    client,
-                )
-                not in failing
-            ]
-        )
-
-    def train(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-    ) -> None:
-        visit(model, round_index, client, load_batches(data, round_index, client))
-
-    def combine(
-        server: nn.Module,
-        models: dict[int, nn.Module],
-    ) -> nn.Module:
-        trained = [*models.values()]
-        mean = average_models(trained, [1.0] * len(trained))
-        if merge is not None:
-            parameters = [copy_parameters(model) for model in trained]
-            set_parameters(mean, merge(copy_parameters(server), parameters, copy_parameters(mean)))
-        return mean
-
-    return federate(net, cohorts, train, combine)
 
 
 def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:

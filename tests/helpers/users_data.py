@@ -1,0 +1,62 @@
+"""Samples, a module and a fit of a user whose data module is read in a federated fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from flsv import FederatedLoop, Reporting
+from helpers import make_generator
+from helpers.fits import trainer_for
+
+SEED = 5
+FEATURES, CLASSES = 4, 3
+BATCH_SIZE = 8
+
+
+def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = make_generator(seed)
+    y = torch.randint(CLASSES, (n,), generator=generator)
+    noise = torch.randn(n, FEATURES, generator=generator)
+    return noise + y[:, None], y
+
+
+class Net(L.LightningModule):
+    def __init__(self, inputs: int = FEATURES) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.net = nn.Linear(inputs, CLASSES)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = Net.training_step(self, batch, batch_idx)
+        self.log("val_loss", loss)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(
+    module: L.LightningModule,
+    data: L.LightningDataModule,
+    folder: Path,
+    rounds: int = 2,
+    callbacks: Sequence[L.Callback] = (),
+    **loop: Any,
+) -> FederatedLoop:
+    reporting = Reporting(table=False)
+    federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)
+    trainer = trainer_for(
+        federation,
+        folder,
+        rounds,
+        callbacks=list(callbacks),
+    )
+    trainer.fit(module, data)
+    return federation
