@@ -46,10 +46,11 @@ class Reference(NamedTuple):
 
     def write(self, value: Any) -> None:
         """Let the holder have another object in its place."""
-        if isinstance(self.holder, set):
+        kind: Any = type(self.holder)
+        if kind is set:
             self.holder.discard(self.value)
             self.holder.add(value)
-        elif isinstance(self.holder, _COLLECTIONS):
+        elif kind in _COLLECTIONS:
             self.holder[self.key] = value
         else:
             _write_name(self.holder, self.key, value)
@@ -177,7 +178,7 @@ _INSTALLED_NAMES: set[str] = set()
 def _modules_of_program() -> list[ModuleType]:
     modules = []
     for name in sorted(sys.modules.keys() - _INSTALLED_NAMES):
-        module = sys.modules.get(name)
+        module: Any = sys.modules.get(name)
         if name == "__main__" or not _is_installed(name, module):
             modules.append(module)
         else:
