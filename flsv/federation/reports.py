@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: What is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
+#: What is imported when somebody is told of doubts about the data.
+_DOUBTS_MODULE = "flsv.federation.data_doubts"
 
 
 class RunReports:
@@ -111,18 +113,17 @@ class RunReports:
         is_reported = writes_files and self._trainer.is_global_zero
         if self._data.dictionary is None or self._config.is_private or not is_reported:
             return []
-        # The module needs pandas.
-        table_doubts: Any = import_module("flsv.federation.table_doubts")
-        table_doubts.write_dictionary(self._data, folder)
-        return table_doubts.events_of_tables(self._data)
+        data_doubts: Any = import_module(_DOUBTS_MODULE)
+        data_doubts.write_dictionary(self._data, folder)
+        return data_doubts.events_of_tables(self._data)
 
     def _doubts_of_copies(self, writes_files: bool) -> list[Event]:
         """Return the doubts about samples that several clients have, if anybody is told of them."""
         is_told = writes_files or self._config.reporting.table
         if self._config.is_private or not is_told or not self._trainer.is_global_zero:
             return []
-        events_of_copies: Any = resolve_name("flsv.federation.copied_samples:events_of_copies")
-        return events_of_copies(self._data)
+        data_doubts: Any = import_module(_DOUBTS_MODULE)
+        return data_doubts.events_of_copies(self._data)
 
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)

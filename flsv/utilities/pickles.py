@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
 from types import CellType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import lightning as L
@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import is_large
-from flsv.utilities.program_state import CACHE_TYPE, ProgramState, Reference
+
+if TYPE_CHECKING:
+    from flsv.utilities.program_state import ProgramState, Reference
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
@@ -36,6 +38,8 @@ Reduction = tuple[Any, ...]
 SHARED = "shared"
 #: Marks a path in a folder of the run.
 PATH = "path"
+#: The type of functions with a cache, in which they keep what they have returned.
+CACHE_TYPE: Any = type(lru_cache(len))
 #: By what locks of a type are made. The types themselves have no names that pickle finds.
 _LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 #: In place of data to which a pickled object refers.

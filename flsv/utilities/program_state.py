@@ -7,7 +7,6 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import is_
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.utilities.pickles import CACHE_TYPE
 from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.reachable import LIBRARIES, attributes_of
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
-#: The type of functions that ``functools.lru_cache`` returns.
-CACHE_TYPE: Any = type(lru_cache(len))
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.
 _COLLECTIONS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _CONSTANTS = frozenset(CONSTANT_TYPES)

@@ -538,15 +538,15 @@ def compare(
                 raise ConfigurationError(f"{site}: {name}: {question}") from question
 
     values = dictionary.values(cells)
-    doubts = []
+    doubts: list[TableDoubt] = []
     for name, column in dictionary.columns.items():
         if has_codes.get(name):  # of numbers alone
             raise ConfigurationError(
                 f"{site}: {name} has numbers that begin with a zero, as codes do, and the data dictionary has "
                 f"{column.kind}. Give it categories, or leave it out."
             )
-        limits = {"low": None, "high": None, "mean": None, "scale": None}
-        site_column = drafted_column(replace(column, **limits), values[name], min_rows=1)
+        unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
+        site_column = drafted_column(unlimited_column, values[name], min_rows=1)
         usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
         columns = {_DICTIONARY: usual_column, site: site_column}
         doubts += _disagreements(name, columns, subject_site=site)

@@ -1,0 +1,66 @@
+"""Functions that record doubts about clients' tables and samples as events of a run, and a table's data dictionary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from flsv.data import FederatedDataModule
+from flsv.data.copies import SAMPLES, STRONG_DOUBT, copies_in
+from flsv.results.folder import DICTIONARY_FILE
+from flsv.results.round_result import DOUBT, Event
+from flsv.utilities.atomic_files import replacing
+
+
+def events_of_copies(data: FederatedDataModule) -> list[Event]:
+    """Return one event for two clients with the same samples, or for a client with some twice, and warn of them."""
+    all_copies = copies_in(data)
+    events = []
+    for copies in all_copies:
+        other_clients = [] if copies.other_client is None else [copies.other_client]
+        event = Event(
+            client=copies.client,
+            what=DOUBT,
+            first=0,
+            last=0,
+            others=other_clients,
+            kind="twice" if copies.other_client is None else "shared",
+            column=SAMPLES,
+            text=copies.text(data.client_names),
+            strength=copies.strength,
+        )
+        events.append(event)
+    if events:
+        first_event = events[0]
+        client_name = data.client_names[all_copies[0].client]
+        further = f", and {len(events) - 1} more" if len(events) > 1 else ""
+        rank_zero_warn(f"{SAMPLES} of {client_name}: {first_event.text}{further}.")
+    return events
+
+
+def events_of_tables(data: FederatedDataModule) -> list[Event]:
+    """Return one event for each doubt about a federation's tables."""
+    client_of_name = {name: client for client, name in enumerate(data.client_names)}
+    events = []
+    for doubt in data.table_doubts:
+        event = Event(
+            client=client_of_name.get(doubt.site),  # None: it is about the server's tables
+            what=DOUBT,
+            first=0,
+            last=0,
+            column=doubt.column,
+            text=doubt.text,
+            strength=STRONG_DOUBT,
+        )
+        events.append(event)
+    return events
+
+
+def write_dictionary(data: FederatedDataModule, folder: Path) -> None:
+    """Write the dictionary by which tables were read into a run's folder, for the next run or for sites."""
+    if data.dictionary is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / DICTIONARY_FILE) as file:
+        file.write(data.dictionary.to_text().encode())
