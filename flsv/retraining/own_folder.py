@@ -16,7 +16,8 @@ MAX_COPIED_BYTES = 2**30
 MAX_COPIED_FILES = 100
 #: The most entries that are looked at. Folders beyond are links.
 MAX_ENTRIES = 100_000
-#: Files that are always links.
+#: Folders, beside hidden ones, and files that are always links.
+_CODE_FOLDER = "__pycache__"
 _CODE_SUFFIXES = (".py", ".pyc", ".pyi", ".typed")
 #: Inode, size and time of a file, by which a change is noticed. Of a folder that it is one.
 Signature = tuple[int, ...]
@@ -86,7 +87,7 @@ class ProgramFolder:
 
             if is_folder:
                 real_path = os.path.realpath(entry.path)
-                is_hidden = entry.name.startswith(".")
+                is_hidden = entry.name.startswith(".") or entry.name == _CODE_FOLDER
                 is_beyond = self._num_entries > MAX_ENTRIES
                 if is_hidden or real_path in inside or is_beyond:
                     self._links[path] = entry.path
@@ -162,7 +163,7 @@ class ProgramFolder:
         for name in names:
             for entry in _entries(present_folder):
                 if entry.name != name:
-                    (parent / entry.name).symlink_to(entry.path)
+                    os.symlink(entry.path, parent / entry.name)
             present_folder = os.path.join(present_folder, name)
             parent = parent / name
             parent.mkdir(exist_ok=True)
