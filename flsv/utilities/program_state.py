@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from types import ModuleType
@@ -56,6 +56,19 @@ class Reference(NamedTuple):
             _write_name(self.holder, self.key, value)
 
 
+class Namespace(NamedTuple):
+    """A module, a class or an object with its names and values at one time, without those of Python."""
+
+    owner: Any
+    values: dict[str, Any]
+    # All names, and the ids of their values.
+    names_and_ids: tuple[list[str], list[int]]
+
+    def is_same(self) -> bool:
+        """Return whether all names refer to the same objects as then."""
+        return _names_and_ids(self.owner) == self.names_and_ids
+
+
 class ProgramState:
     """The state of a program at one time. :meth:`restore` goes back to it.
 
@@ -77,16 +90,18 @@ class ProgramState:
         self._global_rngs = global_rngs()
         self._torch_settings = torch_settings()
         self._environment: dict[str, str] | None = dict(os.environ)
-        # Each (namespace, its names and values): a module, a class or an object.
-        self._namespaces: list[tuple[Any, dict[str, Any]]] = []
+        # Modules, classes and objects.
+        self._namespaces: list[Namespace] = []
         # Each (collection, a copy).
         self._collections: list[tuple[Any, Any]] = []
         # {path: (tensor, its number of changes)}
         self._tensors: dict[str, tuple[Tensor, int]] = {}
+        # {id of an object: where it is kept}
+        self._references: dict[int, list[Reference]] = defaultdict(list)
         self._visited: set[int] = set()
-        modules = _modules_of_program()
-        self._module_names = frozenset(module.__name__ for module in modules)
-        for module in modules:
+        self._modules = _modules_of_program()
+        self._module_names = frozenset(module.__name__ for module in self._modules)
+        for module in self._modules:
             self._add_namespace(module, module.__name__)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,14 +111,17 @@ class ProgramState:
             "_namespaces": [],
             "_collections": [],
             "_tensors": {},
+            "_references": {},
+            "_modules": [],
         }
 
     def _add_namespace(self, namespace: Any, path: str) -> None:
         self._visited.add(id(namespace))
         values = _values_of(namespace)
-        self._namespaces.append((namespace, values))
+        self._namespaces.append(Namespace(namespace, values, _names_and_ids(namespace)))
         for name, value in values.items():
             if type(value) not in _CONSTANTS:
+                self._references[id(value)].append(Reference(namespace, name, value))
                 self._add(value, f"{path}.{name}")
 
     def _add(self, value: Any, path: str) -> None:
@@ -115,6 +133,7 @@ class ProgramState:
             self._collections.append((value, value.copy()))
             for key, entry in _items_of(value):
                 if type(entry) not in _CONSTANTS:
+                    self._references[id(entry)].append(Reference(value, key, entry))
                     self._add(entry, f"{path}[{key!r}]")
         elif kind in (tuple, frozenset):  # it stays, and what it holds may change
             for position, entry in enumerate(value):
@@ -133,28 +152,40 @@ class ProgramState:
             kind = value
         return getattr(kind, "__module__", None) in self._module_names
 
-    def references_to(self, ids: Container[int], with_caches: bool = False) -> list[Reference]:
+    def references_to(self, ids: Collection[int], with_caches: bool = False) -> list[Reference]:
         """Return where the program keeps objects with these ids, but for holders that have such ids themselves. With
         caches, also where it keeps functions with a cache.
         """
+        kept_ids = [key for key in self._references if key in ids]
+        if with_caches:
+            for key, (reference, *_) in self._references.items():
+                if type(reference.value) is CACHE_TYPE and key not in ids:
+                    kept_ids.append(key)
+
         references = []
-        for holder, entries in (*self._namespaces, *self._collections):
-            if id(holder) in ids:
-                continue
-            for key, value in _items_of(entries):
-                is_cache = with_caches and type(value) is CACHE_TYPE
-                is_copied = type(value) not in _CONSTANTS and id(value) in ids
-                if is_copied or is_cache:
-                    references.append(Reference(holder, key, value))
+        for key in kept_ids:
+            for reference in self._references[key]:
+                if id(reference.holder) not in ids:
+                    references.append(reference)
         return references
+
+    def is_present(self) -> bool:
+        """Return whether the program is still in this state, but for generators, torch's settings and tensors."""
+        if dict(os.environ) != self._environment or _modules_of_program() != self._modules:
+            return False
+        names_are_same = all(namespace.is_same() for namespace in self._namespaces)
+        return names_are_same and all(
+            _has_entries(collection, entries) for collection, entries in self._collections
+        )
 
     def restore(self) -> list[str]:
         """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
         if self._environment is not None and dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
-        for namespace, values in self._namespaces:
-            _restore_names(namespace, values)
+        for namespace in self._namespaces:
+            if not namespace.is_same():
+                _restore_names(namespace.owner, namespace.values)
         for collection, entries in self._collections:
             _restore_entries(collection, entries)
         restore_torch(self._torch_settings)
@@ -199,9 +230,18 @@ def _is_installed(name: str, module: Any) -> bool:
     return any(folder in file for folder in _INSTALLED)
 
 
+def _attributes_of(namespace: Any) -> Mapping[str, Any]:
+    return vars(namespace) if isinstance(namespace, type) else attributes_of(namespace)
+
+
+def _names_and_ids(namespace: Any) -> tuple[list[str], list[int]]:
+    attributes = _attributes_of(namespace)
+    return list(attributes), list(map(id, attributes.values()))
+
+
 def _values_of(namespace: Any) -> dict[str, Any]:
     """Return the names and values of a module, a class or an object, without those of Python."""
-    attributes = vars(namespace) if isinstance(namespace, type) else attributes_of(namespace)
+    attributes = _attributes_of(namespace)
     return {name: value for name, value in attributes.items() if not str(name).startswith("__")}
 
 
@@ -224,14 +264,18 @@ def _write_name(namespace: Any, name: str, value: Any) -> None:
         attributes_of(namespace)[name] = value
 
 
+def _has_entries(collection: Any, entries: Any) -> bool:
+    """Return whether a collection has these entries, the same objects, in this order."""
+    if len(collection) != len(entries):
+        return False
+    if isinstance(collection, dict):
+        has_keys = list(collection) == list(entries)
+        return has_keys and all(map(is_, collection.values(), entries.values()))
+    return all(map(is_, collection, entries))
+
+
 def _restore_entries(collection: Any, entries: Any) -> None:
-    is_unchanged = len(collection) == len(entries)
-    if is_unchanged and isinstance(collection, dict):
-        is_unchanged = list(collection) == list(entries)
-        is_unchanged = is_unchanged and all(collection[key] is entries[key] for key in entries)
-    elif is_unchanged:
-        is_unchanged = all(map(is_, collection, entries))
-    if is_unchanged:
+    if _has_entries(collection, entries):
         return
     collection.clear()
     if isinstance(collection, dict | set):
@@ -241,15 +285,21 @@ def _restore_entries(collection: Any, entries: Any) -> None:
 
 
 @contextmanager
-def restored_program() -> Iterator[list[str]]:
+def restored_program(last_state: ProgramState | None = None) -> Iterator[list[str]]:
     """Restore the program's state at the end of this context. The list then has the paths of tensors that have
-    changed."""
-    program = ProgramState()
+    changed. A large program's state takes time, so that its last one may be given: it is used if it is present.
+    """
+    generators = global_rngs()
+    settings = torch_settings()
+    is_present = last_state is not None and last_state.is_present()
+    program = last_state if last_state is not None and is_present else ProgramState()
     changed_tensors: list[str] = []
     try:
         yield changed_tensors
     finally:
         changed_tensors += program.restore()
+        restore_torch(settings)
+        restore_global_rngs(generators)
 
 
 def torch_settings() -> dict[str, Any]:
