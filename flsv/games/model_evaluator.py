@@ -213,14 +213,14 @@ class ModelEvaluator(VectorEvaluator):
         sums = self._sums(count, keep)
         copies = self.copies.take()
         if self.backend == "vmap":
-            with self._scoring(copies):
+            with self._scoring():
                 module = copies.load_to_score()
                 self._load_private(module)
                 self._score_in_chunks(module, build, count, sums)
             return sums.scores(self._support, has_metric=bool(self._metrics))
 
         for index in range(count):
-            with self._scoring(copies):
+            with self._scoring():
                 module = self._loaded(copies, build, index)
                 row = range(index, index + 1)
                 self._score(row, partial(_outputs_of, module), sums)
@@ -231,9 +231,8 @@ class ModelEvaluator(VectorEvaluator):
     def live(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.live`."""
         sums = self._sums(1, keep)
-        copies = ModuleCopies(module, self.space)
-        with self._scoring(copies):
-            module_copy = copies.load_to_score(is_last=True)
+        with self._scoring():
+            module_copy = ModuleCopies(module, self.space).load_to_score(is_last=True)
             self._score(range(1), partial(_outputs_of, module_copy), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
@@ -246,9 +245,9 @@ class ModelEvaluator(VectorEvaluator):
             output_form=self.form if keep else None,
         )
 
-    def _scoring(self, copies: ModuleCopies) -> AbstractContextManager[None]:
+    def _scoring(self) -> AbstractContextManager[None]:
         """Return the context in which models are scored."""
-        return isolated_scoring(copies, self._seed, self.device)
+        return isolated_scoring(self._seed, self.device)
 
     def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
@@ -360,13 +359,12 @@ class ModelEvaluator(VectorEvaluator):
 
         num_parameters = self.space.num_parameters
         gradient = torch.zeros(num_parameters, dtype=torch.float64, device=device)
-        copies = self.copies.take()
         with (
-            self._scoring(copies),
+            self._scoring(),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),  # attention by the same sums everywhere
         ):
-            module = copies.load_to_score()
+            module = self.copies.take().load_to_score()
             dtypes = named_dtypes(module)
             parameter_names = {name for name, _ in module.named_parameters()}
             model = vector.detach().clone()
@@ -408,7 +406,7 @@ class ModelEvaluator(VectorEvaluator):
         """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
         x, _ = self._batches[0]
         copies = ModuleCopies(self._module, self.space)
-        with self._scoring(copies):
+        with self._scoring():
             gives_probabilities = self._random_models(copies, x).give_probabilities()
         if gives_probabilities:
             raise ConfigurationError(
@@ -477,7 +475,7 @@ class ModelEvaluator(VectorEvaluator):
         """Run a forward pass, and the metric on all batches, to find errors early."""
         copies = ModuleCopies(self._module, self.space)
         try:
-            with self._scoring(copies):
+            with self._scoring():
                 self._try_forward(copies)
                 if not is_tried:
                     self._check_repetition(copies)

@@ -27,7 +27,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import is_dense
-from flsv.utilities.program_state import ProgramState, restored_program
+from flsv.utilities.program_state import present_state, restored_program
 from flsv.utilities.run_copy import find_refused
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -76,7 +76,6 @@ class ModuleCopies:
         are_blank: bool = False,
     ) -> None:
         self._module = module
-        self.program = ProgramState()
         self._trainer = trainer_of(module)
         shared_objects = _factories(module)
         blank_storages: set[int] = set()
@@ -96,7 +95,7 @@ class ModuleCopies:
             shared_types=_SHARED_TYPES,
             blank_storages=blank_storages,
             stand_ins=self._stand_ins,
-            program=self.program,
+            program=present_state(),
         )
         self._pickled: Pickled | None = None
         self._dump_parts()
@@ -207,19 +206,15 @@ class ModuleCopies:
 
 
 @contextmanager
-def isolated_scoring(
-    copies: ModuleCopies,
-    seed: int,
-    device: torch.device,
-) -> Iterator[None]:
-    """Score a copy within this context: with the same random numbers whatever was scored before, and without autocast.
+def isolated_scoring(seed: int, device: torch.device) -> Iterator[None]:
+    """Score a model within this context: with the same random numbers whatever was scored before, and without autocast.
     Global generators and the program's globals are restored. An error is raised if a stand-in was used.
     """
     with (
         torch.inference_mode(False),
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         torch.autocast(device.type, enabled=False),
-        restored_program(copies.program),
+        restored_program(),
         checked_stand_ins(),
     ):
         seed_global_rngs(seed, "utility")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +104,7 @@ class ProgramState:
         self._module_names = frozenset(module.__name__ for module in self._modules)
         for module in self._modules:
             self._add_namespace(module, module.__name__)
+        _states_in_use.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -170,13 +172,22 @@ class ProgramState:
         return references
 
     def is_present(self) -> bool:
-        """Return whether the program is still in this state, but for generators, torch's settings and tensors."""
+        """Return whether the program is still in this state, but for generators and torch's settings."""
         if dict(os.environ) != self._environment or _modules_of_program() != self._modules:
             return False
-        names_are_same = all(namespace.is_same() for namespace in self._namespaces)
-        return names_are_same and all(
-            _has_entries(collection, entries) for collection, entries in self._collections
-        )
+        if not all(namespace.is_same() for namespace in self._namespaces):
+            return False
+        if not all(_has_entries(collection, entries) for collection, entries in self._collections):
+            return False
+        return not self._changed_tensors()
+
+    def _changed_tensors(self) -> list[str]:
+        """Return the paths of tensors that have changed."""
+        paths = []
+        for path, (tensor, num_changes) in self._tensors.items():
+            if tensor._version != num_changes:
+                paths.append(path)
+        return paths
 
     def restore(self) -> list[str]:
         """Go back to the state. Return the paths of tensors that have changed, which are not put back."""
@@ -190,12 +201,7 @@ class ProgramState:
             _restore_entries(collection, entries)
         restore_torch(self._torch_settings)
         restore_global_rngs(self._global_rngs)
-
-        changed_tensors = []
-        for path, (tensor, num_changes) in self._tensors.items():
-            if tensor._version != num_changes:
-                changed_tensors.append(path)
-        return changed_tensors
+        return self._changed_tensors()
 
 
 def _items_of(collection: Any) -> Iterable[tuple[Any, Any]]:
@@ -205,6 +211,7 @@ def _items_of(collection: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(collection)
 
 
+_states_in_use: weakref.WeakSet[ProgramState] = weakref.WeakSet()
 #: Names of modules that are not the program's: there are thousands, which are looked at once.
 _INSTALLED_NAMES: set[str] = set()
 
@@ -284,15 +291,23 @@ def _restore_entries(collection: Any, entries: Any) -> None:
         collection.extend(entries)
 
 
-@contextmanager
-def restored_program(last_state: ProgramState | None = None) -> Iterator[list[str]]:
-    """Restore the program's state at the end of this context. The list then has the paths of tensors that have
-    changed. A large program's state takes time, so that its last one may be given: it is used if it is present.
+def present_state() -> ProgramState:
+    """Return the program's state: one that is in use, if nothing has changed since. To look at a large program takes
+    longer.
     """
+    for state in list(_states_in_use):
+        if state.is_present():
+            return state
+    return ProgramState()
+
+
+@contextmanager
+def restored_program() -> Iterator[list[str]]:
+    """Restore the program's state at the end of this context. The list then has the paths of tensors that have
+    changed."""
     generators = global_rngs()
     settings = torch_settings()
-    is_present = last_state is not None and last_state.is_present()
-    program = last_state if last_state is not None and is_present else ProgramState()
+    program = present_state()
     changed_tensors: list[str] = []
     try:
         yield changed_tensors
