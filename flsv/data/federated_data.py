@@ -28,8 +28,7 @@ from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import TableDoubt
-    from flsv.data.tables.source import ColumnCard
+    from flsv.data.tables.drafts import ColumnCard, TableDoubt
 
 
 class FederatedData:

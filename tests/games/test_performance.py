@@ -191,7 +191,7 @@ class NoValidation(Kind):
         (
             GlueWithForward,
             {"performance": torchmetrics.F1Score(task="binary")},
-            "on batches .x, y., and a batch is dict",
+            "but a batch is dict",
         ),
         (
             Segmentation,

@@ -38,8 +38,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import TableDoubt
-    from flsv.data.tables.source import ColumnCard
+    from flsv.data.tables.drafts import ColumnCard, TableDoubt
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any

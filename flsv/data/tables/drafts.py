@@ -63,6 +63,15 @@ class Question(ConfigurationError):
 
 
 @dataclass(frozen=True)
+class ColumnCard:
+    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+
+    name: str
+    became: str
+    is_missing: np.ndarray
+
+
+@dataclass(frozen=True)
 class TableDoubt:
     """Doubt about a column of a site."""
 

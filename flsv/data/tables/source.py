@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,21 +20,12 @@ from flsv.data.labels import chooses_rarer_class, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
 from flsv.data.tables.dictionary import REST, Dictionary
-from flsv.data.tables.drafts import MIN_ROWS, TableDoubt
+from flsv.data.tables.drafts import MIN_ROWS, ColumnCard, TableDoubt
 from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: A whole number without leading zeros: 07 stays a text.
 _INTEGER = re.compile(r"0|-?[1-9]\d*")
-
-
-@dataclass(frozen=True)
-class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
-
-    name: str
-    became: str
-    is_missing: np.ndarray
 
 
 class OpenQuestions(ConfigurationError):
