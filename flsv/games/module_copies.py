@@ -210,8 +210,10 @@ def isolated_scoring(seed: int, device: torch.device) -> Iterator[None]:
     """Score a model within this context: with the same random numbers whatever was scored before, and without autocast.
     Global generators and the program's globals are restored. An error is raised if a stand-in was used.
     """
+    with_gradients = torch.is_grad_enabled()
     with (
-        torch.inference_mode(False),
+        torch.inference_mode(False),  # which enables gradients
+        torch.set_grad_enabled(with_gradients),
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         torch.autocast(device.type, enabled=False),
         restored_program(),

@@ -160,6 +160,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
 
     former_names: ClassVar[dict[str, str]] = {"seen": "participations"}
+    #: States of earlier versions that a checkpoint may have, and that are not loaded.
+    former_states: ClassVar[tuple[str, ...]] = ()
     """States' names in checkpoints of earlier versions, and today's."""
 
     rounds: Tensor
@@ -261,7 +263,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """Load states, also those that a checkpoint has under a former name."""
         states = {}
         for name, value in state_dict.items():
-            states[self.former_names.get(name, name)] = value
+            if name not in self.former_states:
+                states[self.former_names.get(name, name)] = value
         return super().load_state_dict(states, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

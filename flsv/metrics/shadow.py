@@ -123,6 +123,7 @@ class ShadowShapley(MeasuredMetric):
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "one to three more fits, validations included."
+    former_states = ("ends", "valued", "outputs")
     values: Tensor
     errors: Tensor
     starts: Tensor

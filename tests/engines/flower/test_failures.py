@@ -100,7 +100,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
         processes.run("refused")
         words = (
             "a node is registered as 'Boston', which is none of sites=['Bostn', 'Lyon', 'Osaka']",
-            f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: SitePolicy.__init__() got",
+            f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: SitePolicy() got",
         )
         # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
         processes.wait_for(
