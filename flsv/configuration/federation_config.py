@@ -26,6 +26,7 @@ from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.training.algorithms import ClientAlgorithm
 from flsv.uploads import PrivateUpload, Upload, check_uploads
+from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, check_argument, checked
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -133,8 +134,10 @@ class Reporting:
         return is_last or rounds_done % rounds_between == 0
 
 
-class FederationConfig:
+class FederationConfig(ReadOnlyArguments):
     """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
+
+    _remedy_template = "Use loop.replace({0})."
 
     def __init__(
         self,
@@ -168,6 +171,7 @@ class FederationConfig:
         self.reporting = reporting
         self.seed = seed
         self.engine = engine
+        self._read_only = frozenset(vars(self))
 
         self._check_options()
         self._check_privacy()
