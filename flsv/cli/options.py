@@ -213,9 +213,9 @@ class OptionParser(ArgumentParser):
     """Parser whose errors are raised, so that they can be explained."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        if (
-            not self.exit_on_error
-        ):  # jsonargparse tries a part of a value, and has an error of its own
+        # jsonargparse tries a part of a value, and has an error of its own.
+        is_on_trial = not self.exit_on_error
+        if is_on_trial:
             return super().error(message, ex)
         known_names: list[str] = []
         for package in (*PACKAGES, *PACKAGES_OF_OTHERS):

@@ -328,9 +328,9 @@ def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[
     """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
-    return Subset(
-        dataset, (~torch.isin(dataset_labels(dataset), unknown)).nonzero().flatten().tolist()
-    )
+    is_known = ~torch.isin(dataset_labels(dataset), unknown)
+    known_samples = is_known.nonzero().flatten()
+    return Subset(dataset, known_samples.tolist())
 
 
 def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -> SourceData:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FederatedData:
-    """Who has what: the samples of the server and of each client, with their names and classes.
+    """Hold who has what: the samples of the server and of each client, with their names and classes.
 
     It is the one owner of these. :class:`~flsv.data.FederatedDataModule` adds the user's arguments and what Lightning
     calls. Its samples are set by ``setup``, those of a single client at a site.

@@ -43,7 +43,7 @@ class _Reader:
 
     @property
     def holds_samples(self) -> bool:
-        """Whether samples are rows of tensors, which no worker has to read, and which are the same each time."""
+        """Tell whether samples are rows of tensors, which no worker has to read, and which are the same each time."""
         collate_fn = self.options.get("collate_fn")
         tensors, _ = tensors_of(self.dataset, collate_fn=collate_fn)
         return tensors is not None

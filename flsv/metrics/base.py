@@ -160,9 +160,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
 
     former_names: ClassVar[dict[str, str]] = {"seen": "participations"}
-    #: States of earlier versions that a checkpoint may have, and that are not loaded.
-    former_states: ClassVar[tuple[str, ...]] = ()
     """States' names in checkpoints of earlier versions, and today's."""
+
+    former_states: ClassVar[tuple[str, ...]] = ()
+    """States of earlier versions that a checkpoint may have, and that are not loaded."""
 
     rounds: Tensor
     compute_at_run_end: Callable[[], None] | None = None

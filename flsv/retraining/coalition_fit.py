@@ -227,7 +227,8 @@ class CoalitionScoring(L.Callback):
 
     def _keep_models(self, loop: Any) -> None:
         assert self._models is not None
-        self._models = replace(self._models, trained=loop.state.model().cpu().clone())
+        global_model = loop.state.model()
+        self._models = replace(self._models, trained=global_model.cpu().clone())
 
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""

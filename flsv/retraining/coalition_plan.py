@@ -406,8 +406,9 @@ class CoalitionPlan(RunExtension):
         # The last round's model is that after all hooks at the end of training.
         if not is_run_over and (is_last or not is_due):
             return
-        num_clients = self._federation.state.num_clients
-        self._add(self._store, tuple(range(num_clients)), {index: self._scoring.score(module)})
+        all_clients = tuple(range(self._federation.state.num_clients))
+        scored_model = self._scoring.score(module)
+        self._add(self._store, all_clients, {index: scored_model})
 
     def _add(
         self,

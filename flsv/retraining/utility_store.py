@@ -45,7 +45,7 @@ def _parse_round(cell: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ScoredModel:
-    """What is stored of a model: its utilities, and outputs if values need them."""
+    """Hold what is stored of a model: its utilities, and outputs if values need them."""
 
     utilities: Row
     outputs: Outputs = field(default_factory=dict)

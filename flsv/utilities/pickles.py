@@ -392,7 +392,7 @@ def checked_stand_ins() -> Iterator[None]:
 
 
 class StandIn:
-    """What a copy has in place of a part that refuses pickling. Using it raises :class:`NotCopied`."""
+    """Stand in a copy for a part that refuses pickling. Using it raises :class:`NotCopied`."""
 
     def __init__(self, reason: str) -> None:
         object.__setattr__(self, "_reason", reason)

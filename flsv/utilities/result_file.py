@@ -139,8 +139,8 @@ class ResultFile:
         complete_lines = list(lines[:first_row])
         complete_rows = []
         for row, line in zip(self.rows, lines[first_row:]):
-            is_of_last_result = bool(key) and all(row[name] == self.rows[-1][name] for name in key)
-            if not is_of_last_result:
+            has_key_of_last_row = all(row[name] == self.rows[-1][name] for name in key)
+            if not key or not has_key_of_last_row:
                 complete_rows.append(row)
                 complete_lines.append(line)
         self.rows = complete_rows

@@ -10,12 +10,12 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def refused(message: str) -> Any:
-    """What is done within is refused, with these words (a regular expression)."""
+    """Expect that what is done within is refused, with these words (a regular expression)."""
     return pytest.raises(ConfigurationError, match=message)
 
 
 def warns(message: str) -> Any:
-    """What is done within warns its user, with these words (a regular expression)."""
+    """Expect that what is done within warns its user, with these words (a regular expression)."""
     return pytest.warns(UserWarning, match=message)
 
 

@@ -71,7 +71,7 @@ def load_batches(
     round_index: int,
     client: int,
 ) -> Iterator[Any]:
-    """Of all local epochs."""
+    """Return the batches of all local epochs."""
     return itertools.chain(*load_epochs(data, round_index, client))
 
 

@@ -217,7 +217,10 @@ def fit_with_checkpoints(
     return loop.contributions["shadow"]
 
 
-@pytest.mark.parametrize(("every", "rounds"), [(1000, 2), (None, 2), (1000, 5)])
+@pytest.mark.parametrize(
+    ("every", "rounds"),
+    [(1000, 2), (None, 2), (1000, 5)],
+)
 def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, rounds: int
 ) -> None:

@@ -195,7 +195,7 @@ class EndsWithTheBest(Manual):
 
 
 def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path: Path) -> None:
-    """As in a run, whose values are the same to the bit, and not in the run's folder."""
+    """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
 
     def make_trainer(loop: FederatedLoop, folder: Path) -> Any:
         saves = ModelCheckpoint(folder / "best", monitor="val_loss")

@@ -146,7 +146,8 @@ class TextFile:
 
     def _check_rows(self, data: bytes) -> None:
         """Raise ConfigurationError if rows have other lengths than the header, or are the header again."""
-        header, *lines = [line.replace(b" ", b"") for line in data.splitlines() if line.strip()]
+        filled_lines = [line for line in data.splitlines() if line.strip()]
+        header, *lines = [line.replace(b" ", b"") for line in filled_lines]
         separator = self._separator.encode()
         num_separators = {line.count(separator) for line in (header, *lines)}
         if b'"' in data or len(num_separators) > 1 or header in lines:
@@ -168,17 +169,22 @@ class TextFile:
                     f"{line}: {len(row)} values, but the header has {len(self.names)} names. Write quotation marks "
                     f"around cells that contain {self._separator!r}."
                 )
-            if row[0].strip() == self.names[0] and [cell.strip() for cell in row] == self.names:
+            may_be_header = row[0].strip() == self.names[0]
+            if may_be_header and list(map(str.strip, row)) == self.names:
                 raise ConfigurationError(f"{line}: the columns' names again. Remove this line.")
             lines.append(reader.line_num)
         return np.array(lines, dtype=np.int64)
 
     @cached_property
     def texts(self) -> pd.DataFrame:
-        """All cells as they are written."""
+        """Return all cells as they are written."""
         return self._parse(self._load(), names=self.names, header=0, dtype=object)
 
-    def _with_numbers(self, data: bytes, gaps: Mapping[str, Sequence[str]] | None) -> pd.DataFrame:
+    def _with_numbers(
+        self,
+        data: bytes,
+        gaps: Mapping[str, Sequence[str]] | None,
+    ) -> pd.DataFrame:
         """Return the cells with numbers in columns that have nothing else but marks of gaps."""
         marks = gaps or dict.fromkeys(self.names, USUAL_GAPS)
         names_of_texts = [name for name in self.names if name not in marks]
