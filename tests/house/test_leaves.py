@@ -16,13 +16,18 @@ SCRIPT = Path(__file__).with_name("leaves.py")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not here")
 def test_federations_train_without_any_leaf(tmp_path):
     root = Path(flsv.__file__).parents[1]
+    tests = SCRIPT.parents[1]
+    paths = os.pathsep.join([str(root), str(tests)])
+    command = [sys.executable, str(SCRIPT), str(tmp_path)]
+
     finished = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)],
+        command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
 
-    endings = [line for line in finished.stdout.splitlines() if line.startswith("RUN ")]
+    printed = finished.stdout.splitlines()
+    endings = [line for line in printed if line.startswith("RUN ")]
     assert endings == ["RUN command 0", "RUN python 0", "RUN unscored 0"], finished.stderr[-3000:]
