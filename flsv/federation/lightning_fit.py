@@ -532,6 +532,8 @@ class LightningFit(Rounds):
             patch.restore()  # a copy of the module must not hold this fit
             # Lightning has moved the module to the host by now, and scores need it on its device.
             module.to(self.trainer.strategy.root_device)
+            assert self.reports is not None
+            self.reports.terminal.release_bar()
             self._write_results()
             module.cpu()
             self.close()
