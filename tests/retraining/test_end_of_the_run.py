@@ -30,16 +30,34 @@ class HoldsUntilTeardown(Base):
 class SavesTheModule(L.Callback):
     """Saves the module when a fit ends, with all its attributes."""
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        stage: str,
+    ) -> None:
         torch.save(pl_module, "by_callback.pt")
 
 
-def test_coalitions_train_after_the_modules_teardown(tmp_path: Path, monkeypatch: Any) -> None:
+def test_coalitions_train_after_the_modules_teardown(
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
     monkeypatch.chdir(tmp_path)
-    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="singles")}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    metric = ShadowShapley(coalitions="singles")
+    reporting = Reporting(table=False)
+    loop = FederatedLoop(
+        metrics={"shadow": metric},
+        seed=SEED,
+        reporting=reporting,
+    )
     module = HoldsUntilTeardown()
-    trainer = trainer_for(loop, tmp_path, rounds=2, callbacks=[SavesTheModule()])
+    trainer = trainer_for(
+        loop,
+        tmp_path,
+        rounds=2,
+        callbacks=[SavesTheModule()],
+    )
     num_callbacks = len(trainer.callbacks)
 
     trainer.fit(module, make_data())
