@@ -230,32 +230,15 @@ def test_shapleyfls_noise_is_standard_normal():
     assert abs(correlations[0, 1]) < 0.2
 
 
-def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
-    x = torch.randn(
-        500,
-        3,
-        12,
-        12,
-        generator=torch.Generator().manual_seed(1),
-    )
-
-    is_changed = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
+def test_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels_and_of_cells():
+    noise = GaussianNoise(pixel_rate=0.2)
+    is_changed_pixel = added_noise(noise, torch.zeros(500, 3, 12, 12)) != 0
+    is_changed_cell = added_noise(noise, torch.zeros(500, 40)) != 0
 
     # 72,000 pixels: a standard error of 0.0015.
-    assert torch.equal(is_changed[:, 0], is_changed[:, 1])
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.008)
-
-
-def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
-    is_changed = (
-        added_noise(
-            GaussianNoise(pixel_rate=0.2),
-            torch.zeros(500, 40),
-        )
-        != 0
-    )
-
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.02)
+    assert torch.equal(is_changed_pixel[:, 0], is_changed_pixel[:, 1])
+    assert is_changed_pixel.float().mean().item() == pytest.approx(0.2, abs=0.008)
+    assert is_changed_cell.float().mean().item() == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize("to", ["next", "random"])
