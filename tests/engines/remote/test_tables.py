@@ -276,7 +276,7 @@ class Arrays(L.LightningDataModule):
 @pytest.mark.parametrize(
     "make_server_data",
     [
-        pytest.param(lambda: server_data(replace(MERGED, patient="case")), id="another dictionary"),
+        pytest.param(lambda: server_data(replace(MERGED, excluded={})), id="another dictionary"),
         pytest.param(lambda: server_data(DICTIONARY), id="a draft of its own"),
         pytest.param(
             lambda: FederatedDataModule(VAL, labels="died", dictionary=DICTIONARY, val=VAL),
