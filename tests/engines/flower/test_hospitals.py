@@ -32,7 +32,8 @@ ROUNDS = 2
 
 def block_of(page: str, title: str) -> str:
     """The code block of a page that has this title."""
-    blocks = pages.blocks_of_page((DOCS / page).read_text())
+    text = (DOCS / page).read_text()
+    blocks = pages.blocks_of_page(text)
     (block,) = [block for block in blocks if block.title == title]
     return str(block.text)
 
@@ -47,19 +48,31 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
 
 def merge_drafts() -> None:
     """Run the page's commands at each hospital, and where the drafts are joined."""
-    Path("answers.yaml").write_text(block_of(PAGE, "answers.yaml"))
-    text = (DOCS / PAGE).read_text().replace("\\\n", " ")
-    command_texts = re.findall(r"^ *flsv (data .*)$", text, flags=re.MULTILINE)
-    draft_command, merge_command = command_texts
+    answers = block_of(PAGE, "answers.yaml")
+    Path("answers.yaml").write_text(answers)
+
+    page = (DOCS / PAGE).read_text()
+    page_of_long_lines = page.replace("\\\n", " ")
+    draft_command, merge_command = re.findall(
+        r"^ *flsv (data .*)$",
+        page_of_long_lines,
+        flags=re.MULTILINE,
+    )
     for name in HOSPITALS:
-        assert cli.main(draft_command.replace("$site", name).split()) == 0
+        command = draft_command.replace("$site", name)
+        assert cli.main(command.split()) == 0
     assert cli.main(merge_command.split()) == 0
 
 
 def load_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The page's project. Its client and server are those that Flower's apps hold."""
-    changes = {"../clinics": str(folder / "clinics"), "rounds=15": f"rounds={ROUNDS}"}
-    project = with_texts(block_of(PAGE, "federation/fedapp/federation.py"), changes)
+    clinics = folder / "clinics"
+    changes = {
+        "../clinics": str(clinics),
+        "rounds=15": f"rounds={ROUNDS}",
+    }
+    text = block_of(PAGE, "federation/fedapp/federation.py")
+    project = with_texts(text, changes)
     path = folder / "federation.py"
     path.write_text(project)
     monkeypatch.setattr("flsv.engines.flower.client_app", SiteClient)
