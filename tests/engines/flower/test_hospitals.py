@@ -112,5 +112,5 @@ def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, mon
     assert dictionary == yaml.safe_load((tmp_path / "clinics" / "dictionary.yaml").read_text())
     values = flsv.read_run(tmp_path / "runs")
     values = values[values["metric"] == "value"]
-    assert len(values) == len(HOSPITALS)
+    assert len(values) == ROUNDS * len(HOSPITALS)
     assert values["value"].notna().all()
