@@ -5,10 +5,10 @@
 
 If a check fails, it raises an ``AssertionError`` with the name of the check, the result and advice:
 
->>> check_metric(FedAvg())
+>>> check_aggregator(FedAvg(server_lr=-1.0))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
+AssertionError: FedAvg fails learns: ...
 
 With pytest, :func:`parametrize_with_checks` makes a separate test of every check.
 
