@@ -89,7 +89,7 @@ class Reporting:
         figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
             None: at most ten figures in the run, which take at most 5 % of its time before its end.
         table: print a table of the clients at the end.
-        files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
+        files: write ``contributions.csv``, ``run.json`` and the clients' tables, and reserve the run's folder for
             this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
 
     Raises:

@@ -304,7 +304,7 @@ def resumes(case: FitCase) -> None:
 
 def vmap_is_equal(case: FitCase) -> None:
     """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding. A part that cannot
-    be batched raises ConfigurationError in begin(federation), and its author declares that."""
+    be batched raises ConfigurationError in set_up(federation), and its author declares that."""
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
     if case.sees_clients and "client_algorithm" not in arguments:

@@ -53,7 +53,9 @@ class SamplerCase(fits.FitCase):
         """Return a new copy of the sampler after some prepared rounds of a run."""
         sampler: ClientSampler = self.new()
         sampler.check(NUM_CLIENTS)
-        sampler.begin(federation_of(self.rounds))
+        federation = federation_of(self.rounds)
+        sampler.set_up(federation)
+        sampler.begin(federation)
         for index in ROUND_INDICES[:num_rounds]:
             sampler.end_round(self.rounds[index])
         return sampler

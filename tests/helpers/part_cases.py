@@ -223,7 +223,9 @@ class FilterCase(fits.FitCase):
     def begun(self) -> Any:
         """A filter in a run of five clients."""
         part = self.new()
-        part.begin(federation_of(PreparedRounds()))
+        federation = federation_of(PreparedRounds())
+        part.set_up(federation)
+        part.begin(federation)
         return part
 
     def part_in(self, loop: FederatedLoop) -> Any:

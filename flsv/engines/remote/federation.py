@@ -183,7 +183,7 @@ class RemoteFederation(IdleEngine):
         self._remote.discard()
         return super().discard()
 
-    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
+    def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
