@@ -228,7 +228,7 @@ class ShadowShapley(MeasuredMetric):
         """
         self._pending = None
         if after_the_run:
-            self._pending = "values stand after training"
+            self._pending = "there are no values before the coalitions are trained"
             # Those in a checkpoint are of an earlier round.
             self.values = torch.full_like(self.values, torch.nan)
             self.errors = torch.full_like(self.errors, torch.nan)
