@@ -198,10 +198,6 @@ class FitCase(Case):
         """Return the arguments that make a :class:`flsv.FederatedLoop` use ``part``, as ``{"aggregator": part}``."""
         return {self.role: part}
 
-    def part_in(self, loop: FederatedLoop) -> Any:
-        """Return the object under test, or its copy, that a loop uses."""
-        return getattr(loop, self.role)
-
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
         defaults: dict[str, Any] = {

@@ -393,7 +393,7 @@ def test_sites_train_on_their_own_streams(tmp_path):
     data = RemoteData(names, sizes, contents, server_data=ServersSamples())
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
-    trained, _ = train_by_hand(train_on_streams())
+    trained = train_by_hand(train_on_streams())
     assert torch.equal(read_parameters(module), trained)
     untrained = read_parameters(Project())
     gain = score_by_hand(trained, "accuracy") - score_by_hand(untrained, "accuracy")

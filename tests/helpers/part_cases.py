@@ -228,11 +228,6 @@ class FilterCase(fits.FitCase):
         part.begin(federation)
         return part
 
-    def part_in(self, loop: FederatedLoop) -> Any:
-        kind = type(self.part)
-        (part,) = [part for part in loop.filters if type(part) is kind]
-        return part
-
 
 def make_cohort(
     index: int = 0, factor_of_last_update: float = 1.0, order: Sequence[int] | None = None

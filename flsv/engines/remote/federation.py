@@ -194,7 +194,7 @@ class RemoteFederation(IdleEngine):
         state = self._state.for_strategies()
         own_models = {}
         for client in range(state.num_clients):
-            model = personalizer.used(client, state)
+            model = personalizer.start(client, state)
             is_global_model = model is state.model()
             if model is not None and not is_global_model:
                 own_models[client] = model
