@@ -71,7 +71,7 @@ class MetricCase(fits.FitCase):
         return self.in_a_loop and not fields_from_clients.isdisjoint(self.fields)
 
     @property
-    def in_a_loop(self) -> bool:  # type: ignore[override]  # likewise
+    def in_a_loop(self) -> bool:  # type: ignore[override]  # depends on the metric
         """Return whether a loop can update the metric."""
         reported_names = set[str]()
         for part in self.loop.values():
