@@ -66,18 +66,13 @@ class MetricCase(fits.FitCase):
 
     @property
     def sees_clients(self) -> bool:  # type: ignore[override]  # depends on the metric
-        """Return whether the metric asks clients for evaluations, or reads their reports."""
-        fields_from_clients = {"clients", "all_clients", *self.round_functions}
-        return self.in_a_loop and not fields_from_clients.isdisjoint(self.fields)
-
-    @property
-    def in_a_loop(self) -> bool:  # type: ignore[override]  # depends on the metric
-        """Return whether a loop can update the metric."""
+        """Return whether the metric asks clients for evaluations, or reads reports that a part of the loop makes."""
         reported_names = set[str]()
         for part in self.loop.values():
             reported_names.update(getattr(part, "reports", ()))
-        is_contribution = isinstance(self.part, ContributionMetric)
-        return is_contribution and reported_names.issuperset(self.round_functions)
+        has_reports = reported_names.issuperset(self.round_functions)
+        fields_from_clients = {"clients", "all_clients", *self.round_functions}
+        return has_reports and not fields_from_clients.isdisjoint(self.fields)
 
     @cached_property
     def fields(self) -> dict[str, Any]:
