@@ -442,11 +442,11 @@ class Round:
         )
 
     def _with(self, **changes: Any) -> Round:
-        changed = replace(self, **changes)
+        new_round = replace(self, **changes)
         for name in _CACHED_NAMES:
             if name in self.__dict__:
-                changed.__dict__[name] = self.__dict__[name]
-        return changed
+                new_round.__dict__[name] = self.__dict__[name]
+        return new_round
 
     @property
     def _required_games(self) -> Any:

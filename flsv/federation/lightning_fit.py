@@ -7,7 +7,6 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -156,7 +155,7 @@ class LightningFit(Rounds):
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            round_axis_patch(trainer, has_client_curves=self.config.reporting.client_steps > 0),
+            round_axis_patch(trainer),
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
@@ -192,8 +191,6 @@ class LightningFit(Rounds):
         engine = make_engine(
             trainer, self.data, self.state, run_state.store, self.config, self.steps
         )
-        if self.config.reporting.client_steps:
-            self._plot_steps(engine)
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
@@ -233,21 +230,6 @@ class LightningFit(Rounds):
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
         return self.state.round_index > 0 and self.extension.is_pending
-
-    def _plot_steps(self, engine: Engine) -> None:
-        """Plot what clients log of their single steps, and of a round."""
-        interval = self.config.reporting.client_steps
-        sequential_engine = resolve_name(ENGINES["sequential"])
-        if type(engine) is not sequential_engine or self.config.is_private:
-            raise ConfigurationError(
-                f"Reporting(client_steps={interval}): single steps can be seen of clients that train one after the "
-                "other in this process, without privacy. Sites, ranks, vmap and private clients tell nothing of them. "
-                "Leave it out."
-            )
-        position = partial(self.steps.position_on_curves, interval)
-        curves: Any = resolve_name("flsv._lightning.client_curves")
-        self._change(curves.client_curves_patch(self.trainer, position))
-        self._change(*curves.client_means_patches(self.trainer, self.steps.client_name))
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""

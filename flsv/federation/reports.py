@@ -94,7 +94,7 @@ class RunReports:
             record = self._record(run_state.identity.plain(), settings)
             self.sinks += [csv, Record(folder, record, self._events)]
         if writes_files:
-            self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
+            self.sinks.append(ClientTables(federation.engine, folder / "clients"))
         self.sinks += self._loggers(settings)
 
         prints_table = self._prints and self._config.reporting.table
@@ -434,8 +434,8 @@ class RunReports:
             sink.close(failed)
 
 
-class ClientPictures(Sink):
-    """Sink that writes the pictures and tables that clients have stored."""
+class ClientTables(Sink):
+    """Sink that writes the tables that clients have stored."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
@@ -448,7 +448,7 @@ class ClientPictures(Sink):
         for row in result.table:
             if row.metric == "weight" and row.client is not None:
                 cohort.append(row.client)
-        self._engine.write_artifacts(cohort, result.round_index, self._folder)
+        self._engine.write_tables(cohort, self._folder)
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

@@ -116,6 +116,7 @@ class FederationRun:
         """Begin or resume the strategies and filters, and draw the first cohort."""
         info = self.info()
         for part in (*self.config.strategies.values(), *self.server.filters):
+            part.set_up(info)
             if resumed:
                 part.resume(info)
             else:

@@ -357,7 +357,7 @@ class ShadowShapley(MeasuredMetric):
             return
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
-        predict: Callable[[], PredictedValues] | None = None
+        compute_prediction: Callable[[], PredictedValues] | None = None
         self._case_values = None
         if (
             output_score is not None
@@ -366,18 +366,20 @@ class ShadowShapley(MeasuredMetric):
             and favors_nobody(masks)
         ):
             if not are_all_trained:
-                predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)
+                compute_prediction = partial(
+                    output_score.shapley, masks, utilities.cpu(), outputs, weights
+                )
             if not self.per_class:
                 self._case_values = partial(output_score.case_values, masks, outputs, weights)
 
         source = "outputs"
-        if predict is None:
+        if compute_prediction is None:
             source = "trainings" if are_all_trained else "scores"
         design = f"{self.coalitions}"
         self._evidence = evidence_of(masks, utilities, source, self.per_class, design)
 
-        if predict is not None:
-            prediction = predict()
+        if compute_prediction is not None:
+            prediction = compute_prediction()
             new_values = prediction.values
             fit = prediction_stderr(prediction.disagreement)
             self._evidence["disagreement"] = prediction.disagreement.flatten().tolist()
@@ -391,7 +393,7 @@ class ShadowShapley(MeasuredMetric):
         device_tensors = [self.starts, self.recent, self.values, fit.reshape(shape)]
         starts, recent, values, fit = to_host(device_tensors)
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        follow_each_other = self._rounds_per_value == 1 and predict is None
+        follow_each_other = self._rounds_per_value == 1 and compute_prediction is None
         errors = one_seed_stderr(
             values,
             fit,

@@ -360,6 +360,8 @@ class _Coalition:
             strategies={**federation.strategies, **strategies},
             metrics=metrics,
         )
+        for part in self._parts:
+            part.set_up(info)
         if saved is None:
             for part in self._parts:
                 part.begin(info)
