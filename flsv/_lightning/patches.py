@@ -72,6 +72,34 @@ class PatchedAttributes:
         self._originals = []
 
 
+class LastCallback(L.Callback):
+    """Callback that does something once, after the last of a fit's hooks, which is the module's ``teardown``.
+
+    It is made while callbacks are torn down, and becomes the last of them. So none of them sees the patched module.
+    """
+
+    def __init__(self, trainer: L.Trainer, action: Callable[[], None]) -> None:
+        self._callbacks = callbacks_of(trainer)
+        self._action = action
+        self._callbacks.append(self)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.remove()
+        tear_down_module = pl_module.teardown
+
+        def tear_down_and_act(stage: str) -> None:
+            patch.restore()  # a module may be pickled in its own ``teardown``
+            tear_down_module(stage=stage)
+            self._action()
+
+        patch = PatchedAttributes([(pl_module, "teardown", tear_down_and_act)])
+
+    def remove(self) -> None:
+        """Leave the trainer's callbacks."""
+        if self in self._callbacks:
+            self._callbacks.remove(self)
+
+
 def in_turn(*functions: Callable[[], Any]) -> Callable[[], None]:
     """Return a function that calls the functions one after the other."""
 

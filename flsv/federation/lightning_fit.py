@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from flsv import scores
 from flsv._lightning.fit_loop import FederatedFitLoop, Rounds
 from flsv._lightning.patches import (
+    LastCallback,
     PatchedAttributes,
     callbacks_of,
     no_placeholder_patches,
@@ -515,24 +516,22 @@ class LightningFit(Rounds):
             self.finish()
 
     def tear_down(self, module: L.LightningModule) -> None:
-        """Close the fit. If coalitions are missing, train them first, after the module's own ``teardown``, which is the
-        last of a fit's hooks."""
+        """Close the fit. If coalitions are missing, train them first, after the last of a fit's hooks."""
         if not (self._has_finished and self._awaits_coalitions):
             self.close()
             return
-        tear_down_module = module.teardown
 
-        def tear_down_and_close(stage: str) -> None:
-            tear_down_module(stage=stage)
-            patch.restore()  # a copy of the module must not hold this fit
+        def train_and_close() -> None:
             # Lightning has moved the module to the host by now, and scores need it on its device.
             module.to(self.trainer.strategy.root_device)
+            assert self.reports is not None
+            self.reports.terminal.release_bar()
             self._write_results()
             module.cpu()
             self.close()
 
-        patch = PatchedAttributes([(module, "teardown", tear_down_and_close)])
-        self._cleanup.callback(patch.restore)
+        last_callback = LastCallback(self.trainer, train_and_close)
+        self._cleanup.callback(last_callback.remove)
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:
         """Add client and round to an error's message, and restore trainer and module."""

@@ -220,7 +220,7 @@ class ShadowShapley(MeasuredMetric):
 
     def await_training(self) -> None:
         """Have no values from now on until :meth:`complete` is called. It is called before a fit's first round."""
-        self._pending = "values stand after training"
+        self._pending = "there are no values before the coalitions are trained"
         # Those in a checkpoint are of an earlier round.
         self.values = torch.full_like(self.values, torch.nan)
         self.errors = torch.full_like(self.errors, torch.nan)

@@ -264,7 +264,7 @@ class Terminal(Sink):
             print_contributions(result, self._client_names, where)
 
     def finish(self, result: RunResult) -> None:
-        """Print the clients' table once the progress bar has closed. A live bar would erase it."""
+        """Print the clients' table once the progress bar has closed, since a live bar would erase it."""
         if not self._prints_table:
             return
         if self._bar is None:
@@ -279,6 +279,11 @@ class Terminal(Sink):
 
         # Replaced on this bar alone.
         self._bar.teardown = teardown_and_show_table  # type: ignore[method-assign]
+
+    def release_bar(self) -> None:
+        """Leave the progress bar alone, which has closed. Tables are printed at once from now on."""
+        self.close()
+        self._bar = None
 
     def close(self, failed: bool = False) -> None:
         """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""

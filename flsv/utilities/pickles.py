@@ -310,6 +310,7 @@ def pickled(
     pickler.dump(value)
     references: list[Reference] = []
     if program is not None:
+        program.include_classes(pickler.shared)
         ids_of_copied = pickler.memo.copy().keys()
         references = program.references_to(ids_of_copied, with_caches=has_own_caches)
         pickler.dump([reference.value for reference in references])

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from flsv.utilities.pickles import CACHE_TYPE
 from flsv.utilities.plain_values import CONSTANT_TYPES
-from flsv.utilities.reachable import LIBRARIES, attributes_of
+from flsv.utilities.reachable import LIBRARIES, attributes_of, package_of
 from flsv.utilities.seeding import global_rngs, restore_global_rngs
 
 #: Types of collections whose entries are put back. Entries of other collections are not looked at.
@@ -75,7 +75,8 @@ class ProgramState:
 
     Globals of the program's modules and attributes of their classes refer again to what they referred to. Collections
     and the program's own objects among these hold again what they held. A program's modules are those that are not
-    installed. Global generators and torch's settings are part of the state. In another process, they alone are.
+    installed, and those with classes of what is copied. Global generators and torch's settings are part of the state.
+    In another process, they alone are.
 
     Example:
         >>> os.environ["FLSV_EXAMPLE"] = "1"
@@ -105,6 +106,22 @@ class ProgramState:
         for module in self._modules:
             self._add_namespace(module, module.__name__)
         _states_in_use.add(self)
+
+    def include_classes(self, values: Iterable[Any]) -> None:
+        """Let the modules of classes among ``values``, and of their bases, be the program's, also if installed.
+
+        Such a class may keep its instances.
+        """
+        names = {name for value in values for name in _modules_of_class(value)}
+        names -= self._module_names
+        if not names:
+            return
+        _NAMES_OF_CLASSES.update(names)
+        _INSTALLED_NAMES.difference_update(names)
+        self._modules = _modules_of_program()
+        self._module_names |= names
+        for name in sorted(names & sys.modules.keys()):
+            self._add_namespace(sys.modules[name], name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -216,15 +233,31 @@ _states_in_use: weakref.WeakSet[ProgramState] = weakref.WeakSet()
 _INSTALLED_NAMES: set[str] = set()
 
 
+#: Names of modules with classes of objects that were copied.
+_NAMES_OF_CLASSES: set[str] = set()
+
+
 def _modules_of_program() -> list[ModuleType]:
     modules = []
     for name in sorted(sys.modules.keys() - _INSTALLED_NAMES):
         module: Any = sys.modules.get(name)
-        if name == "__main__" or not _is_installed(name, module):
+        is_of_program = name == "__main__" or name in _NAMES_OF_CLASSES
+        if is_of_program or not _is_installed(name, module):
             modules.append(module)
         else:
             _INSTALLED_NAMES.add(name)
     return modules
+
+
+def _modules_of_class(kind: Any) -> set[str]:
+    """Return the names of the modules of a class and its bases, but for libraries'. None if it is no class."""
+    names: set[str] = set()
+    if issubclass(type(kind), type):
+        for base in kind.__mro__:
+            package = package_of(base)
+            if package and package not in LIBRARIES:
+                names.add(base.__module__)
+    return names
 
 
 def _is_installed(name: str, module: Any) -> bool:

@@ -1,5 +1,6 @@
 """Copies of modules that keep functions, compiled or not, beside their layers."""
 
+import inspect
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -324,16 +326,16 @@ class Carry(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(1), persistent=False)
-        Carry.instances.append(self)
+        self.instances.append(self)
 
     def forward(self, x: Tensor) -> Tensor:
         self.total = self.total + x
         return self.total
 
-
-def reset_carry() -> None:
-    for layer in Carry.instances:
-        layer.total = torch.zeros(1)
+    @classmethod
+    def reset(cls) -> None:
+        for layer in cls.instances:
+            layer.total = torch.zeros(1)
 
 
 class CountsCalls:
@@ -349,14 +351,14 @@ class CountsCalls:
 
 
 class ReachesGlobals(Kept):
-    def __init__(self) -> None:
+    def __init__(self, layer_class: Any = Carry) -> None:
         super().__init__()
-        self.net = nn.Sequential(self.net, Carry())
+        self.net = nn.Sequential(self.net, layer_class())
         self.counter = CountsCalls()
 
     def forward(self, x: Tensor) -> Tensor:
         self.counter.num_calls += 1
-        reset_carry()
+        self.net[1].reset()
         outputs: Tensor = self.net(x) + self.net(x)
         return outputs
 
@@ -386,6 +388,35 @@ def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(
     assert torch.equal(*models)
     assert loop.contributions["sv"].isfinite().all()
     assert Carry.instances == [module.net[1]]
+
+
+def installed_carry(folder: Path) -> Any:
+    """Import the layer from a package that is installed in a folder."""
+    packages = folder / "site-packages"
+    packages.mkdir()
+    source = inspect.getsource(Carry)
+    imports = "from typing import *\nimport torch\nfrom torch import Tensor, nn\n"
+    (packages / "carries.py").write_text(imports + source)
+    return import_module("carries").Carry
+
+
+def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    values = []
+    for layer_class in (Carry, installed_carry(tmp_path)):
+        CountsCalls.only = None
+        layer_class.instances.clear()
+        metric = ShadowShapley(performance="negative_loss")
+        loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
+        module = ReachesGlobals(layer_class)
+        fit(loop, tmp_path, module=module, data=toy_data(server_val=0.2))
+        values.append(loop.contributions["sv"])
+        assert layer_class.instances == [module.net[1]]
+
+    assert torch.equal(*values)
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])

@@ -30,9 +30,10 @@ class Shows(Plain):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
+@pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley(leave_out=["Look"])])
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
 def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
-    make_bar, tmp_path, monkeypatch
+    make_bar, metric, tmp_path, monkeypatch
 ):
     """Rich erases what is printed under its live bar; the bar's teardown is what stops it."""
     shown = []
@@ -53,8 +54,10 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
         "flsv.results.terminal.print_contributions", lambda *_: events.append("table")
     )
     bar = Bar()
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-    fit(loop, tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
+    loop = FederatedLoop(metrics={"values": metric}, seed=1)
+    data = toy_data(server_val=0.3)
+    callbacks = [bar, Look()]
+    fit(loop, tmp_path, Shows(), data, rounds=2, enable_progress_bar=True, callbacks=callbacks)
 
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
@@ -66,6 +69,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     assert rounds == ["1/2"] * half + ["2/2"] * (len(shown) - half)
     assert shown[-1]["val_acc"] == 0.5
 
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path / "none", rounds=1)  # without a bar
     assert events == ["bar stopped", "table", "table"]
 

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+import torch
+
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from helpers.fits import trainer_for
@@ -21,14 +24,46 @@ class HoldsUntilTeardown(Base):
 
     def teardown(self, stage: str) -> None:
         HOLDERS.clear()
+        torch.save(self, "by_module.pt")
 
 
-def test_coalitions_train_after_the_modules_teardown(tmp_path: Path) -> None:
-    metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="singles")}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+class SavesTheModule(L.Callback):
+    """Saves the module when a fit ends, with all its attributes."""
+
+    def teardown(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        stage: str,
+    ) -> None:
+        torch.save(pl_module, "by_callback.pt")
+
+
+def test_coalitions_train_after_the_modules_teardown(
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    metric = ShadowShapley(coalitions="singles")
+    reporting = Reporting(table=False)
+    loop = FederatedLoop(
+        metrics={"shadow": metric},
+        seed=SEED,
+        reporting=reporting,
+    )
     module = HoldsUntilTeardown()
+    trainer = trainer_for(
+        loop,
+        tmp_path,
+        rounds=2,
+        callbacks=[SavesTheModule()],
+    )
+    num_callbacks = len(trainer.callbacks)
 
-    trainer_for(loop, tmp_path, rounds=2).fit(module, make_data())
+    trainer.fit(module, make_data())
 
     assert loop.contributions["shadow"].isfinite().all()
     assert "teardown" not in vars(module)
+    assert len(trainer.callbacks) == num_callbacks
+    assert Path("by_module.pt").is_file()
+    assert Path("by_callback.pt").is_file()

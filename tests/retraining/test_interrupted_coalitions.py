@@ -53,7 +53,7 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 
     assert loop.round_index == 2
     assert loop.contributions["shadow"].isnan().all()
-    assert "values stand after training" in repr(loop.contributions["shadow"])
+    assert "before the coalitions are trained" in repr(loop.contributions["shadow"])
 
     stored = list(tmp_path.rglob("coalitions.csv"))
     assert len(stored) == writes_files
