@@ -56,7 +56,7 @@ class ShadowShapley(MeasuredMetric):
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
     all clients is trained once more, see ``verify``. If it does not come to the run's own model, to the bit, a warning
-    and the verdict say so. Sites train coalitions beside the run.
+    and the verdict say so. Sites train coalitions beside the run, which are valued after it.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.

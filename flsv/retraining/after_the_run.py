@@ -24,7 +24,7 @@ from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun, Scoring
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.stored_values import (
     output_score,
@@ -174,7 +174,7 @@ class TrainingAfterTheRun:
             max_wait=self._max_wait,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self._run_copy, Scoring(measures_of(self._metrics.values()))),
+            CopiedFits(lambda seed: self._run_copy, measures_of(self._metrics.values())),
             self._findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
             start_hash=self._start_hash,
