@@ -15,7 +15,7 @@ from flsv.core.answers import Numbers
 from flsv.core.client import Client
 from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.round import Round, TrainedCoalitions
+from flsv.core.round import Round
 from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
 
@@ -200,10 +200,3 @@ class Strategy(Component):
 
     def end_round(self, round: Round) -> None:
         """Store at the server the parts of this round that the next one needs."""
-
-    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """Return the models of coalitions that this strategy has trained, if any.
-
-        Called at the server after :meth:`end_round`.
-        """
-        return None

@@ -389,6 +389,8 @@ def _unmet_needs(
     loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
     if loop_attributes:
         return loop_attributes
+    if name in contribution_metrics.trained_names:
+        return "trained coalitions"
     if name in contribution_metrics.evaluating:
         return 'judges="clients"'
     if getattr(contribution_metrics.metrics[name], "reported_by", None):

@@ -29,7 +29,6 @@ OF_THE_LOOP = {
     "get",
     "measured",
     "personalized",
-    "with_coalitions",
     "with_models",
 }
 

@@ -224,7 +224,7 @@ def go_on_with(
             2 * ROUNDS,
             folder / "checkpoints/last.ckpt",
         )
-    return list(resumed._extension.doubts)
+    return list(resumed.run.doubts)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,6 @@ def test_settings_that_changed_are_named_again_after_a_third_fit(tmp_path):
 
     plan_more_rounds(trainer)
     trainer.fit(module, make_three_clients())
-    (doubt,) = loop._extension.doubts
+    (doubt,) = loop.run.doubts
 
     assert "lr is 0.7 and was" in doubt
