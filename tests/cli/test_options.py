@@ -1,8 +1,6 @@
 """Options and configuration files: what comes of several, and what is wrong with one is said in one line."""
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -292,20 +290,6 @@ def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_pa
     (message,) = [line for line in lines if not line.startswith(("INFO", "Seed set"))]
     assert message.startswith("flsv: error: ")
     assert advice in message
-
-
-def test_classes_are_found_by_their_names_alone_in_a_new_process():
-    options = ["uploads=[SignFlip]", "aggregator=TrimmedMean", "metrics.cssv=ClassSpecificShapley"]
-    arguments = ["--config=quickstart", *(f"--federation.{option}" for option in options)]
-    program = (
-        "from flsv.cli.parser import make_cli; "
-        f"cli = make_cli({arguments}, run=False, quiet=True); "
-        "print(*cli.config.federation.aggregator.class_path.split('.')[-1:])"
-    )
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-
-    assert finished.returncode == 0, finished.stderr
-    assert "TrimmedMean" in finished.stdout
 
 
 OPTIMIZERS = {

@@ -1,7 +1,6 @@
 """ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
 
 import csv
-from functools import partial
 from typing import Any
 
 import pytest
@@ -219,10 +218,3 @@ def test_logged_values_are_refused_before_training(tmp_path):
             make_data(),
             ROUNDS,
         )
-
-
-def test_two_metrics_of_one_run_need_as_many_halvings():
-    make_metric = partial(ShadowShapley, coalitions="halves")
-
-    with pytest.raises(ConfigurationError, match="need different coalitions"):
-        FederatedLoop(metrics={"one": make_metric(), "two": make_metric(halvings=2)})
