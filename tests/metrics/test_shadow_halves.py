@@ -19,7 +19,7 @@ from helpers.fits import assert_resumes, fit, trainer_for
 from helpers.models import Plainest
 
 NUM_CLIENTS = 5
-ROUNDS = 3
+ROUNDS = 2
 
 
 def make_data():
@@ -191,7 +191,11 @@ def test_a_halving_costs_one_more_run(num_clients, halvings):
 
 def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     assert_resumes(
-        lambda: make_loop(ShadowShapley(coalitions="halves")), tmp_path, Plainest, make_data
+        lambda: make_loop(ShadowShapley(coalitions="halves")),
+        tmp_path,
+        Plainest,
+        make_data,
+        rounds=(1, 2),
     )
 
 
