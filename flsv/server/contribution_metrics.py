@@ -110,6 +110,15 @@ class ContributionMetrics:
         return [name for name, metric in self.metrics.items() if attribute_of(metric, "extension")]
 
     @property
+    def pending_names(self) -> list[str]:
+        """Return the names of the metrics whose values come after the run."""
+        return [
+            name
+            for name, metric in self.metrics.items()
+            if name not in self.missing and attribute_of(metric, "pending") is not None
+        ]
+
+    @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
         return self._names_of_readers("of_updates")
@@ -267,14 +276,11 @@ class ContributionMetrics:
 
     def outdated_names(self) -> list[str]:
         """Return the names of the metrics whose values are of an earlier round than the last."""
-        names = []
-        for name, metric in self.metrics.items():
-            # Until the run's end the metric has the values of an earlier round or, with `pending`, none.
-            awaits_last_round = attribute_of(metric, "compute_at_run_end") is not None
-            has_earlier_values = attribute_of(metric, "pending") is None
-            if awaits_last_round and has_earlier_values:
-                names.append(name)
-        return names
+        return [
+            name
+            for name, metric in self.metrics.items()
+            if attribute_of(metric, "compute_at_run_end") is not None
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: metric.state_dict() for name, metric in self.metrics.items()}
