@@ -232,7 +232,9 @@ class LightningFit(Rounds):
     @property
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
-        return self.state.round_index > 0 and self.extension.is_pending
+        with self.metrics.keeping_run(self.metrics.trained_names, "the end of the run"):
+            return self.state.round_index > 0 and self.extension.is_pending
+        return False
 
     def _plot_steps(self, engine: Engine) -> None:
         """Plot what clients log of their single steps, and of a round."""
@@ -482,7 +484,9 @@ class LightningFit(Rounds):
         """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
         if self.state.global_vector is not None:
-            values_by_round = dict(self.extension.train(self._measured_run()))
+            values_by_round: dict[int, dict[str, torch.Tensor]] = {}
+            if self._awaits_coalitions:
+                values_by_round.update(self.extension.train(self._measured_run()))
             if self._late_values or self._late_scores:
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})

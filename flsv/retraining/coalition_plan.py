@@ -433,9 +433,7 @@ class CoalitionPlan(RunExtension):
         return any(metric.pending is not None for metric in self._metrics.values())
 
     def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions if metrics need them, and return the metrics' values, ``{round: {metric: values}}``."""
-        if not self.is_pending:
-            return {}
+        """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``."""
         if self._scoring is None:  # no round was left
             self._open_store(run)
         assert self._run_copy is not None
