@@ -218,8 +218,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._stages: set[str] = set()
         self._needs_setup = True
         self._is_shown = False
-        self._is_site = False
-        self._opened: SourceData | None = None
         self._num_dropped = 0
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
@@ -283,11 +281,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if not self._needs_setup:
             return
 
-        source = self._opened
-        if source is None:
-            source = open_source(self.source, self._reading, self._held_out, self._clients)
-        if self._is_site:  # which is greeted by its number later, and reads no file again
-            self._opened = source
+        source = open_source(self.source, self._reading, self._held_out, self._clients)
         if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
@@ -317,12 +311,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
     def _tell_doubts(self) -> None:
-        """Warn of the doubts about the tables. A site needs a dictionary that all sites share."""
-        if self._is_site and self._source.is_draft:
-            raise ConfigurationError(
-                "this site's table has no data dictionary. Draft its part with flsv data --write, merge all sites' "
-                "parts with flsv data --merge, and give all sites and the server the same file: dictionary=..."
-            )
+        """Warn of the doubts about the tables."""
         doubts = self._source.doubts
         if doubts:
             texts = [
@@ -373,8 +362,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         return None if source.labeled else self.labels
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data at a participant's own site, where the first client has the id ``first_client``."""
-        self._is_site = True
+        """Set up the data at a participant's own site, where the first client has the id ``first_client``.
+
+        They are set up again if it has another id in another run.
+        """
         self._needs_setup |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")

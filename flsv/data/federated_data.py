@@ -169,6 +169,11 @@ class FederatedData:
         return self._source.dictionary
 
     @property
+    def has_draft(self) -> bool:
+        """Return whether the data dictionary was drafted from the samples."""
+        return self._source.is_draft
+
+    @property
     def table_doubts(self) -> tuple[TableDoubt, ...]:
         """Doubts about the clients' tables."""
         return self._source.doubts

@@ -172,7 +172,8 @@ def test_corruption_of_a_shuffled_subset_changes_the_right_samples():
             true_labels = (true_labels + 1) % 5
         assert torch.equal(y, true_labels)
 
-        is_changed = (x != X[numbers]).flatten(1).any(1)
+        is_other_pixel = x != X[numbers]
+        is_changed = is_other_pixel.flatten(1).any(1)
         if client == 0:
             assert is_changed.all()
         else:
@@ -223,46 +224,39 @@ def test_shapleyfls_noise_is_standard_normal():
     noise = added_noise(GaussianNoise(), x).double()
 
     # 216,000 draws: the mean has a standard error of 0.0022, the variance one of 0.003, the kurtosis one of 0.01.
-    correlations = torch.corrcoef(noise.flatten(1)[:, :2].T)
+    noise_by_pixel = noise.flatten(1).T
+    correlations = torch.corrcoef(noise_by_pixel[:2])
     assert abs(noise.mean()) < 0.01
     assert abs(noise.var() - 1) < 0.015
     assert abs((noise**4).mean() - 3) < 0.06
     assert abs(correlations[0, 1]) < 0.2
 
 
-def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels():
-    x = torch.randn(
-        500,
-        3,
-        12,
-        12,
-        generator=torch.Generator().manual_seed(1),
-    )
+def test_noise_of_a_pixel_rate_is_on_that_share_of_pixels_in_all_channels_and_of_cells():
+    noise = GaussianNoise(pixel_rate=0.2)
+    images = torch.zeros(500, 3, 12, 12)
+    table = torch.zeros(500, 40)
 
-    is_changed = added_noise(GaussianNoise(pixel_rate=0.2), x) != 0
+    is_changed_pixel = added_noise(noise, images) != 0
+    is_changed_cell = added_noise(noise, table) != 0
+
+    in_first_channel = is_changed_pixel[:, 0]
+    in_second_channel = is_changed_pixel[:, 1]
+    assert torch.equal(in_first_channel, in_second_channel)
 
     # 72,000 pixels: a standard error of 0.0015.
-    assert torch.equal(is_changed[:, 0], is_changed[:, 1])
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.008)
-
-
-def test_shapleyfls_noise_of_a_pixel_rate_is_on_that_share_of_a_tables_cells():
-    is_changed = (
-        added_noise(
-            GaussianNoise(pixel_rate=0.2),
-            torch.zeros(500, 40),
-        )
-        != 0
-    )
-
-    assert is_changed.float().mean().item() == pytest.approx(0.2, abs=0.02)
+    share_of_pixels = is_changed_pixel.float().mean()
+    share_of_cells = is_changed_cell.float().mean()
+    assert share_of_pixels.item() == pytest.approx(0.2, abs=0.008)
+    assert share_of_cells.item() == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize("to", ["next", "random"])
 def test_label_noise_flips_exactly_its_rate_of_the_labels(to):
     labels = corrupt_labels(ClosedSetLabelNoise(rate=0.137, to=to))
 
-    assert int((labels != DIGITS).sum()) == 0.137 * len(DIGITS)
+    num_flipped = int((labels != DIGITS).sum())
+    assert num_flipped == 0.137 * len(DIGITS)
 
 
 def test_label_noise_at_random_goes_to_every_other_class_equally_often():
@@ -271,7 +265,8 @@ def test_label_noise_at_random_goes_to_every_other_class_equally_often():
     # Binomial(10000, 1/9): mean 1111, standard deviation 31.4.
     counts = torch.bincount((labels - DIGITS) % 10, minlength=10)
     assert counts[0] == 0
-    assert (counts[1:] - 10_000 / 9).abs().max() < 5 * 31.4
+    deviations = counts[1:] - 10_000 / 9
+    assert deviations.abs().max() < 5 * 31.4
 
 
 def test_unknown_classes_get_the_next_known_label():
@@ -292,7 +287,8 @@ def test_unknown_classes_at_random_get_every_known_label_equally_often():
     assert torch.equal(labels[is_known], DIGITS[is_known])
     assert counts[EVEN_CLASSES].sum() == 0
     # Binomial(5000, 0.2): a standard deviation is 28.3.
-    assert (counts[1::2] - 1000).abs().max() < 5 * 28.3
+    deviations = counts[1::2] - 1000
+    assert deviations.abs().max() < 5 * 28.3
 
 
 def test_open_set_noise_without_a_known_class_is_refused():
@@ -343,7 +339,8 @@ def test_long_tail_class_sizes_fall_exponentially(ratio):
 
 
 def test_long_tail_of_unequal_classes_is_limited_by_the_scarcest():
-    labels = torch.arange(4).repeat_interleave(torch.tensor([1000, 100, 900, 800]))
+    numbers_of_samples = torch.tensor([1000, 100, 900, 800])
+    labels = torch.arange(4).repeat_interleave(numbers_of_samples)
 
     sizes = class_sizes(8, labels, 4)
 

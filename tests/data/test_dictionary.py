@@ -77,43 +77,6 @@ def test_dictionary_encodes_by_its_means_and_reads_its_gaps_and_positive_class(
     assert data.describe()["dictionary"] == Dictionary.from_plain(make_dictionary()).hash
 
 
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        pytest.param(
-            {"age": ["61", "732", "57", "38"]},
-            r"(?s)^Cells that do not fit.*: 1\n.*line 3: '732' in 'age', expected numbers from 0 to 120 years",
-            id="a value outside the range",
-        ),
-        pytest.param(
-            {"age": ["61", "", "57", "38"]},
-            r"Lyon.csv, line 3: '' in 'age', expected numbers",
-            id="a gap where none is allowed",
-        ),
-        pytest.param(
-            {"ward": ["A", "B", "C", "D"]},
-            r"(?s)^Cells that do not fit.*: 2\n.*line 4: 'C' in 'ward', expected one of 'A', 'B'\n.*line 5: 'D'",
-            id="words that are no categories",
-        ),
-        pytest.param(
-            {"died": ["no", "yes", "dead", "yes"]},
-            r"Lyon.csv, line 4: 'dead' in target 'died', expected one of 2 classes",
-            id="an unknown class",
-        ),
-        pytest.param(
-            {"age": ["61", "44", "57", "old"]},
-            r"Lyon.csv, line 5: 'old' in 'age', expected whole numbers|'old' in 'age', expected numbers",
-            id="a word among numbers",
-        ),
-    ],
-)
-def test_cell_that_does_not_fit_is_refused_by_file_line_and_column(
-    tmp_path: Path, cells: dict[str, list[str]], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        read_clinics(tmp_path, make_dictionary(), **cells)
-
-
 def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["age"]["kind"] = "whole numbers"
@@ -139,17 +102,6 @@ def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
     assert len(lines) == 12  # a summary, ten cells, and what to do
 
 
-def test_share_of_cells_outside_the_range_is_tolerated_as_the_dictionary_says(
-    tmp_path: Path,
-) -> None:
-    ages = {"age": ["61", "121", "57", "38"]}  # one of four cells
-
-    with pytest.raises(ConfigurationError, match="line 3: '121' in 'age'"):
-        read_clinics(tmp_path, make_dictionary(tolerance=0.1), **ages)
-
-    read_clinics(tmp_path, make_dictionary(tolerance=0.3), **ages)
-
-
 def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["weight"] = {"mean": 70, "scale": 12}
@@ -164,7 +116,6 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
         ({"classes": [False, True], "positive": None}, "classes=.*Write texts in quotation marks"),
         ({"classes": ["no", "no"]}, "classes=.*one is there twice"),
         ({"positive": "dead"}, "positive='dead' is none of classes"),
-        ({"tolerance": 2}, "tolerance=2"),
         ({"target_scale": 0}, "target_scale=0.*above 0"),
         ({"target_scale": float("nan")}, "target_scale=nan.*finite"),
         ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age'.*scale=0.*above 0"),

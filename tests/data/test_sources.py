@@ -21,7 +21,6 @@ from torch.utils.data import (
 )
 
 from flsv.cli import main
-from flsv.data import OneClient
 from flsv.data.sources.base import array_set
 from flsv.data.sources.source import module_source
 from flsv.utilities.errors import ConfigurationError
@@ -323,14 +322,6 @@ def test_table_file_is_read_by_groups(table_file):
     groups_of_rows = [row % 3 for row in range(40)]
     by_list = set_up_data(table_file, labels="ill", groups=groups_of_rows)
     assert by_list.num_clients == 3
-
-
-def test_table_of_one_site_alone_is_a_draft_that_no_site_takes(table_file):
-    data = set_up_data(table_file, OneClient(), labels="ill")
-    assert data.dictionary.is_complete
-
-    with pytest.raises(ConfigurationError, match="this site's table has no data dictionary"):
-        set_up_data(table_file, OneClient(), labels="ill").deal_from(1)
 
 
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from flsv.data import Column
-from flsv.data.tables import cells as cells_module
 from flsv.data.tables.cells import Cells, FileFormat, read_cells
 from flsv.data.tables.dictionary import NUMBERS
 from flsv.utilities.errors import ConfigurationError
@@ -39,25 +38,6 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
 
     lines = read_cells(path).lines()
     assert lines.tolist() == [4, 6]
-
-
-@pytest.mark.parametrize("is_large", [True, False])
-def test_large_table_is_named_when_its_reading_begins(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_large: bool,
-) -> None:
-    path = tmp_path / "visits.csv"
-    path.write_text("age,ill\n30,yes\n")
-    limit = path.stat().st_size
-    if not is_large:
-        limit += 1
-    monkeypatch.setattr(cells_module, "LARGE_FILE_BYTES", limit)
-
-    with caplog.at_level("INFO", "lightning.pytorch"):
-        read_cells(path)
-    assert (f"reading {path}" in caplog.text) == is_large
 
 
 def numbers_in(
@@ -222,6 +202,7 @@ def test_what_cells_do_not_say_is_asked(
         (["1.412", "1000"], "numbers"),
         (["7", "8", "NA"], "whole numbers"),
         (["1067", "4109", "01067"], "categories"),
+        (["-8", "12", "-07"], "categories"),
         (["1.2.3", "1.2.4", "2.0.1"], "categories"),
         (["True", "False", ""], "truth values"),
         (["yes", "no", "maybe"], "categories"),

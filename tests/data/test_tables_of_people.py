@@ -419,197 +419,123 @@ def outcome(change: Callable[[Tables], None], look: Any, dictionary: Any, folder
 MISFIT = r"refused: .*Cells that do not fit the data dictionary \w+: "
 COMMA = r"refused: .*Lyon.csv, line 2: '\S+' is a number in another notation"
 POINT = "refused: .*Lyon.csv, line 2: does the point of '25.548' separate thousands"
-CODES = "doubted: smoker of Lyon: 1 or 2, elsewhere 0 or 1: two codings"
-SMOKER = rf"{MISFIT}\d+\n.*Lyon.csv, line \d+: '2' in 'smoker', expected one of '0', '1'"
+DATES = "refused: .*came: dates, such as .*Days since what"
 SHORT_ROW = "refused: .*Lyon.csv, line 6: 6 values, but the header has 7 names"
+LONG_ROW = "refused: .*Lyon.csv, line 2: 8 values, but the header has 7 names"
 NAMES_TWICE = "refused: .*Lyon.csv, line 122: the columns' names again"
+NO_NAME = "refused: .*columns are called '(hb', 'hb)?'"
 
 
-def asked_or_misfit(question: str, num_cells: int) -> tuple[str, str, str, str]:
-    """Return what is said in four ways: a question without a dictionary, and with it the number of cells."""
-    answer = f"refused: .*{question}"
-    misfit = rf"{MISFIT}{num_cells}\n"
-    return answer, misfit, answer, misfit
-
-
-#: What one process says, and with a dictionary, and sites say, and with a dictionary. A dictionary without a column
-#: leaves it out.
-OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
-    no_change: ("right", "right", "right", "right"),
-    write_decimal_commas: (COMMA, COMMA, COMMA, COMMA),
-    mix_decimal_marks: (COMMA, COMMA, COMMA, COMMA),
-    separate_thousands: (POINT, "right", POINT, "right"),
-    write_dates_in_three_formats: (
-        "refused: .*came: dates, such as .*Days since what",
-        "right",
-        "refused: .*came: dates, such as .*Days since what",
-        "right",
-    ),
+#: What is said without a dictionary, in one process and at sites, and what with one. A dictionary without a column
+#: leaves it out, and one by hand has no counts, so that sites do not compare their shares of a class.
+OUTCOMES: dict[Callable[[Tables], None], tuple[str, str]] = {
+    no_change: ("right", "right"),
+    write_decimal_commas: (COMMA, COMMA),
+    mix_decimal_marks: (COMMA, COMMA),
+    separate_thousands: (POINT, "right"),
+    write_dates_in_three_formats: (DATES, "right"),
     write_yes_in_three_ways: (
         "refused: .*smoker: categories at Boston, Lyon and numbers at Osaka. Two codings",
-        f"{MISFIT}120.*Boston.csv, line 2: 'no' in 'smoker', expected one of '0', '1'",
-        "refused: smoker: categories at Boston, Lyon and numbers at Osaka. Two codings",
         f"{MISFIT}120.*Boston.csv, line 2: 'no' in 'smoker', expected one of '0', '1'",
     ),
     write_units: (
         "refused: .*dose: numbers at Boston, Osaka and categories at Lyon.*or a unit",
         "right",
-        "refused: dose: numbers at Boston, Osaka and categories at Lyon.*or a unit",
-        "right",
     ),
-    code_smokers_from_1: (CODES, SMOKER, CODES, SMOKER),
+    code_smokers_from_1: (
+        "doubted: smoker of Lyon: 1 or 2, elsewhere 0 or 1: two codings",
+        rf"{MISFIT}\d+\n.*Lyon.csv, line \d+: '2' in 'smoker', expected one of '0', '1'",
+    ),
     code_gaps: (
-        "doubted: .*hb of Lyon: 10 of 120 values lie apart: codes of missing ones",
-        f"{MISFIT}10\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl",
-        "doubted: hb: 10 of 120 values lie apart: .*hb of Lyon: deviation 280, elsewhere",
+        "doubted: .*hb.*: 10 of 120 values lie apart: codes of missing ones",
         f"{MISFIT}10\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl",
     ),
-    add_zip_codes: ("right", "right", "right", "right"),
+    add_zip_codes: ("right", "right"),
     add_patients: (
-        "doubted: .*patient of all sites: nearly all values are different, as of a number of the case",
-        "right",
-        "doubted: patient: nearly all values are different",
+        "doubted: .*patient.*: nearly all values are different, as of a number of the case",
         "right",
     ),
-    add_codes: (
-        "refused: .*code: 120 different words",
-        "right",
-        "refused: .*code: 120 different words",
-        "right",
-    ),
+    add_codes: ("refused: .*code: 120 different words", "right"),
     leave_blanks_and_no_class: (
         "doubted: class of Osaka: 0% are yes, 49% elsewhere",
-        "doubted: class of Osaka: 0% are yes, 32% elsewhere",
-        "doubted: class of Osaka: 0% are yes, 49% elsewhere",
-        "right",  # a dictionary by hand has no counts
+        "doubted: class of Osaka: 0% are yes, 32% elsewhere|right",
     ),
     add_column_of_one_site: (
         "refused: .*insurer: no such column at Boston, Osaka, and Lyon have it",
         "right",
-        "refused: insurer: no such column at Boston, Osaka",
-        "right",
     ),
     add_time_zones: (
-        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in the DataFrame of 'Boston'",
-        "right",
-        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in DataFrame",
+        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in (the )?DataFrame",
         "right",
     ),
     write_creatinine_in_micromoles: (
-        r"doubted: .*creatinine of all sites: 6 of 120 values lie apart",
-        f"{MISFIT}6\n.*Boston.csv, line 2: '130.86' in 'creatinine', expected .* 0.1 to 20",
-        "doubted: creatinine: 6 of 120 values lie apart",
+        r"doubted: .*creatinine.*: 6 of 120 values lie apart",
         f"{MISFIT}6\n.*Boston.csv, line 2: '130.86' in 'creatinine', expected .* 0.1 to 20",
     ),
     write_hemoglobin_in_another_unit: (
         "doubted: hb of Lyon: mean 20.45, elsewhere 12.89",
-        "doubted: hb of Lyon: mean 20.45, elsewhere 13",
-        "doubted: hb of Lyon: mean 20.45, elsewhere 12.89",
-        "doubted: hb at the site: mean 20.45, elsewhere 13",
+        "doubted: hb (of Lyon|at the site): mean 20.45, elsewhere 13",
     ),
     # What none can see stands on the page about own data: values that are possible in their column.
-    write_some_weights_in_pounds: ("silent", "silent", "silent", "silent"),
-    cut_a_row: (SHORT_ROW, SHORT_ROW, SHORT_ROW, SHORT_ROW),
-    cut_a_row_and_quote_a_comma: (SHORT_ROW, SHORT_ROW, SHORT_ROW, SHORT_ROW),
-    write_names_twice: (NAMES_TWICE, NAMES_TWICE, NAMES_TWICE, NAMES_TWICE),
-    write_names_twice_among_words: (NAMES_TWICE, "refused", NAMES_TWICE, "refused"),
+    write_some_weights_in_pounds: ("silent", "silent"),
+    cut_a_row: (SHORT_ROW, SHORT_ROW),
+    cut_a_row_and_quote_a_comma: (SHORT_ROW, SHORT_ROW),
+    write_names_twice: (NAMES_TWICE, NAMES_TWICE),
+    write_names_twice_among_words: (NAMES_TWICE, "refused"),
     write_classes_otherwise_at_osaka: (
-        "refused: the target 'died' is '0', '1' at Osaka, and nowhere else",
-        "refused: .*Osaka.csv, line 2: '[01]' in target 'died', expected one of 2 classes: no, yes",
         "refused: the target 'died' is '0', '1' at Osaka, and nowhere else",
         "refused: .*Osaka.csv, line 2: '[01]' in target 'died', expected one of 2 classes: no, yes",
     ),
     predict_a_number_as_classes: (
-        "refused: the target 'died' has 249 different values in 360 rows.* task: regression",
-        "refused: .*Boston.csv, line 2: .* in target 'died', expected one of 2 classes",
-        "refused: .*the target 'died' has .* different values in 120 rows.* task: regression",
+        "refused: .*the target 'died' has .* different values in (360|120) rows.* task: regression",
         "refused: .*Boston.csv, line 2: .* in target 'died', expected one of 2 classes",
     ),
     write_months_in_a_third_of_all: (
-        "doubted: .*age of all sites: 40 of 120 values lie apart",
-        f"{MISFIT}40\n.*Boston.csv, line 2: '.*' in 'age', expected numbers from 0 to 120",
-        "doubted: age: 40 of 120 values lie apart",
+        "doubted: .*age.*: 40 of 120 values lie apart",
         f"{MISFIT}40\n.*Boston.csv, line 2: '.*' in 'age', expected numbers from 0 to 120",
     ),
-    write_months_in_a_tenth_at_lyon: (
-        "doubted: .*age of Lyon: 12 of 120 values lie apart",
-        f"{MISFIT}12",
-        "doubted: .*age: 12 of 120 values lie apart",
-        f"{MISFIT}12",
-    ),
+    write_months_in_a_tenth_at_lyon: ("doubted: .*age.*: 12 of 120 values lie", f"{MISFIT}12"),
     # One ward may be all that a hospital has.
-    have_one_ward_at_lyon: ("silent", "silent", "silent", "silent"),
+    have_one_ward_at_lyon: ("silent", "silent"),
     empty_a_column: (
         "refused: .*hb: no row has a value",
-        f"{MISFIT}120\n.*Boston.csv, line 2: '' in 'hb'",
-        "refused: hb: no row has a value",
         f"{MISFIT}120\n.*Boston.csv, line 2: '' in 'hb'",
     ),
     write_other_zip_codes_at_osaka: (
         "refused: .*zip: numbers at Boston, Lyon and categories at Osaka",
         "right",
-        "refused: zip: numbers at Boston, Lyon and categories at Osaka",
-        "right",
     ),
     spell_wards_otherwise: (
         "refused: .*ward: .*look like spellings of one name",
         f"{MISFIT}120\n.*Lyon.csv, line 2: '.' in 'ward', expected one of 'A', 'B', 'C'",
-        "refused: ward: .*look like spellings of one name",
-        f"{MISFIT}120\n.*Lyon.csv, line 2: '.' in 'ward', expected one of 'A', 'B', 'C'",
     ),
-    code_missing_smokers: (
-        "doubted: .*smoker of Lyon: 15 of 120 values lie apart",
-        f"{MISFIT}15",
-        "doubted: .*smoker: 15 of 120 values lie apart",
-        f"{MISFIT}15",
-    ),
-    code_gaps_everywhere: (
-        "doubted: .*hb of all sites: 10 of 120 values lie apart",
-        f"{MISFIT}10",
-        "doubted: hb: 10 of 120 values lie apart",
-        f"{MISFIT}10",
-    ),
+    code_missing_smokers: ("doubted: .*smoker.*: 15 of 120 values lie apart", f"{MISFIT}15"),
+    code_gaps_everywhere: ("doubted: .*hb.*: 10 of 120 values lie apart", f"{MISFIT}10"),
     # Nine words are categories.
-    write_percent_signs: ("right", "right", "right", "right"),
-    store_numbers_of_a_frame_as_texts: ("right", "right", "right", "right"),
-    leave_decimal_commas_unquoted: (
-        "refused: .*Lyon.csv, line 2: 8 values, but the header has 7 names",
-    )
-    * 4,
-    write_infinity: asked_or_misfit("hb: .*Lyon.csv, line 2: 'inf' is none of numbers", 1),
-    write_a_number_beyond_float32: asked_or_misfit("hb: .*Lyon.csv, line 2: '1e39' is none of", 1),
-    write_python_numbers: asked_or_misfit("weight: .*Lyon.csv, line 2: '1_000' is none of", 1),
-    give_a_column_twice: ("refused: .*columns are called 'hb', 'hb'",) * 4,
-    give_a_column_no_name: ("refused: .*columns are called ''",) * 4,
+    write_percent_signs: ("right", "right"),
+    store_numbers_of_a_frame_as_texts: ("right", "right"),
+    leave_decimal_commas_unquoted: (LONG_ROW, LONG_ROW),
+    write_infinity: ("refused: .*hb: .*line 2: 'inf' is none of numbers", f"{MISFIT}1\n"),
+    write_a_number_beyond_float32: ("refused: .*hb: .*: '1e39' is none of", f"{MISFIT}1\n"),
+    write_python_numbers: ("refused: .*weight: .*: '1_000' is none of", f"{MISFIT}1\n"),
+    give_a_column_twice: (NO_NAME, NO_NAME),
+    give_a_column_no_name: (NO_NAME, NO_NAME),
     write_truths_as_numbers_at_lyon: (
         "refused: .*smoker: truth values at Boston, Osaka and numbers at Lyon",
         f"{MISFIT}120",
-        "refused: smoker: truth values at Boston, Osaka and numbers at Lyon",
-        f"{MISFIT}120",
     ),
     spell_a_class_otherwise: (
-        "refused: the target 'died' has .*look like spellings of one name",
-        "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died', expected one of 2 classes",
         "refused: the target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died', expected one of 2 classes",
     ),
     write_commas_of_thousands: (
         "refused: .*Lyon.csv, line 2: '25,548' is a number in another notation",
         "right",
-        "refused: .*Lyon.csv, line 2: '25,548' is a number in another notation",
-        "right",
     ),
-    write_day_before_month_at_lyon: (
-        "refused: .*came: dates, such as",
-        "right",
-        "refused: .*came: dates, such as",
-        "right",
-    ),
+    write_day_before_month_at_lyon: (DATES, "right"),
     write_a_class_in_one_file_only: (
         "refused: the target 'died' is 'yes' at Lyon, and nowhere else",
-        "doubted: .*class of Lyon: 100% are yes",
-        "refused: the target 'died' is 'yes' at Lyon, and nowhere else",
-        "right",
+        "doubted: .*class of Lyon: 100% are yes|right",
     ),
 }
 
@@ -619,12 +545,7 @@ OUTCOMES: dict[Callable[[Tables], None], tuple[str, str, str, str]] = {
 def test_what_is_said_of_a_table(
     change: Callable[[Tables], None], look: str, tmp_path: Path
 ) -> None:
-    alone, with_dictionary, at_sites, at_sites_with_dictionary = OUTCOMES[change]
-    expected = (alone, with_dictionary)
-    if look == "sites":
-        expected = (at_sites, at_sites_with_dictionary)
-
-    for dictionary, pattern in zip((None, DICTIONARY), expected):
+    for dictionary, pattern in zip((None, DICTIONARY), OUTCOMES[change]):
         answer = outcome(change, LOOKS[look], dictionary, tmp_path)
         assert re.match(pattern, answer, re.DOTALL), answer
 

@@ -27,7 +27,7 @@ SERVERS = [ROOT / "docs" / "deployment.md", ROOT / "docs" / "nvflare.md"]
 WALKED = {
     ROOT / "docs" / "tutorials" / "hospitals.md",
     ROOT / "docs" / "howto" / "hugging_face.md",
-    ROOT / "docs" / "reference" / "sites.md",
+    ROOT / "docs" / "reference" / "tables_at_sites.md",
 }
 PAGES = [
     ROOT / "README.md",

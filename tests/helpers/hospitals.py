@@ -1,6 +1,6 @@
 """Tables of three hospitals and of the server, and their federation in one process."""
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import pandas as pd
 import torch
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.data import OneClient, Splits
+from flsv.data import Dictionary, OneClient, Splits
+from flsv.data.tables.merger import merge
 from helpers.fits import trainer_for
 from helpers.sites import NAMES, SEED, make_shapfed_loop
 
@@ -87,3 +88,26 @@ def fit_in_one_process(
     trainer_for(loop, folder, rounds).fit(make_module(), data)
 
     return loop, data
+
+
+def without_rare_wards(table: pd.DataFrame) -> pd.DataFrame:
+    """Wards that a site's draft names: each has five rows of a hospital."""
+    return table.assign(ward=table["ward"].replace({"rare": "A", "val": "B"}))
+
+
+#: Tables that sites can draft alone.
+TABLES = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
+VAL = without_rare_wards(make_hospital_table("val"))
+
+
+@cache
+def merged_dictionary() -> Dictionary:
+    """Merge the dictionaries that the sites have drafted of :data:`TABLES`."""
+    drafts = {}
+    for name, table in TABLES.items():
+        data = make_data(table, dictionary=DICTIONARY, pos_label="yes")
+        data.setup("fit")
+        assert data.dictionary is not None
+        drafts[name] = data.dictionary
+    dictionary, _ = merge(drafts)
+    return dictionary

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from lightning.pytorch.utilities import rank_zero_info
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
 from flsv.data.sources.places import TableRows
@@ -21,8 +20,6 @@ from flsv.utilities.errors import ConfigurationError, in_words, listed
 
 #: Marks of missing values, unless a column has others.
 USUAL_GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
-#: Number of bytes of a file that takes seconds to read.
-LARGE_FILE_BYTES = 4_000_000
 #: Largest size of numbers to read: beyond it float32 is infinite.
 LARGEST_NUMBER = 3e38
 #: Spaces between groups of three digits.
@@ -90,7 +87,8 @@ class TextFile:
         spaces = b'\t\r\n"+' + self._separator.encode()
         kinds = bytes.maketrans(b"23456789" + spaces, b"11111111" + b" " * len(spaces))
         kinds_of_characters = data.translate(kinds)
-        self.may_have_leading_zeros = any(zero in kinds_of_characters for zero in (b" 00", b" 01"))
+        leading_zeros = (b" 00", b" 01", b" -00", b" -01")
+        self.may_have_leading_zeros = any(zero in kinds_of_characters for zero in leading_zeros)
         self.may_have_groups = b".111 " in kinds_of_characters.replace(b"0", b"1")
 
         #: Marks of missing values of the columns that were read as numbers.
@@ -103,10 +101,6 @@ class TextFile:
     def _load(self) -> bytes:
         """Return the file's text in UTF-8."""
         data = self.path.read_bytes()
-        if len(data) >= LARGE_FILE_BYTES:
-            rank_zero_info(
-                f"flsv: reading {self.path} ({len(data) / 1e6:.0f} MB), a second for some ten megabytes."
-            )
         encoding = self._format.encoding
         name = self.path.name
         if b"\0" in data and "16" not in encoding:

@@ -27,7 +27,7 @@ from flsv.data.tables.cells import (
     numbers_of,
     texts_of,
 )
-from flsv.utilities.declared import NonNegative, Positive, Rules, Share, checked
+from flsv.utilities.declared import NonNegative, Positive, Rules, checked
 from flsv.utilities.errors import ConfigurationError, listed, nearest
 from flsv.utilities.plain_values import digest
 
@@ -266,7 +266,6 @@ class Dictionary:
         excluded: columns that are left out, each with the reason. A reason that begins with a question mark is a
             question, which somebody has to answer. ``"*"``: all columns that are not named.
         patient: column whose rows stay together when some are held out.
-        tolerance: share of a column's numbers that may lie outside of its range, and are read as missing.
         read: how text files are written, by the client's or the file's name. ``"*"``: all others.
 
     Raises:
@@ -284,7 +283,6 @@ class Dictionary:
     target_scale: Positive = 1.0
     excluded: Mapping[str, str] = field(default_factory=dict)
     patient: str | None = None
-    tolerance: Share = 0.0
     read: Mapping[str, FileFormat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -335,8 +333,6 @@ class Dictionary:
         num_misfits = 0
         for name, column in self.columns.items():
             values_of_column, is_misfit = column.values(cells, name)
-            if self.tolerance and column.categories is None:
-                values_of_column, is_misfit = self._tolerated(column, values_of_column, is_misfit)
             values[name] = values_of_column
             if not is_misfit.any():
                 continue
@@ -354,17 +350,6 @@ class Dictionary:
             remedy = "Correct the cells, or the dictionary, which all sites share."
             raise ConfigurationError("\n".join([title, *misfits, remedy]))
         return values
-
-    def _tolerated(
-        self, column: Column, values: pd.Series, is_misfit: np.ndarray
-    ) -> ValuesOfColumn:
-        """Return values without those of a few rows that lie outside of the range."""
-        numbers = values.to_numpy(dtype=float)
-        low, high = column.bounds
-        is_outside = is_misfit & ((numbers < low) | (numbers > high))
-        if is_outside.sum() > self.tolerance * len(values):
-            return values, is_misfit
-        return values.mask(is_outside), is_misfit & ~is_outside
 
     def _check_readable(self, cells: Cells) -> None:
         """Raise ConfigurationError if the dictionary is not complete, or the table lacks a column."""

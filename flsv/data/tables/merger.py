@@ -58,7 +58,7 @@ _CLIENTS = "the clients"
 #: Name of the rows that no client trains on.
 _UNTRAINED = ""
 #: Settings that all drafts have in common.
-_SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive", "tolerance")
+_SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive")
 
 
 def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:

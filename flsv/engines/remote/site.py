@@ -53,7 +53,6 @@ from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
-from flsv.utilities.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
@@ -82,9 +81,6 @@ class Site:
 
     Attributes:
         policy: the limits that apply to the next message.
-
-    Raises:
-        ConfigurationError: the data module has several clients.
     """
 
     def __init__(
@@ -115,11 +111,6 @@ class Site:
         self._data = site_data
         self._hash_by_client_id: dict[int, str] = {}
         site_data.prepare_data()
-        site_data.deal_from(0)
-        if site_data.num_clients != 1:
-            raise ConfigurationError(
-                f"this site has data of {site_data.num_clients} clients: a site is one. Use OneClient()."
-            )
         self._agreement = agreement(module(), federation)
 
     def say_policy(self, path: object, policy: SitePolicy) -> None:
@@ -156,14 +147,25 @@ class Site:
                     f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
                 )
             self._greeted_run(packet).pin(packet.plain)
-            client_id = packet.plain.get("client")
-            if client_id is not None:
-                self._data.deal_from(client_id)
+            self._set_up(packet.plain["client"])
             self._check_samples(packet)
             return replies[packet.kind](packet)
         except Exception as error:
             _log.exception("%r could not be answered", packet.kind)
             return failure_packet(error)
+
+    def _set_up(self, client_id: int) -> None:
+        """Divide the site's samples as those of the client that the server takes it for, if they are not yet."""
+        self._data.deal_from(client_id)
+        if self._data.num_clients != 1:
+            raise Refused(
+                f"it has data of {self._data.num_clients} clients, and a site is one: use OneClient()"
+            )
+        if self._data.has_draft:
+            raise Refused(
+                "its table has no data dictionary. Draft its part with flsv data --write, merge all sites' parts with "
+                "flsv data --merge, and give all sites and the server the same file: dictionary=..."
+            )
 
     def _hello(self, packet: Packet) -> Packet:
         self.policy.noise(self._config.uploads)  # both raise an error if the policy refuses

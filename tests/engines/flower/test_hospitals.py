@@ -1,4 +1,4 @@
-"""The tutorial's hospitals, each with its table at a site of its own, by the lines of the page on sites."""
+"""The tutorial's hospitals, each with its table at a site of its own, by the lines of the page on tables at sites."""
 
 import json
 import re
@@ -19,22 +19,23 @@ pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv import cli
 from flsv.engines.remote import RemoteServer, SiteClient
+from helpers import pages
 from helpers.sites import BOSTON_ADDRESS, SiteTransport
 
 pytestmark = pytest.mark.flower
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEMPLATE = Path(cli.__file__).parent / "templates" / "flower" / "fedapp" / "federation.py"
+PAGE = "reference/tables_at_sites.md"
 HOSPITALS = ["Boston", "Lyon", "Osaka", "Quito"]
 ROUNDS = 2
 
 
-def block_of(page: str, beginning: str) -> str:
-    """The code block of a page that begins with this line."""
+def block_of(page: str, title: str) -> str:
+    """The code block of a page that has this title."""
     text = (DOCS / page).read_text()
-    blocks = re.findall(r"```py.*?\n(.*?)```", text, flags=re.DOTALL)
-    (block,) = [block for block in blocks if block.startswith(beginning)]
-    return block
+    blocks = pages.blocks_of_page(text)
+    (block,) = [block for block in blocks if block.title == title]
+    return str(block.text)
 
 
 def with_texts(text: str, changes: Mapping[str, str]) -> str:
@@ -45,52 +46,35 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
     return text
 
 
-def merge_drafts(clinics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the commands of the page on sites at each hospital, and where the drafts are joined."""
-    page = (DOCS / "reference/sites.md").read_text()
-    (answers,) = re.findall(
-        r'```yaml title="answers.yaml"\n(.*?)```',
-        page,
-        flags=re.DOTALL,
-    )
-    command_texts = re.findall(
-        r"```bash\nflsv (data .*?)```",
-        page,
-        flags=re.DOTALL,
-    )
-    commands = []
-    for text in command_texts:
-        text_on_one_line = text.replace("\\\n", " ")
-        commands.append(text_on_one_line.split())
-    draft_command, merge_command = commands
-
-    monkeypatch.chdir(clinics)
+def merge_drafts() -> None:
+    """Run the page's commands at each hospital, and where the drafts are joined."""
+    answers = block_of(PAGE, "answers.yaml")
     Path("answers.yaml").write_text(answers)
+
+    page = (DOCS / PAGE).read_text()
+    page_of_long_lines = page.replace("\\\n", " ")
+    draft_command, merge_command = re.findall(
+        r"^ *flsv (data .*)$",
+        page_of_long_lines,
+        flags=re.MULTILINE,
+    )
     for name in HOSPITALS:
-        arguments = [argument.replace("Boston", name) for argument in draft_command]
-        assert cli.main(arguments) == 0
-    assert cli.main(merge_command) == 0
-    monkeypatch.chdir(clinics.parent)
+        command = draft_command.replace("$site", name)
+        assert cli.main(command.split()) == 0
+    assert cli.main(merge_command.split()) == 0
 
 
-def load_project(
-    path: Path,
-    clinics: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> dict[str, Any]:
-    """The template's project, with what the page on sites says of tables. Its client and server are
-    those that Flower's apps hold."""
-    module_and_loop, _ = TEMPLATE.read_text().split("client = client_app")
-    module_and_loop = with_texts(
-        module_and_loop,
-        {"num_classes=10, input_shape=(1, 8, 8)": "num_classes=2, input_shape=(8,)"},
-    )
-    client_and_server = with_texts(
-        block_of("reference/sites.md", "def table(path"),
-        {"/data/": f"{clinics}/", "rounds=15": f"rounds={ROUNDS}"},
-    )
-    imports = "from flsv import FederatedDataModule\nfrom flsv.data import OneClient, Splits\n"
-    path.write_text(imports + module_and_loop + client_and_server)
+def load_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The page's project. Its client and server are those that Flower's apps hold."""
+    clinics = folder / "clinics"
+    changes = {
+        "../clinics": str(clinics),
+        "rounds=15": f"rounds={ROUNDS}",
+    }
+    text = block_of(PAGE, "federation/fedapp/federation.py")
+    project = with_texts(text, changes)
+    path = folder / "federation.py"
+    path.write_text(project)
     monkeypatch.setattr("flsv.engines.flower.client_app", SiteClient)
     monkeypatch.setattr("flsv.engines.flower.server_app", RemoteServer)
     return runpy.run_path(str(path))
@@ -116,9 +100,9 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
 
 def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(block_of("tutorials/hospitals.md", "from pathlib"), {})
-    merge_drafts(tmp_path / "clinics", monkeypatch)
-    project = load_project(tmp_path / "federation.py", tmp_path / "clinics", monkeypatch)
+    exec(block_of("tutorials/hospitals.md", "clinics.py"), {})
+    merge_drafts()
+    project = load_project(tmp_path, monkeypatch)
 
     serve_hospitals(project, tmp_path)
 
@@ -126,7 +110,7 @@ def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, mon
     assert status["status"] == "finished"
     dictionary = yaml.safe_load((tmp_path / "runs" / "dictionary.yaml").read_text())
     assert dictionary == yaml.safe_load((tmp_path / "clinics" / "dictionary.yaml").read_text())
-    table = flsv.read_run(tmp_path / "runs")
-    values = table[table["metric"] == "cssv"]
-    assert len(values) == ROUNDS * len(HOSPITALS) * 3  # of both classes, and their mean
+    values = flsv.read_run(tmp_path / "runs")
+    values = values[values["metric"] == "value"]
+    assert len(values) == ROUNDS * len(HOSPITALS)
     assert values["value"].notna().all()

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,9 +30,10 @@ from flsv.engines.nvflare import (
     from_shareable,
     to_shareable,
 )
-from flsv.engines.remote import Packet, RemoteServer
+from flsv.engines.remote import Packet, RemoteServer, SiteClient
 from flsv.engines.remote.run_status import Stopped
-from helpers import refused, warns
+from helpers import hospitals, refused, warns
+from helpers.hospitals import TABLES, VAL, make_data, make_module, merged_dictionary
 from helpers.nvflare_jobs import Job
 from helpers.sites import NAMES, ServerData, fit_in_one_process, make_mlp_module, make_shapfed_loop
 
@@ -196,6 +198,36 @@ def test_abort_cancels_the_task_of_a_site(job):
 
     (task,) = job.tasks
     assert job.cancelled == [task]
+
+
+def test_hospitals_with_a_merged_dictionary_are_those_of_one_process(job, tmp_path):
+    dictionary = merged_dictionary()
+    for name, table in TABLES.items():
+        make_site_data = partial(make_site_table, table, dictionary)
+        setattr(job.code, name, SiteClient(make_module, make_site_data, make_shapfed_loop))
+    server = RemoteServer(
+        make_module,
+        make_shapfed_loop,
+        NAMES,
+        rounds=2,
+        datamodule=partial(make_data, VAL, val=VAL, dictionary=dictionary),
+        num_classes=2,
+        trainer={"accelerator": "cpu", "enable_progress_bar": False},
+    )
+    job.run(server)
+
+    loop, _ = hospitals.fit_in_one_process(
+        tmp_path / "one_process", clients=TABLES, val=VAL, pos_label="yes"
+    )
+    checkpoint = torch.load(
+        tmp_path / "server" / "flsv-runs" / "checkpoints" / "last.ckpt", weights_only=False
+    )
+    weights = [checkpoint["state_dict"][name] for name, _ in make_module().named_parameters()]
+    assert torch.equal(torch.cat([weight.flatten() for weight in weights]), loop.state.model())
+
+
+def make_site_table(table: Any, dictionary: Any, node: Any) -> Any:
+    return make_data(table, dictionary=dictionary)
 
 
 def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:

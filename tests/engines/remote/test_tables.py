@@ -1,6 +1,6 @@
 """Sites with tables read them by one data dictionary, and give what one process gives."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,13 @@ import pytest
 import torch
 
 from flsv import FederatedLoop
-from flsv.data import Dictionary, FederatedDataModule
-from flsv.data.tables.merger import merge
+from flsv.data import (
+    Dictionary,
+    FederatedDataModule,
+    IIDPartitioner,
+    OneClient,
+    Partitioner,
+)
 from flsv.engines.remote import (
     Directory,
     Packet,
@@ -31,11 +36,12 @@ from helpers.fits import trainer_for
 from helpers.hospitals import (
     DICTIONARY,
     FEATURES,
+    TABLES,
+    VAL,
     fit_in_one_process,
     make_data,
-    make_hospital_table,
-    make_hospital_tables,
     make_module,
+    merged_dictionary,
 )
 from helpers.sites import (
     ADDRESSES,
@@ -45,27 +51,6 @@ from helpers.sites import (
     assert_same_runs,
     make_shapfed_loop,
 )
-
-
-def without_rare_wards(table: pd.DataFrame) -> pd.DataFrame:
-    """Wards that a site's draft names: each has five rows of a hospital."""
-    return table.assign(ward=table["ward"].replace({"rare": "A", "val": "B"}))
-
-
-TABLES = {name: without_rare_wards(table) for name, table in make_hospital_tables().items()}
-VAL = without_rare_wards(make_hospital_table("val"))
-
-
-def merged_dictionary() -> Dictionary:
-    """Merge the dictionaries that the sites have drafted."""
-    drafts = {}
-    for name, table in TABLES.items():
-        data = make_data(table, dictionary=DICTIONARY, pos_label="yes")
-        data.setup("fit")
-        drafts[name] = data.dictionary
-    dictionary, _ = merge(drafts)
-    return dictionary
-
 
 MERGED = merged_dictionary()
 
@@ -79,17 +64,17 @@ class Hospitals:
         tables: Mapping[str, pd.DataFrame] = TABLES,
         make: Any = make_shapfed_loop,
         dictionary: Any = MERGED,
+        partitioners: Sequence[Partitioner] = (),
     ) -> None:
         self.folder = folder
         self.make = make
         sites = {}
-        for address, (name, table) in zip(ADDRESSES, tables.items()):
-            sites[address] = Site(
-                make_module,
-                partial(make_data, table, dictionary=dictionary),
-                make,
-                folder / name,
-            )
+        for site, (name, table) in enumerate(tables.items()):
+            options: dict[str, Any] = {"dictionary": dictionary}
+            if partitioners:
+                options["partitioner"] = partitioners[site]
+            make_site_data = partial(make_data, table, **options)
+            sites[ADDRESSES[site]] = Site(make_module, make_site_data, make, folder / name)
 
         self.transport = SiteTransport(sites)
         self.requests: list[Packet] = []
@@ -161,10 +146,35 @@ def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
         )
 
 
+class CountedClient(OneClient):
+    """Site's partitioner, which counts its calls."""
+
+    num_calls = 0
+
+    def partition(self, *arguments: Any) -> list[torch.Tensor]:
+        self.num_calls += 1
+        return super().partition(*arguments)
+
+
+def test_data_are_set_up_once_at_each_site(tmp_path):
+    partitioners = [CountedClient() for _ in TABLES]
+    federation = Hospitals(tmp_path, partitioners=partitioners)
+    federation.fit(server_data())
+
+    assert [partitioner.num_calls for partitioner in partitioners] == [1, 1, 1]
+
+
 def test_site_without_a_dictionary_is_refused(tmp_path):
     for dictionary in (None, DICTIONARY):
-        with refused("site's table.*no data dictionary"):
-            Hospitals(tmp_path, dictionary=dictionary)
+        federation = Hospitals(tmp_path, dictionary=dictionary)
+        with refused("Boston' cannot take part:.*no data dictionary"):
+            federation.directory()
+
+
+def test_site_with_data_of_several_clients_is_refused(tmp_path):
+    federation = Hospitals(tmp_path, partitioners=[IIDPartitioner(2)] * 3)
+    with refused("Boston' cannot take part: it has data of 2 clients"):
+        federation.directory()
 
 
 def test_folder_of_a_run_whose_sites_agreed_on_an_encoder_is_refused(tmp_path):
@@ -241,9 +251,9 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
 def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
     """A dictionary of January, and a table of June."""
     lyon = TABLES["Lyon"].assign(age=TABLES["Lyon"]["age"] * 0.2)
+    federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
     with warns("tables are doubtful:.*0.196 times"):
-        federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
-    federation.directory()
+        federation.directory()
 
     assert "0.196" not in str([reply.plain for reply in federation.replies])
 
@@ -266,7 +276,7 @@ class Arrays(L.LightningDataModule):
 @pytest.mark.parametrize(
     "make_server_data",
     [
-        pytest.param(lambda: server_data(replace(MERGED, tolerance=0.1)), id="another dictionary"),
+        pytest.param(lambda: server_data(replace(MERGED, excluded={})), id="another dictionary"),
         pytest.param(lambda: server_data(DICTIONARY), id="a draft of its own"),
         pytest.param(
             lambda: FederatedDataModule(VAL, labels="died", dictionary=DICTIONARY, val=VAL),
