@@ -76,14 +76,9 @@ class ContributionMetrics:
         return {name: reads_of(metric) for name, metric in self.metrics.items()}
 
     @cached_property
-    def priors(self) -> dict[str, float]:
+    def priors(self) -> dict[str, float | None]:
         """Return what stands for NaN in metrics' values for strategies, ``{metric: number}``."""
-        priors = {}
-        for name, metric in self.metrics.items():
-            prior = attribute_of(metric, "prior")
-            if prior is not None:
-                priors[name] = prior
-        return priors
+        return {name: attribute_of(metric, "prior") for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:
@@ -162,9 +157,10 @@ class ContributionMetrics:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
         value of clients that never took part. A metric that has failed has the values of the round before."""
         contributions = {**self.contributions, **self._last_values}
-        for name in contributions.keys() & self.priors.keys():
-            value = contributions[name]
-            contributions[name] = torch.where(value.isnan(), self.priors[name], value)
+        for name, value in contributions.items():
+            prior = self.priors.get(name)
+            if prior is not None:
+                contributions[name] = torch.where(value.isnan(), prior, value)
         return contributions
 
     def bind(
