@@ -157,10 +157,10 @@ readme: ## README's command for the tests, as it stands, in an environment with 
 	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
 	rm -rf .venv-readme
 
-# Flower's tests mostly wait for each other, so the rest is run beside them. Those of the emulated accelerator need one core,
-# so they are not left for the end, where another core would be idle. A slow test builds the site. Each environment
-# holds 6 GB of torch: what is done with is removed.
+# Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated
+# accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
+# builds the site. Each environment holds 6 GB of torch: what is done with is removed.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
-ci: check ## all of it
-	$(MAKE) --jobs=2 --output-sync=target networks device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
+ci: lint workflows size ## all of it
+	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
 	rm -rf .venv-networks

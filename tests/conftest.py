@@ -44,6 +44,14 @@ def pytest_collection_finish() -> None:
         sources.load_pixels = functools.cache(sources.load_pixels)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def empty_working_folder(tmp_path_factory):
+    """A coalition works in a folder with a link to each file of the working folder. The repository has 1,500."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_messages():
     """Commands that a test has run hide messages of the whole process."""

@@ -69,14 +69,19 @@ def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lene
     ]
 
 
-def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network) -> list[float]:
+def trainer_alone(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    rounds: int,
+    network: Network = lenet,
+    accelerator: str = "cpu",
+) -> list[float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
     timer, parts = RoundTimer(), torch.randperm(len(x)).view(CLIENTS, -1)
-    batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
+    batches = [(x[rows], y[rows]) for part in parts for rows in part.split(BATCH)]
     with tempfile.TemporaryDirectory() as folder:
-        quiet_trainer(folder, rounds, [timer]).fit(
-            client(network), DataLoader(batches, batch_size=None)
-        )
+        trainer = quiet_trainer(folder, rounds, [timer], accelerator)
+        trainer.fit(client(network), DataLoader(batches, batch_size=None))
     return timer.wall
 
 

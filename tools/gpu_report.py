@@ -376,8 +376,8 @@ def cuda_tests(device: str, short: bool) -> Iterator[Row]:
 
 
 def ratios(device: str, short: bool) -> Iterator[Row]:
-    """Seconds and images a second of a round, and of a round of many clients: by flsv, and by a plain loop on the same
-    device."""
+    """Seconds and images a second of a round, and of a round of many clients: by flsv, by a plain loop on the same
+    device, and by Lightning's Trainer without the loop."""
     rounds, clients = (2, 4) if short else (4, 100)
     x, y = bench_round.images()
 
@@ -386,8 +386,12 @@ def ratios(device: str, short: bool) -> Iterator[Row]:
             x, y, rounds, True, loader=Loader(on_device=on_device), accelerator=device
         )
 
+    def lightning_alone() -> list[float]:
+        return bench_round.trainer_alone(x.to(device), y.to(device), rounds, accelerator=device)
+
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: bench_round.plain(x.to(device), y.to(device), rounds),
+        "Lightning's Trainer alone, data on the device": lightning_alone,
         "FederatedLoop, data on the device": lambda: federated(True),
         "FederatedLoop, batches copied": lambda: federated(False),
     }

@@ -187,11 +187,8 @@ def put_metric_states(states: list[MetricState]) -> None:
             setattr(metric, name, value)
 
 
-def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
-    """Return the patch ``(object, name, value)`` with which loggers plot all that is logged over rounds.
-
-    Single steps are left out if they are on curves by client, see :mod:`flsv._lightning.client_curves`.
-    """
+def round_axis_patch(trainer: L.Trainer) -> Patch:
+    """Return the patch ``(object, name, value)`` with which loggers plot all that is logged over rounds."""
     connector = trainer._logger_connector
     log_metrics: Callable[..., None] = connector.log_metrics
 
@@ -209,13 +206,9 @@ def round_axis_patch(trainer: L.Trainer, has_client_curves: bool) -> Patch:
     def log_with_round_as_step(metrics: dict[str, Any], step: int | None = None) -> None:
         # `_first_loop_iter` is None outside of an epoch's batches, and else a bool.
         is_of_batch = connector._first_loop_iter is not None
-        if is_of_batch and trainer.training and has_client_curves:
-            connector._logged_metrics.update(metrics)
-            return
         if metrics:
             log_over_rounds(metrics)
-            return
-        if not is_of_batch:
+        elif not is_of_batch:
             # Lightning saves loggers only if it has logged. A killed run would lose the curves that flsv has logged.
             for logger in trainer.loggers:
                 logger.save()

@@ -173,22 +173,22 @@ def _reduced(
     values: list[Tensor],
 ) -> Tensor:
     """Apply the reduction of a metric's state ``name`` to the state's values in all processes."""
-    reduce = metric._reductions[name]
-    if not callable(reduce):
+    reduction = metric._reductions[name]
+    if not callable(reduction):
         raise RuntimeError(
             f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
             "be put together from several processes. Log its values."
         )
     stacked = torch.stack([value.to(metric.device) for value in values])
-    if reduce.__name__ == "dim_zero_cat":
+    if reduction.__name__ == "dim_zero_cat":
         return torch.cat(list(stacked))
-    reduced = reduce(stacked)
-    if reduce.__name__ == "dim_zero_sum":
+    merged_value = reduction(stacked)
+    if reduction.__name__ == "dim_zero_sum":
         # Every process has begun at the default, which counts once.
         default: Any = metric._defaults[name]
         num_extra_defaults = len(values) - 1
-        reduced = reduced - num_extra_defaults * default.to(reduced)
-    return reduced
+        merged_value = merged_value - num_extra_defaults * default.to(merged_value)
+    return merged_value
 
 
 class TrainingCounts(NamedTuple):

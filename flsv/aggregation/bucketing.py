@@ -62,6 +62,9 @@ class Bucketing(Aggregator):
         self.size = size
         self.robust = aggregator.robust
 
+    def set_up(self, federation: FederationInfo) -> None:
+        self.aggregator.set_up(self._of_buckets(federation))
+
     def begin(self, federation: FederationInfo) -> None:
         self.aggregator.begin(self._of_buckets(federation))
 

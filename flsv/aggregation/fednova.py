@@ -53,10 +53,7 @@ class FedNova(Aggregator):
     of_clients = True
     reads_steps = True
 
-    def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
-
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         optimizer_classes = [type(optimizer) for optimizer in federation.optimizers]
         groups = []
         for optimizer in federation.optimizers:

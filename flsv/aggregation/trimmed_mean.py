@@ -52,7 +52,7 @@ class TrimmedMean(Aggregator):
         super().__init__(server_lr=server_lr)
         self.trim = trim
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         num_clients = federation.num_clients
         if self.trim > 0 and self._num_trimmed(num_clients) == 0:
             if num_clients > 2:

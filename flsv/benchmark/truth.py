@@ -22,7 +22,7 @@ from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import members_of
-from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, CopyOfRun, Scoring, copy_of_run
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, copy_of_run
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
@@ -31,6 +31,8 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 FOLDER = Path(__file__).parent / "truths"
+#: Column of the utilities in a table.
+UTILITY_NAME = "utility"
 #: Training seeds of the ground truth. No metric is run with these seeds.
 SEEDS = (100, 101, 102, 103, 104)
 #: Largest number of clients for which all coalitions are trained.
@@ -212,7 +214,7 @@ def _train(
             return copy_of_run(federation.trainer(loop), federation.module(), data)
 
     training = CoalitionTraining(
-        CopiedFits(copy_of, Scoring.by(measure)),
+        CopiedFits(copy_of, {UTILITY_NAME: measure}),
         FitOrder(members=(), seed=seed),
         num_samples=samples,
     )

@@ -51,7 +51,7 @@ from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.terminal import filled, print_table
 from flsv.results.text import percent, shares_in, with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.utility_store import COALITIONS_FILE, EARLIER_FOLDER
+from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
 from flsv.scores.performance import CLASSIFICATION, Judges
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Trainings
@@ -89,6 +89,8 @@ def retrain(
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
+    reporting = config.get("federation", {}).get("reporting") or {}
+    reporting.pop("client_steps", None)  # in runs of 2.1
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)
@@ -289,16 +291,9 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
 
 def _copy_coalitions(run: Path, folder: Path) -> None:
     """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
-    file = run / COALITIONS_FILE
-    if not file.is_file():
-        return
     earlier = folder / EARLIER_FOLDER
     shutil.rmtree(earlier, ignore_errors=True)
-    outputs = file.with_suffix("")
-    if outputs.is_dir():
-        shutil.copytree(outputs, earlier / outputs.name)
-    earlier.mkdir(parents=True, exist_ok=True)
-    shutil.copy(file, earlier)
+    copy_store(run, earlier)
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -89,10 +89,8 @@ class Reporting:
         figures: rounds between two figures of a metric in TensorBoard (the last round always has one). 0: no figures.
             None: at most ten figures in the run, which take at most 5 % of its time before its end.
         table: print a table of the clients at the end.
-        files: write ``contributions.csv``, ``run.json`` and the clients' pictures, and reserve the run's folder for
+        files: write ``contributions.csv``, ``run.json`` and the clients' tables, and reserve the run's folder for
             this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
-        client_steps: a client's steps between two values that it logs with ``on_step=True``, in the loggers' curves
-            ``<name>/<client>`` over its steps, beside what it logs with ``on_epoch=True`` over rounds. 0: no curves.
 
     Raises:
         ConfigurationError: a number is out of range, or a word is unknown.
@@ -106,7 +104,6 @@ class Reporting:
     figures: Annotated[int, Ge(0)] | None = None
     table: bool = True
     files: bool = True
-    client_steps: Annotated[int, Ge(0)] = 0
 
     def draws(self, round_index: int, rounds: int | None) -> bool:
         """Return whether figures are drawn after a round.

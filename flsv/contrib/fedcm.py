@@ -64,10 +64,9 @@ class FedCM(ClientAlgorithm):
         self.alpha = alpha
 
     def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
         self._direction = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         self._aggregator: Any = federation.strategies["aggregator"]
         if not is_plain_sgd(federation.optimizers):
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from flsv.core.local_data import LocalData, Split, State, opened
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
-from flsv.core.round import Round, Start, TrainedCoalitions, ask_for_initial_models
+from flsv.core.round import Round, Start, ask_for_initial_models
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
@@ -39,7 +39,6 @@ __all__ = [
     "State",
     "Strategy",
     "Traffic",
-    "TrainedCoalitions",
     "ask_for_initial_models",
     "declare_answer",
     "map_clients",

@@ -1,25 +1,19 @@
-"""Pictures and tables that a client makes of its own data, which never reach the server."""
-# A simulation writes them below clients/<name>/ in the run's folder, where everybody who can read it, or its
-# TensorBoard, sees them.
+"""Folders of clients, and tables that a client makes of its own data, which never reach the server."""
+# A simulation writes them below clients/<name>/ in the run's folder, where everybody who can read it sees them.
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flsv.core.local_data import LocalData
 from flsv.utilities.arguments import plain_name
-from flsv.utilities.display import drawing
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+MakeTable = Callable[[], str]
+"""Function that makes a table as text."""
 
-Draw = Callable[[], "Figure | str"]
-"""Function that makes a picture, or a table as text."""
-
-_MEMORY_KEY = "artifacts"
+_MEMORY_KEY = "tables"
 #: Names of a run's own folders and files, which no client's folder may have.
 _RESERVED_NAMES = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
 #: Path separators, and characters that Windows refuses.
@@ -53,53 +47,22 @@ def _valid_name(name: str) -> str:
     return valid[:_MAX_NAME_LENGTH].strip(" .")
 
 
-def keep_artifact(
+def keep_table(
     local: LocalData,
     name: str,
-    draw: Draw,
+    make_table: MakeTable,
 ) -> None:
-    """Store ``draw``, which makes a picture or table, at the client. :func:`write_artifacts` calls it."""
-    artifacts = local.memory.setdefault(_MEMORY_KEY, {})
-    artifacts[plain_name(name, "picture")] = draw
+    """Store the function that makes a table as text at the client. :func:`write_tables` calls it."""
+    tables = local.memory.setdefault(_MEMORY_KEY, {})
+    tables[plain_name(name, "table")] = make_table
 
 
-def write_artifacts(
-    local: LocalData,
-    folder: Path,
-    step: int | None = None,
-) -> None:
-    """Write the pictures and tables stored by :func:`keep_artifact` into the client's ``folder``."""
-    artifacts: dict[str, Draw] = local.memory.get(_MEMORY_KEY, {})
-    if not artifacts:
-        return
-
-    folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Figure] = {}
-    for name, draw in artifacts.items():
+def write_tables(local: LocalData, folder: Path) -> None:
+    """Write the tables stored by :func:`keep_table` into the client's ``folder``."""
+    tables: dict[str, MakeTable] = local.memory.get(_MEMORY_KEY, {})
+    for name, make_table in tables.items():
         # Checked again: other code of the client may have written to its memory.
-        plain_name(name, "picture")
-        picture_path = folder / f"{name}.png"
-        with drawing(str(picture_path)):
-            artifact = draw()
-            if isinstance(artifact, str):  # a table
-                (folder / f"{name}.csv").write_text(artifact)
-            else:
-                artifact.savefig(picture_path)
-                figures[name] = artifact
-
-    if step is not None and figures:
-        _show_in_tensorboard(figures, folder, step)
-
-
-def _show_in_tensorboard(
-    figures: Mapping[str, Figure],
-    folder: Path,
-    step: int,
-) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    # The pictures have a folder of their own, since TensorBoard may read only the latest of several files in one.
-    with SummaryWriter(folder / "pictures") as writer:
-        for name, figure in figures.items():
-            with drawing(name):
-                writer.add_figure(name, figure, global_step=step)
+        plain_name(name, "table")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.csv"
+        path.write_text(make_table())

@@ -11,7 +11,6 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
-from flsv.core.strategy import Strategy
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
@@ -21,6 +20,8 @@ class MeasuredRun:
     """A run whose metrics need what an extension adds."""
 
     trainer: L.Trainer
+    # A FederationRun.
+    federation: Any
     # A FederatedDataModule.
     data: Any
     seed: int
@@ -34,8 +35,10 @@ class MeasuredRun:
     changes: Sequence[str]
     # [n], the clients' weights in the federation's average.
     weights: Tensor
-    # The CoalitionGames of flsv.games.
+    # The CoalitionGames of flsv.games, None before training.
     games: Any
+    # What an extension stores in checkpoints.
+    memory: dict[str, Any]
 
 
 class RunExtension:
@@ -43,85 +46,37 @@ class RunExtension:
 
     A metric names its extension by its attribute ``extension``, ``"package.module:Class"``, and the loop imports the
     class when a run has such a metric. The loop calls the methods in the order below.
+
+    Args:
+        config: the run's :class:`FederationConfig`.
+
+    Raises:
+        ConfigurationError: the run cannot have what its metrics need. All methods but :meth:`end_round` and
+            :meth:`train` may raise it, too.
     """
 
-    @classmethod
-    def of(cls, config: Any) -> RunExtension:
-        """Make the extension of a run with this :class:`FederationConfig`.
-
-        Raises:
-            ConfigurationError: the run cannot have what its metrics need.
-        """
-        return cls()
-
-    def reset(self) -> None:
-        """Forget the results of an earlier fit."""
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
     def prepare(
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
     ) -> None:
-        """Store what is needed of the state before the fit, and try what comes after it.
+        """Store what is needed of the state before the fit, and try what comes after it."""
 
-        Raises:
-            ConfigurationError: the run cannot have what its metrics need.
-        """
-
-    def begin(
-        self,
-        federation: Any,
-        module: L.LightningModule,
-        weights: Tensor,
-    ) -> list[Strategy]:
-        """Check a FederationRun before its first round. Return strategies that take part in every round.
-
-        Args:
-            weights: ``[n]``, the clients' weights in the average.
-
-        Raises:
-            ConfigurationError: the run cannot have what its metrics need.
-        """
-        return []
+    def begin(self, run: MeasuredRun) -> None:
+        """Check the run before its first round. Strategies may be added to its server."""
 
     def begin_training(self, run: MeasuredRun) -> None:
         """Prepare for the run's training, and log what the extension will do, and at what cost."""
 
-    def end_round(
-        self,
-        module: L.LightningModule,
-        index: int,
-        is_run_over: bool,
-    ) -> None:
+    def end_round(self, index: int, is_run_over: bool) -> None:
         """Score the run's own model after round ``index``, after the last one whenever it ends."""
 
-    @property
-    def is_pending(self) -> bool:
-        """Return whether values come after the last round."""
-        return False
-
-    def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
-        """Return the values that come after the last round, ``{round: {metric: values}}``."""
-        return {}
-
-    def summary_lines(self, num_clients: int) -> list[str]:
-        """Return lines to print after a run."""
-        return []
-
-    @property
-    def doubts(self) -> Sequence[str]:
-        """Return sentences on what has been found to speak against the values."""
-        return ()
-
-    def close(self) -> None:
-        """Release the run's module."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned."""
+    def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
+        """Return the values that come after the last round, ``{round: {metric: values}}``, and lines to print."""
+        return {}, []
 
 
 def extension_of(config: Any) -> RunExtension:
@@ -140,7 +95,7 @@ def extension_of(config: Any) -> RunExtension:
             metrics_by_extension.setdefault(extension, []).append(name)
 
     if not metrics_by_extension:
-        return RunExtension()
+        return RunExtension(config)
     if len(metrics_by_extension) > 1:
         raise ConfigurationError(
             f"metrics need different extensions of a run, and it has one: {metrics_by_extension}. Leave out all but "
@@ -148,4 +103,4 @@ def extension_of(config: Any) -> RunExtension:
         )
     (class_name,) = metrics_by_extension
     extension_class: type[RunExtension] = resolve_name(class_name)
-    return extension_class.of(config)
+    return extension_class(config)

@@ -27,30 +27,6 @@ from flsv.utilities.seeding import generator_for
 _ROUNDING_MARGIN = 8
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedCoalitions:
-    """K coalitions of n clients, and the trained model of each.
-
-    Args:
-        masks: bool ``[K, n]``, one row per coalition, all different, the empty and the full one among them.
-        build: ``build(i, out)`` writes the i-th coalition's model into the vector ``out``.
-        weights: ``[n]``, the clients' weights in the federation's average, if they are known.
-    """
-
-    masks: Tensor
-    build: Callable[[int, Tensor], None]
-    weights: Tensor | None = None
-
-    def builder(
-        self,
-        masks: Tensor,
-    ) -> Callable[[int, Tensor], None]:
-        """Return a function ``(i, out)`` that writes the model of coalition ``masks[i]``, bool ``[n]``, to ``out``."""
-        row_by_mask = {tuple(mask): row for row, mask in enumerate(self.masks.tolist())}
-        rows = [row_by_mask[tuple(mask)] for mask in masks.tolist()]
-        return lambda index, out: self.build(rows[index], out)
-
-
 Start = Tensor | Client
 """The model that a client started from: a vector ``[P]``, or the client, to be asked for the vector."""
 
@@ -95,8 +71,6 @@ class Round:
         peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
             clients, NaN for models that it did not evaluate. None before personalization, or if clients do not evaluate
             each other's models.
-        trained: the models of coalitions that are trained beside the global model. None before the end of the round, or
-            if no coalitions are trained.
     """
 
     round_index: int
@@ -119,7 +93,6 @@ class Round:
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
     peer_values: Tensor | None = None
-    trained: TrainedCoalitions | None = None
     left_out: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
 
@@ -374,16 +347,6 @@ class Round:
         )
 
     @cached_property
-    def coalitions(self) -> Tensor:
-        """Return the K coalitions for which models are trained, bool ``[K, n]``."""
-        # The empty and the full coalition are among them.
-        if self.trained is None:
-            raise RuntimeError(
-                "no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained."
-            )
-        return self.trained.masks
-
-    @cached_property
     def uploaded(self) -> Tensor:
         """Return how many tensor entries each of the k clients has sent, int64 ``[k]``."""
         return self._counted(self._channel.numbers, "up")
@@ -427,10 +390,6 @@ class Round:
             raise RuntimeError("this round has no channel: what crosses is counted within a fit.")
         return self.channel
 
-    def with_coalitions(self, trained: TrainedCoalitions) -> Round:
-        """Return a copy of this round with the trained coalitions' models."""
-        return self._with(trained=trained)
-
     def with_models(self, client_vectors: Tensor, global_vector: Tensor) -> Round:
         """Return a copy of this round with other models: ``client_vectors [k, P]``, which started from
         ``global_vector [P]``."""
@@ -442,11 +401,11 @@ class Round:
         )
 
     def _with(self, **changes: Any) -> Round:
-        changed = replace(self, **changes)
+        new_round = replace(self, **changes)
         for name in _CACHED_NAMES:
             if name in self.__dict__:
-                changed.__dict__[name] = self.__dict__[name]
-        return changed
+                new_round.__dict__[name] = self.__dict__[name]
+        return new_round
 
     @property
     def _required_games(self) -> Any:

@@ -64,22 +64,24 @@ def sharing(
 
     state = dict(named_state(module))
     parameters = module.named_parameters()
-    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+    frozen_names = {name for name, parameter in parameters if not parameter.requires_grad}
 
-    excluded: set[str] = set()
+    excluded_names: set[str] = set()
     if not isinstance(share, str) and callable(share):
-        shared = {name for name, tensor in state.items() if share(name, tensor)}
+        included_names = {name for name, tensor in state.items() if share(name, tensor)}
     else:
-        shared, excluded = _shared_by_words(share, module, state, frozen=frozen, head=head)
+        included_names, excluded_names = _shared_by_words(
+            share, module, state, frozen=frozen_names, head=head
+        )
 
-    if not any(state[name].is_floating_point() for name in shared):
+    if not any(state[name].is_floating_point() for name in included_names):
         raise ConfigurationError(
             f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
         )
-    unshared = state.keys() - shared
+    other_names = state.keys() - included_names
     # Frozen entries are the same everywhere, unless words with "!" have excluded them: then each client has its own.
-    constant = (unshared & frozen) - excluded
-    return Sharing(kept=unshared - constant, constant=constant)
+    constant = (other_names & frozen_names) - excluded_names
+    return Sharing(kept=other_names - constant, constant=constant)
 
 
 def _shared_by_words(
@@ -92,11 +94,11 @@ def _shared_by_words(
 ) -> tuple[set[str], set[str]]:
     """Return the names that ``share`` includes, and those that it excludes by ``!``. Later words win."""
     words = [share] if isinstance(share, str) else share
-    excluded: set[str] = set()
-    shared: set[str] = set()
+    excluded_names: set[str] = set()
+    included_names: set[str] = set()
     starts_with_all = words[0].startswith("!")
     if starts_with_all:
-        shared.update(state)
+        included_names.update(state)
 
     for word in words:
         pattern = word.removeprefix("!")
@@ -107,12 +109,12 @@ def _shared_by_words(
                 f"{listed(list(state), 3, repr)}."
             )
         if word.startswith("!"):
-            shared -= names
-            excluded |= names
+            included_names -= names
+            excluded_names |= names
         else:
-            shared |= names
-            excluded -= names
-    return shared, excluded
+            included_names |= names
+            excluded_names -= names
+    return included_names, excluded_names
 
 
 def warn_of_sharing(

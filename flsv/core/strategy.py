@@ -15,7 +15,7 @@ from flsv.core.answers import Numbers
 from flsv.core.client import Client
 from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.round import Round, TrainedCoalitions
+from flsv.core.round import Round
 from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
 
@@ -75,17 +75,23 @@ class Component(ValidatedArguments, ABC):
 
     needs: Sequence[str] = ()
 
-    def begin(self, federation: FederationInfo) -> None:
-        """Check the federation and create a new state.
+    def set_up(self, federation: FederationInfo) -> None:
+        """Check the federation, and store what the component needs of it.
 
-        Called before the first round. For a resumed fit ``load_state_dict`` and then :meth:`resume` are called instead.
+        Called before :meth:`begin` or :meth:`resume`.
 
         Raises:
             ConfigurationError: the component cannot work in this federation.
         """
 
+    def begin(self, federation: FederationInfo) -> None:
+        """Create a new state before the first round."""
+
     def resume(self, federation: FederationInfo) -> None:
-        """Prepare for a resumed fit. ``federation.global_vector`` is the next round's global model."""
+        """Prepare the state that :meth:`load_state_dict` has restored for a resumed fit.
+
+        ``federation.global_vector`` is the next round's global model.
+        """
 
     #: Names of the attributes that the next round needs: tensors, numbers, and lists or dicts of them. Assign new
     #: values to them; never change a value in place.
@@ -194,10 +200,3 @@ class Strategy(Component):
 
     def end_round(self, round: Round) -> None:
         """Store at the server the parts of this round that the next one needs."""
-
-    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
-        """Return the models of coalitions that this strategy has trained, if any.
-
-        Called at the server after :meth:`end_round`.
-        """
-        return None

@@ -57,7 +57,6 @@ server_head | the weighted mean of client_heads | [M, D+1] | aggregation | updat
 server_head_weights | the weighted mean of client_head_weights | [M, D+1] | aggregation | updates, head |
 aggregation_weights | the clients' weights in the next model | [k] | aggregation | | per client, of updates
 peer_values | the models' worth to clients | [k, n] | personalization | client validation | per client, of updates, loop
-coalitions | the coalitions that are trained | bool [K, n] | exchange | validation | of updates, loop
 reached | who received or sent anything, the cohort first | int64 [r] | exchange | | loop
 uploaded | entries that each client has sent | int64 [k] | exchange | | per client, loop
 downloaded | entries that each client has received | int64 [k] | exchange | | per client, loop
@@ -76,7 +75,6 @@ reports | the reports that strategies declare | {name: [k, ...]} | training | | 
 drawing_probabilities | the probabilities of all clients to be drawn | drawing_probabilities() | training | | internal
 left_out | clients whose update was excluded | list | training | | internal
 unmeasured | clients that metrics do not see | list | training | | internal
-trained | the models of trained coalitions | TrainedCoalitions | exchange | validation | of updates, loop, internal
 channel | the count of the messages | Channel | exchange | | loop, internal
 """
 

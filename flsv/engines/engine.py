@@ -25,7 +25,7 @@ from flsv.core import (
     Traffic,
     opened,
 )
-from flsv.core.artifacts import client_folders, write_artifacts
+from flsv.core.artifacts import client_folders, write_tables
 from flsv.core.matrix import copied_rows, empty_rows
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.sharing import sharing
@@ -426,17 +426,12 @@ class Engine:
                 own_models[client] = model
         return own_models
 
-    def write_artifacts(
-        self,
-        cohort: Sequence[int],
-        round_index: int,
-        folder: Path,
-    ) -> None:
-        """Write the pictures and tables that clients have stored in a round."""
+    def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
+        """Write the tables that clients have stored in a round."""
         names = client_folders(self.data.client_names)
         for client in set(self._clients_of_process()).intersection(cohort):
             with opened(self.manager.locals[client]) as local:
-                write_artifacts(local, folder / names[client], round_index)
+                write_tables(local, folder / names[client])
 
     def client_states(self) -> dict[int, Any]:
         """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""

@@ -122,7 +122,7 @@ def _ask_resident_process(request: tuple[Any, ...]) -> Any:
     users = f"{key.hex()} {supernode} {context.run_id}"
     name = hashlib.sha256(users.encode()).hexdigest()[:16]
     address = f"{tempfile.gettempdir()}/flsv-{name}.sock"
-    connect = partial(Client, address, "AF_UNIX", authkey=key)
+    open_socket = partial(Client, address, "AF_UNIX", authkey=key)
     arguments = [app, IDLE_SECONDS, address, str(key_file), supernode, sys.path]
     command = [*_COMMAND, json.dumps(arguments)]
 
@@ -132,7 +132,7 @@ def _ask_resident_process(request: tuple[Any, ...]) -> Any:
         if starts_process:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         while True:
-            with suppress(*_CONNECTION_ERRORS), connect() as connection:
+            with suppress(*_CONNECTION_ERRORS), open_socket() as connection:
                 connection.send(request)
                 return connection.recv()
             # Reached if there is no process, or it does not listen yet, or has died.

@@ -53,8 +53,8 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
             score_name = measure
         if evaluator not in scores_by_evaluator:
             assert run.server.games is not None
-            evaluate = run.server.games.evaluator_of(measure)
-            scores_by_evaluator[evaluator] = evaluate(model[None])
+            score_models = run.server.games.evaluator_of(measure)
+            scores_by_evaluator[evaluator] = score_models(model[None])
 
         scores = scores_by_evaluator[evaluator]
         value = float(scores.value(score_name).mean())

@@ -7,7 +7,6 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -156,7 +155,7 @@ class LightningFit(Rounds):
             (trainer, "limit_train_batches", 1.0),
             (trainer, "reload_dataloaders_every_n_epochs", 1),
             (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            round_axis_patch(trainer, has_client_curves=self.config.reporting.client_steps > 0),
+            round_axis_patch(trainer),
             *no_placeholder_patches(trainer),
             *no_profiling_patches(trainer),
         )
@@ -192,8 +191,6 @@ class LightningFit(Rounds):
         engine = make_engine(
             trainer, self.data, self.state, run_state.store, self.config, self.steps
         )
-        if self.config.reporting.client_steps:
-            self._plot_steps(engine)
         federation = FederationRun(
             config=self.config,
             metrics=self.metrics,
@@ -202,7 +199,7 @@ class LightningFit(Rounds):
             max_rounds=trainer.max_epochs,
         )
         self.federation = federation
-        federation.server.strategies += self.extension.begin(federation, module, self._weights())
+        self.extension.begin(self._measured_run())
 
         self._lengths.restore()
         self._cleanup.callback(self.loop.take_loaders_from(federation.loader))
@@ -221,7 +218,6 @@ class LightningFit(Rounds):
                 federation,
                 run_state,
                 writes_files=self._writes_files,
-                extension=self.extension,
             )
 
     @property
@@ -232,24 +228,7 @@ class LightningFit(Rounds):
     @property
     def _awaits_coalitions(self) -> bool:
         """Return whether coalitions have to be trained for the values of past rounds."""
-        with self.metrics.keeping_run(self.metrics.trained_names, "the end of the run"):
-            return self.state.round_index > 0 and self.extension.is_pending
-        return False
-
-    def _plot_steps(self, engine: Engine) -> None:
-        """Plot what clients log of their single steps, and of a round."""
-        interval = self.config.reporting.client_steps
-        sequential_engine = resolve_name(ENGINES["sequential"])
-        if type(engine) is not sequential_engine or self.config.is_private:
-            raise ConfigurationError(
-                f"Reporting(client_steps={interval}): single steps can be seen of clients that train one after the "
-                "other in this process, without privacy. Sites, ranks, vmap and private clients tell nothing of them. "
-                "Leave it out."
-            )
-        position = partial(self.steps.position_on_curves, interval)
-        curves: Any = resolve_name("flsv._lightning.client_curves")
-        self._change(curves.client_curves_patch(self.trainer, position))
-        self._change(*curves.client_means_patches(self.trainer, self.steps.client_name))
+        return self.state.round_index > 0 and bool(self.metrics.pending_names)
 
     def _engine_class(self) -> Callable[..., Engine]:
         """Return the engine of the loop, or of the trainer's strategy."""
@@ -385,10 +364,10 @@ class LightningFit(Rounds):
         )
         if is_run_over:
             with keeping_run:
-                self.extension.end_round(module, last_round, is_run_over=True)
+                self.extension.end_round(last_round, is_run_over=True)
         elif not self.loop.is_in_round:
             with keeping_run, self.average.averaged_weights(self.trainer, module):
-                self.extension.end_round(module, last_round, is_run_over=False)
+                self.extension.end_round(last_round, is_run_over=False)
 
     def begin_validation(self) -> None:
         """Discard an unfinished round, so that the module holds the global model."""
@@ -483,19 +462,15 @@ class LightningFit(Rounds):
     def _write_results(self) -> None:
         """Train the missing coalitions, and write the final results."""
         assert self.reports is not None
+        lines: list[str] = []
         if self.state.global_vector is not None:
-            values_by_round: dict[int, dict[str, torch.Tensor]] = {}
-            if self._awaits_coalitions:
-                values_by_round.update(self.extension.train(self._measured_run()))
+            values_by_round, lines = self.extension.train(self._measured_run())
             if self._late_values or self._late_scores:
                 last_round = self.state.round_index - 1
                 trained_values = values_by_round.get(last_round, {})
                 values_by_round[last_round] = {**self._late_values, **trained_values}
-            for values in values_by_round.values():
-                for name in values.keys() & self.metrics.missing.keys():
-                    del values[name]
             self.reports.write_late_rounds(values_by_round, self._late_scores)
-        self.reports.finish()
+        self.reports.finish(lines)
 
     def _measured_run(self) -> MeasuredRun:
         """Describe the run for the training of its coalitions."""
@@ -504,19 +479,17 @@ class LightningFit(Rounds):
         settings["seed"] = str(self.state.seed)
         return MeasuredRun(
             trainer=self.trainer,
+            federation=self.running,
             data=self.data,
             seed=self.state.seed,
             folder=folder,
             settings=settings,
             resumed=self.run_state.resumed,
             changes=self.run_state.changes,
-            weights=self._weights(),
+            weights=self.config.client_weights(self.data.num_samples),
             games=self.running.server.games,
+            memory=self.run_state.coalitions,
         )
-
-    def _weights(self) -> torch.Tensor:
-        """Return the clients' weights ``[n]`` in the federation's average."""
-        return self.config.client_weights(self.data.num_samples)
 
     def end(self) -> None:
         """Finish a resumed run that had no round left."""
@@ -582,7 +555,6 @@ class LightningFit(Rounds):
             self.reports.close(failed)
         if self.federation is not None:
             self.federation.engine.close()
-        self.extension.close()
 
     def _change(self, *changes: tuple[Any, str, Any]) -> None:
         """Set attributes, each ``(object, name, value)``, until the fit's end."""

@@ -135,7 +135,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.contribution_metrics = ContributionMetrics(
             metrics_of_run, check_names(config.strategies)
         )
-        self._extension = extension_of(config)
         self._is_prepared = False
         for update_filter in config.filters:
             update_filter.check(config.personalizer, list(self.contribution_metrics.evaluating))
@@ -153,7 +152,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.run_state = RunState()
         self._lightning_fit: LightningFit | None = None
         self._last_model: ModelHash | None = None
-        self._extension.reset()
+        self._extension = extension_of(self.config)
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """Make a new loop with some arguments changed.
@@ -202,7 +201,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.contribution_metrics.reset()
         elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
             self._go_on(trainer, module, identity)
-            if self.round_index == trainer.max_epochs and not self._extension.is_pending:
+            has_values = not self.contribution_metrics.pending_names
+            if self.round_index == trainer.max_epochs and has_values:
                 self._has_rounds_left = False  # Lightning finds no round to run either
                 return
         self.run_state.identity = identity
@@ -322,7 +322,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             **state_of_run,
             **self.config.state_dict(),
             "metrics": self.contribution_metrics.state_dict(),
-            "coalitions": self._extension.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -334,7 +333,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self.run_state.load_state_dict(state_dict)
             self.contribution_metrics.load_state_dict(state_dict["metrics"])
             self.config.load_state_dict(state_dict)
-            self._extension.load_state_dict(state_dict["coalitions"])
 
     def check_state(
         self,

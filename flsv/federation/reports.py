@@ -18,7 +18,6 @@ from flsv.__about__ import __version__
 from flsv._lightning.patches import callbacks_of
 from flsv.configuration.identity import hyperparameters
 from flsv.core import FederationState, Round
-from flsv.core.extension import RunExtension
 from flsv.data import plot_partition
 from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
@@ -33,7 +32,6 @@ from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
-from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -58,11 +56,9 @@ class RunReports:
         run_state: RunState,
         *,
         writes_files: bool,
-        extension: RunExtension,
     ) -> None:
         self._trainer: Any = trainer  # Any: Lightning does not declare all attributes
         self._federation = federation
-        self._extension = extension
         self._state = federation.state
         self._config = federation.config
         self._data = federation.engine.data
@@ -100,7 +96,7 @@ class RunReports:
             record = self._record(run_state.identity.plain(), settings)
             self.sinks += [csv, Record(folder, record, self._events)]
         if writes_files:
-            self.sinks.append(ClientPictures(federation.engine, folder / "clients"))
+            self.sinks.append(ClientTables(federation.engine, folder / "clients"))
         self.sinks += self._loggers(settings)
 
         prints_table = self._prints and self._config.reporting.table
@@ -135,7 +131,7 @@ class RunReports:
         last_round = max(0, self._state.round_index - 1)
         unlike_run = [
             Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
-            for doubt in [*self._extension.doubts, *self._federation.doubts]
+            for doubt in self._federation.doubts
         ]
         return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]
 
@@ -246,10 +242,7 @@ class RunReports:
 
     def check_monitors(self) -> None:
         """Raise ConfigurationError if a callback monitors values that are computed after the run."""
-        late_metrics = []
-        for name, metric in self._metrics.items():
-            if attribute_of(metric, "pending") is not None:
-                late_metrics.append(name)
+        late_metrics = self._federation.metrics.pending_names
         for callback in callbacks_of(self._trainer):
             monitor = getattr(callback, "monitor", None)
             metric_name, _, _ = str(monitor).partition("/")
@@ -356,11 +349,13 @@ class RunReports:
         if self._reports_learning:
             self._state.start.update(initial_scores)
 
-    def finish(self) -> None:
+    def finish(self, lines_on_coalitions: Sequence[str]) -> None:
         """Pass the final result to all sinks."""
         learning: dict[str, Any] = {}
         if self._reports_learning:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
+        if lines_on_coalitions:
+            learning["coalitions"] = list(lines_on_coalitions)
         result = self._result(learning)
 
         for sink in self.sinks:
@@ -402,13 +397,6 @@ class RunReports:
             name: self._kinds_to_pay_by[name] for name in values if name in self._kinds_to_pay_by
         }
 
-        lines_on_coalitions: list[str] = []
-        with self._federation.metrics.keeping_run(self._trained_names, "its summary"):
-            lines_on_coalitions = self._extension.summary_lines(self._state.num_clients)
-        learning_record = {**learning}
-        if lines_on_coalitions:
-            learning_record["coalitions"] = lines_on_coalitions
-
         return RunResult(
             last_round,
             state.round_index,
@@ -416,7 +404,7 @@ class RunReports:
             columns=columns,
             to_pay_by=nearest_to_retraining_first(kinds_to_pay_by),
             trained=[name for name in values if name in self._trained_names],
-            learning_record=learning_record,
+            learning_record=learning,
             logged=self._logged_numbers(),
             pictures=self.results.pictures(last_round, values),
             draws_pictures=self._config.reporting.figures != 0,
@@ -440,8 +428,8 @@ class RunReports:
             sink.close(failed)
 
 
-class ClientPictures(Sink):
-    """Sink that writes the pictures and tables that clients have stored."""
+class ClientTables(Sink):
+    """Sink that writes the tables that clients have stored."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
@@ -454,7 +442,7 @@ class ClientPictures(Sink):
         for row in result.table:
             if row.metric == "weight" and row.client is not None:
                 cohort.append(row.client)
-        self._engine.write_artifacts(cohort, result.round_index, self._folder)
+        self._engine.write_tables(cohort, self._folder)
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:

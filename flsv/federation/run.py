@@ -57,7 +57,7 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
-        # Sentences on how the copies in which models are scored differ from the run.
+        # Sentences on what has been found to speak against the values.
         self.doubts: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
@@ -116,6 +116,7 @@ class FederationRun:
         """Begin or resume the strategies and filters, and draw the first cohort."""
         info = self.info()
         for part in (*self.config.strategies.values(), *self.server.filters):
+            part.set_up(info)
             if resumed:
                 part.resume(info)
             else:
@@ -379,6 +380,8 @@ class RunState:
     changeable: dict[str, str] = field(default_factory=dict)
     #: Descriptions of those that have changed in the course of the run.
     changes: list[str] = field(default_factory=list)
+    #: What the loop's extension stores, see :class:`flsv.core.extension.MeasuredRun`.
+    coalitions: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         # Without an engine, or before it has begun, the checkpoint repeats what was loaded.
@@ -403,6 +406,7 @@ class RunState:
             "identity": self.identity.plain(),
             "changeable": self.changeable,
             "changes": self.changes,
+            "coalitions": dict(self.coalitions),
             "format": CHECKPOINT_FORMAT,
             "versions": package_versions(),
         }
@@ -417,6 +421,7 @@ class RunState:
         # A checkpoint of flsv 2.1 has none.
         self.changeable = dict(state.get("changeable", {}))
         self.changes = list(state.get("changes", []))
+        self.coalitions = dict(state["coalitions"])
         self.resumed = True
 
     def note_changes(

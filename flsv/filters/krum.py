@@ -46,8 +46,7 @@ class MultiKrum(UpdateFilter):
         self.byzantine = byzantine
         self.keep = keep
 
-    def resume(self, federation: FederationInfo) -> None:
-        super().resume(federation)
+    def set_up(self, federation: FederationInfo) -> None:
         num_clients = federation.num_clients  # a round's cohort may be smaller
         min_clients = self._min_clients()
         if num_clients < min_clients:

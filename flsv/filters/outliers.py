@@ -66,8 +66,7 @@ class OutlierFilter(UpdateFilter):
     def excludes(self) -> bool:
         return self.exclude or self._must_exclude
 
-    def resume(self, federation: FederationInfo) -> None:
-        super().resume(federation)
+    def set_up(self, federation: FederationInfo) -> None:
         # An aggregator with weights from a metric has no weight for an update that is not measured.
         self._must_exclude = (
             not self.exclude and federation.strategies["aggregator"].metric is not None

@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from flsv.core import ALONE, Ranks, Round, TrainedCoalitions
+from flsv.core import ALONE, Ranks, Round
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
-from flsv.games.trained_game import TrainedGame
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
 from flsv.scores.performance import ModelScore
 
@@ -69,7 +68,6 @@ class CoalitionGames:
         # {key of the evaluator, None for the classifiers': scores of the round's coalitions}
         self._tables_by_evaluator: dict[Hashable, CoalitionTable] = {}
         self._evaluations_of_earlier_rounds = 0
-        self._evaluations_without_table = 0
 
     @property
     def round(self) -> Round:
@@ -87,7 +85,7 @@ class CoalitionGames:
     @property
     def total_evaluations(self) -> int:
         """Sum of :attr:`evaluations` over this fit's rounds so far."""
-        total = self._evaluations_of_earlier_rounds + self._evaluations_without_table
+        total = self._evaluations_of_earlier_rounds
         for table in self._tables_by_evaluator.values():
             total += table.evaluations
         return total
@@ -114,7 +112,6 @@ class CoalitionGames:
 
     def _change_round(self, round: Round | None) -> None:
         self._evaluations_of_earlier_rounds = self.total_evaluations
-        self._evaluations_without_table = 0
         self._round = round
         self._tables_by_evaluator = {}
         self._slopes_by_loss = {}
@@ -162,11 +159,6 @@ class CoalitionGames:
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables_by_evaluator[object()] = table
         return table
-
-    def trained(self, coalitions: TrainedCoalitions, metric: str | ModelScore) -> TrainedGame:
-        """Make the game of coalitions that have trained their own models. Count these in :attr:`evaluations`."""
-        self._evaluations_without_table += len(coalitions.masks)
-        return TrainedGame(coalitions, self.evaluator_of(metric), metric)
 
     def gradient(self, vector: Tensor, loss: str | ModelScore = "negative_loss") -> Tensor:
         """Compute the validation loss's gradient at a model.

@@ -185,7 +185,7 @@ class Sums:
 Build = Callable[[int, Tensor], None]
 
 
-def row_builder(vectors: Tensor) -> Build:
+def row_builder(vectors: Tensor | Sequence[Tensor]) -> Build:
     """Return a function that writes row i of ``vectors [K, P]`` into ``out [P]``."""
 
     def build(index: int, out: Tensor) -> None:

@@ -6,7 +6,6 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
@@ -20,7 +19,6 @@ from flsv.metrics.guide import Guide, needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
-from flsv.utilities.display import html_table
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -281,48 +279,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             num_classes: M, the number of classes. It may be None if ``per_class`` is False.
         """
 
-    if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
-
-        def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-            """Merge the rounds of another metric, or of its state, into this metric. They count as earlier than its
-            own.
-
-            Raises:
-                ConfigurationError: the other metric has another size or other settings.
-            """
-            self._check_merge(incoming_state)
-            super().merge_state(incoming_state)
-
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        self._check_mergeable()
-        super()._sync_dist(*args, **kwargs)
-
-    def _check_mergeable(self) -> None:
         if not self.mergeable:
             raise ConfigurationError(
-                f"{type(self).__name__} needs all rounds in one place: parts of a run cannot be merged, nor two "
-                "processes' rounds synchronized. Update one metric with every round."
+                f"{type(self).__name__} needs all rounds in one place: two processes' rounds cannot be synchronized. "
+                "Update one metric with every round."
             )
-
-    def _check_merge(self, incoming: dict[str, Any] | Metric) -> None:
-        self._check_mergeable()
-        if not self._has_sizes:
-            raise ConfigurationError(
-                f"{type(self).__name__} does not know how many clients and classes there are, so it has nothing to "
-                "merge into: pass num_clients and num_classes."
-            )
-        if not isinstance(incoming, type(self)):
-            return
-        incoming_settings = _settings(incoming)
-        differences = []
-        for name, setting in _settings(self).items():
-            if name in incoming_settings and incoming_settings[name] != setting:
-                differences.append(f"{name}={setting!r} and {incoming_settings[name]!r}")
-        if differences:
-            raise ConfigurationError(
-                f"{type(self).__name__} metrics with {', '.join(differences)} cannot be merged: their values do not "
-                "mean the same. Give both the same arguments."
-            )
+        super()._sync_dist(*args, **kwargs)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return further values to log after each round, ``{name: value}``. They are scalars ``[]``, or one number per
@@ -366,18 +329,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             if parameter.default != argument:
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
-
-    def _repr_html_(self) -> str:
-        """Return the clients' values so far as an HTML table, for a notebook."""
-        rounds = int(getattr(self, "rounds", 0))
-        values: list[float] = []
-        if rounds:
-            client_values = self.per_client(self.compute())
-            if client_values.ndim > 0:  # some metrics have one number for all
-                values = client_values.tolist()
-        names = self.client_names or [f"client {client}" for client in range(len(values))]
-        rows = [[name, f"{value:.4g}"] for name, value in zip(names, values)]
-        return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -517,19 +468,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
 
 #: Names of the constructor's arguments that a ``FederatedLoop`` sets.
 _SET_BY_DATA = ("num_clients", "num_classes")
-
-
-def _settings(metric: Metric) -> dict[str, Any]:
-    """Return a metric's simple constructor arguments and its ``fold``."""
-    plain_types = (int, float, str, dict, type(None))
-    # `fold` is an attribute of coalition metrics: how rounds are combined.
-    names = [*inspect.signature(type(metric)).parameters, "fold"]
-    settings = {}
-    for name in names:
-        value = getattr(metric, name, None)
-        if isinstance(value, plain_types) or is_dataclass(value):
-            settings[name] = value
-    return settings
 
 
 def check_clients(client_ids: Tensor, num_clients: int) -> None:

@@ -132,26 +132,27 @@ class CosineGradientShapley(ContributionMetric):
         matrix = self._matrix(client_ids, client_updates)
         if num_samples is None:
             num_samples = torch.ones_like(client_ids)
-        old_reputation = cohort_reputation(self.reputation, client_ids, num_samples)
+        reputation_before = cohort_reputation(self.reputation, client_ids, num_samples)
         if aggregation_weights is None:
-            weights = normalized(old_reputation)
+            weights = normalized(reputation_before)
         else:
             weights = aggregation_weights.double()
 
         norms = matrix.norms()
         phi = cosines_with_sum(matrix, norms, weights.to(norms))  # [k]
         is_first_round = bool(self.reputation.isnan().all())
-        previous_reputation = None  # 0 of all clients
-        if self.init != "zero" or not is_first_round:
-            previous_reputation = old_reputation.to(phi.device)
-        new_reputation = updated_reputation(
-            previous_reputation, phi, alpha=self.alpha, floor=self.floor
+        starts_at_zero = self.init == "zero" and is_first_round
+        reputation_after = updated_reputation(
+            None if starts_at_zero else reputation_before.to(phi.device),
+            phi,
+            alpha=self.alpha,
+            floor=self.floor,
         )
 
         # The sum over the round's clients stays the same; compute normalizes the sum over all clients to 1.
-        scaled_reputation = new_reputation * old_reputation.sum()
+        with_equal_sum = reputation_after * reputation_before.sum()
         self.reputation = self.reputation.clone()
-        self.reputation[client_ids] = scaled_reputation.to(self.reputation)
+        self.reputation[client_ids] = with_equal_sum.to(self.reputation)
         self.phi = self.phi.clone()
         self.phi[client_ids] = phi.to(self.phi)
 

@@ -6,23 +6,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.core import Round
 from flsv.functional import few_coalitions_shapley
 from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
-from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, TrainedGame
+from flsv.games.output_score import NUM_UNTRAINED_MODELS, OutputScore
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
@@ -57,7 +56,7 @@ class ShadowShapley(MeasuredMetric):
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
     all clients is trained once more, see ``verify``. If it does not come to the run's own model, to the bit, a warning
-    and the verdict say so. Sites train coalitions beside the run.
+    and the verdict say so. Sites train coalitions beside the run, which are valued after it.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
@@ -93,7 +92,7 @@ class ShadowShapley(MeasuredMetric):
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         every: compute values every ``every`` rounds and after the last. Between them the previous values stand. None:
             ten times in a run, with the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
-            ``"negative_loss"``, five times for any other performance. Sites train each round, and value each.
+            ``"negative_loss"``, five times for any other performance.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"``, or the ``"clients"``, of whom
             then each predicts coalitions' outputs on its own samples.
@@ -167,16 +166,13 @@ class ShadowShapley(MeasuredMetric):
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
         super().__init__(num_clients, num_classes, **kwargs)
 
-    needs: Sequence[str] | None = ("games", "trained")
-
-    @property
-    def round_fields(self) -> dict[str, Any]:
-        """Functions ``{argument: f(round)}`` with which a ``FederatedLoop`` computes arguments of ``update``."""
-        return {
-            "coalitions": self._coalitions_of_round,
-            "utility": self._game_of_round,
-            "client_ids": "senders",
-        }
+    needs: Sequence[str] | None = ("games",)
+    # In a loop the coalitions are valued after the run, by `complete`.
+    round_fields: ClassVar[Mapping[str, str | None]] = {
+        "client_ids": "senders",
+        "coalitions": None,
+        "utility": None,
+    }
 
     @property
     def trains(self) -> Coalitions:
@@ -222,17 +218,13 @@ class ShadowShapley(MeasuredMetric):
         """Store the utilities of untrained models, which show how much initial weights change values."""
         self.starts = utilities.to(self.starts).view(self.starts.shape)
 
-    def await_training(self, after_the_run: bool) -> None:
-        """Set whether the coalitions are trained after the run. If so, :meth:`complete` has to be called afterwards.
-        It is called before the first round, and again if the way of training changes during the run.
-        """
-        self._pending = None
-        if after_the_run:
-            self._pending = "there are no values before the coalitions are trained"
-            # Those in a checkpoint are of an earlier round.
-            self.values = torch.full_like(self.values, torch.nan)
-            self.errors = torch.full_like(self.errors, torch.nan)
-            self._computed = None
+    def await_training(self) -> None:
+        """Have no values from now on until :meth:`complete` is called. It is called before a fit's first round."""
+        self._pending = "there are no values before the coalitions are trained"
+        # Those in a checkpoint are of an earlier round.
+        self.values = torch.full_like(self.values, torch.nan)
+        self.errors = torch.full_like(self.errors, torch.nan)
+        self._computed = None
 
     def explain_missing(self, reason: str, interrupted: bool = False) -> None:
         """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
@@ -259,18 +251,6 @@ class ShadowShapley(MeasuredMetric):
             index for index in range(num_rounds) if index >= first_of_last or self.is_due(index)
         ]
 
-    def _coalitions_of_round(self, round: Round) -> Tensor | None:
-        return None if round.trained is None else round.trained.masks
-
-    def _game_of_round(self, round: Round) -> Callable[[Tensor], Tensor] | None:
-        if self._pending is not None:
-            return None
-        if round.trained is None or round.games is None:
-            raise RuntimeError(
-                "no coalitions are trained in this round: ShadowShapley needs a FederatedLoop."
-            )
-        return round.games.trained(round.trained, self.measured_by)
-
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         for name in ("values", "errors"):
@@ -289,19 +269,16 @@ class ShadowShapley(MeasuredMetric):
     def update(
         self,
         client_ids: Tensor,
-        coalitions: Tensor | None,
-        utility: Callable[[Tensor], Tensor] | None,
-        round_index: int = 0,
+        coalitions: Tensor | None = None,
+        utility: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Compute the values of the coalitions' game after a round, in the rounds that ``every`` selects. Those of
-        another round are computed if it turns out to be the last (:meth:`end_run`).
+        """Count a round, and compute the values of the coalitions' game after it.
 
         Args:
             client_ids: ``[k]``, the round's clients.
-            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. None: they are trained
-                after the run, and :meth:`complete` computes the values.
+            coalitions: bool ``[K, n]``, the trained coalitions with the empty and the full one. None: :meth:`complete`
+                computes the values after the run.
             utility: ``utility(masks: bool [K, n]) -> [K]`` or ``[K, M]``, the performance of the coalitions' models.
-            round_index: the round's index, from 0.
         """
         self.participations[client_ids] += 1
         if coalitions is None or utility is None:
@@ -310,28 +287,8 @@ class ShadowShapley(MeasuredMetric):
             raise ValueError(
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
-        compute_values = partial(self._value_round, coalitions.cpu(), utility)
-        is_last = round_index + 1 == self._num_rounds
-        if is_last or (round_index + 1) % self._rounds_per_value == 0:
-            self.compute_at_run_end = None
-            compute_values()
-        else:
-            self.compute_at_run_end = compute_values  # for the case that this round is the last
-
-    def _value_round(self, masks: Tensor, utility: Callable[[Tensor], Tensor]) -> None:
-        """Compute a round's values."""
-        utilities = utility(masks)
-        self._keep_client_scores(masks, utilities)
-        if isinstance(utility, TrainedGame):
-            self._compute_values(
-                masks,
-                utilities,
-                outputs=utility.outputs,
-                weights=utility.weights,
-                output_score=utility.output_score,
-            )
-        else:
-            self._compute_values(masks, utilities)
+        masks = coalitions.cpu()
+        self._compute_values(masks, utility(masks))
         self.evaluations = self.evaluations + len(masks)
 
     def _keep_client_scores(self, masks: Tensor, utilities: Tensor) -> None:
@@ -357,7 +314,7 @@ class ShadowShapley(MeasuredMetric):
             return
         shape = self.values.shape
         are_all_trained = len(masks) == 2 ** masks.shape[1]
-        predict: Callable[[], PredictedValues] | None = None
+        compute_prediction: Callable[[], PredictedValues] | None = None
         self._case_values = None
         if (
             output_score is not None
@@ -366,18 +323,20 @@ class ShadowShapley(MeasuredMetric):
             and favors_nobody(masks)
         ):
             if not are_all_trained:
-                predict = partial(output_score.shapley, masks, utilities.cpu(), outputs, weights)
+                compute_prediction = partial(
+                    output_score.shapley, masks, utilities.cpu(), outputs, weights
+                )
             if not self.per_class:
                 self._case_values = partial(output_score.case_values, masks, outputs, weights)
 
         source = "outputs"
-        if predict is None:
+        if compute_prediction is None:
             source = "trainings" if are_all_trained else "scores"
         design = f"{self.coalitions}"
         self._evidence = evidence_of(masks, utilities, source, self.per_class, design)
 
-        if predict is not None:
-            prediction = predict()
+        if compute_prediction is not None:
+            prediction = compute_prediction()
             new_values = prediction.values
             fit = prediction_stderr(prediction.disagreement)
             self._evidence["disagreement"] = prediction.disagreement.flatten().tolist()
@@ -391,7 +350,7 @@ class ShadowShapley(MeasuredMetric):
         device_tensors = [self.starts, self.recent, self.values, fit.reshape(shape)]
         starts, recent, values, fit = to_host(device_tensors)
         # Values that do not follow each other round by round differ by what was learned between them, too.
-        follow_each_other = self._rounds_per_value == 1 and predict is None
+        follow_each_other = self._rounds_per_value == 1 and compute_prediction is None
         errors = one_seed_stderr(
             values,
             fit,

@@ -150,32 +150,44 @@ def value_round(
             metric_list.append(metric)
             if num_clients is None:
                 num_clients = metric.num_clients
-    cohort = _Cohort.of(updates, client_names, num_clients)
+    clients = list(range(num_clients or len(updates))) if client_names is None else client_names
+    names = _checked_names(clients, num_clients)
+    model_by_client = _by_client(updates, "updates", clients)
+    client_ids = list(model_by_client)
 
     classes = num_classes
     if classes is None and space.head is not None:
         classes = space.head.num_classes
     _check_metrics(contribution_metrics, space, head, num_classes, classes)
-    _check_names(contribution_metrics, cohort.names)
+    _check_names(contribution_metrics, names)
     num_columns = classes or 1
     contribution_metrics.bind(
-        num_clients=len(cohort.names),
+        num_clients=len(names),
         num_classes=num_columns,
         class_names=None,
-        client_names=cohort.names,
+        client_names=names,
     )
     device = module_device(module)
     contribution_metrics.to(device)
 
-    counts, shares = cohort.counts_and_weights(num_samples, weights)
+    counts = torch.ones(len(client_ids), dtype=torch.long)
+    if num_samples is not None:
+        samples = _by_client(num_samples, "num_samples", clients, expected=client_ids)
+        counts = torch.tensor(_numbers(samples, "num_samples", Count))
+    shares = counts.double() / counts.sum()
+    if weights is not None:
+        weight_by_client = _by_client(weights, "weights", clients, expected=client_ids)
+        shares = torch.tensor(_numbers(weight_by_client, "weights", float), dtype=torch.float64)
+
     global_vector = _vector(space, module, start, "start")
     vectors = []
-    for client, model in zip(cohort.ids, cohort.values_of(updates, "updates")):
-        vectors.append(_vector(space, module, model, client_called(client, cohort.names)))
+    owners = [client_called(client, names) for client in client_ids]
+    for owner, model in zip(owners, model_by_client.values()):
+        vectors.append(_vector(space, module, model, owner))
     models = torch.stack(vectors)  # [k, P]
     if deltas:
         models = models + global_vector
-    _check_variances(models, space, cohort)
+    _check_variances(models, space, owners)
 
     if round_index is None:
         round_index = 0
@@ -183,7 +195,7 @@ def value_round(
             round_index = max(round_index, int(metric.rounds))
     round = Round(
         round_index=round_index,
-        client_ids=torch.tensor(cohort.ids, device=device),
+        client_ids=torch.tensor(client_ids, device=device),
         num_samples=counts.to(device),
         global_vector=global_vector.to(device),
         client_vectors=models.to(device),
@@ -191,103 +203,53 @@ def value_round(
         seed=seed,
         games=_games(contribution_metrics, module, val_loader, loss, classes),
     )
-    return _measured(contribution_metrics, round, shares.to(device), cohort.names)
+    return _measured(contribution_metrics, round, shares.to(device), names)
 
 
-@dataclass(frozen=True)
-class _Cohort:
-    """Clients of a round, with the names of all clients."""
+def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]:
+    """Return the names of all clients as texts."""
+    names = [str(client) for client in clients]
+    has_other_number = num_clients not in (None, len(names))
+    is_repeated = len(set(names)) < len(names)
+    if len(names) < 2 or has_other_number or is_repeated:
+        raise ConfigurationError(
+            f"value_round: there are the clients {names[:20]}, and num_clients={num_clients}. Say num_clients, or name "
+            "all of them, at least 2, each once: a contribution is measured against other clients'."
+        )
+    return names
 
-    ids: list[int]
-    keys: list[Any] | None
-    names: list[str]
 
-    @classmethod
-    def of(
-        cls,
-        updates: Any,
-        client_names: Sequence[Any] | None,
-        count: int | None,
-    ) -> _Cohort:
-        are_models = isinstance(updates, Mapping | Sequence) and not isinstance(updates, Tensor)
-        if not are_models or not updates:
-            raise ConfigurationError(
-                f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
-                "or by client."
-            )
-        if client_names is not None:
-            names = list(client_names)
-        elif count is not None:
-            names = list(range(count))
-        else:
-            names = list(range(len(updates)))
-        texts = [str(name) for name in names]
-        are_unique = len(set(texts)) == len(texts)
-        has_other_count = count is not None and count != len(names)
-        if len(names) < 2 or has_other_count or not are_unique:
-            raise ConfigurationError(
-                f"value_round: there are the clients {texts[:20]}, and num_clients={count}. Say num_clients, or name "
-                "all of them, at least 2, each once: a contribution is measured against other clients'."
-            )
+def _by_client(
+    values: Any,
+    argument: str,
+    clients: Sequence[Any],
+    expected: Sequence[int] | None = None,
+) -> dict[int, Any]:
+    """Return ``{client id: value}`` of a mapping from clients, or of a list in the clients' order.
 
-        keys = None
-        ids = list(range(len(updates)))
-        if isinstance(updates, Mapping):
-            keys = list(updates)
-            id_of_name = {name: number for number, name in enumerate(names)}
-            ids = [id_of_name.get(key, -1) for key in keys]
-        if min(ids) < 0 or max(ids) >= len(names):
-            raise ConfigurationError(
-                f"value_round(updates=...): {(keys or ids)[:20]} are not all among the clients {names[:20]}. Name all "
-                "clients in client_names, or say how many there are (num_clients)."
-            )
-        return cls(ids, keys, texts)
+    The values are those of the ``expected`` clients, in this order, or of any.
+    """
+    id_by_client = {client: client_id for client_id, client in enumerate(clients)}
+    entries = values if isinstance(values, Mapping) else dict(zip(clients, values))
+    value_by_id = {}
+    for client, value in entries.items():
+        if client in id_by_client:
+            value_by_id[id_by_client[client]] = value
 
-    def values_of(self, values: Any, argument: str) -> list[Any]:
-        """Return each client's entry in ``values``, a list or mapping, in the updates' order. Empty without values."""
-        if values is None:
-            return []
-        expected_keys: list[Any] | None
-        if isinstance(values, Mapping):
-            keys = list(values)
-            expected_keys = self.keys  # None if the updates are in a list
-        else:
-            keys = list(range(len(values)))
-            expected_keys = list(range(len(self.ids)))
-        if expected_keys is None or set(keys) != set(expected_keys):
-            expected = expected_keys or len(self.ids)  # the number, of updates in a list
-            raise ConfigurationError(
-                f"value_round({argument}=...) is given of {keys}, expected of {expected} as updates are: all in lists, "
-                "or all by client."
-            )
-        return [values[key] for key in expected_keys]
+    expected_ids = list(value_by_id) if expected is None else expected
+    has_all = len(value_by_id) == len(values) and value_by_id.keys() == set(expected_ids)
+    if not has_all or not value_by_id:
+        known_clients = clients if expected is None else [clients[number] for number in expected]
+        raise ConfigurationError(
+            f"value_round({argument}=...) is given of {len(values)} clients, {list(entries)[:20]}, expected of "
+            f"{list(known_clients)[:20]}. Name all clients in client_names, or say how many there are (num_clients)."
+        )
+    return {client_id: value_by_id[client_id] for client_id in expected_ids}
 
-    def counts_and_weights(
-        self,
-        num_samples: Any,
-        weights: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the clients' numbers of samples, and their weights in the aggregation, ``[k]`` each."""
-        counts_of_clients = self._numbers(num_samples, "num_samples", Count)  # empty if not given
-        if counts_of_clients:
-            counts = torch.tensor([int(count) for count in counts_of_clients])
-        else:
-            counts = torch.ones(len(self.ids), dtype=torch.long)
-        weights_of_clients = self._numbers(weights, "weights", float)
-        if weights_of_clients:
-            return counts, torch.tensor(weights_of_clients, dtype=torch.float64)
-        return counts, counts.double() / counts.sum()
 
-    def _numbers(
-        self,
-        values: Any,
-        argument: str,
-        kind: Any,
-    ) -> list[Any]:
-        return [
-            check_argument("value_round", argument, value, kind)
-            for value in self.values_of(values, argument)
-        ]
+def _numbers(value_by_client: Mapping[int, Any], argument: str, kind: Any) -> list[Any]:
+    values = value_by_client.values()
+    return [check_argument("value_round", argument, value, kind) for value in values]
 
 
 def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, ContributionMetric]:
@@ -427,6 +389,8 @@ def _unmet_needs(
     loop_attributes = [attribute for attribute in attributes if not VOCABULARY[attribute].outside]
     if loop_attributes:
         return loop_attributes
+    if name in contribution_metrics.trained_names:
+        return "trained coalitions"
     if name in contribution_metrics.evaluating:
         return 'judges="clients"'
     if getattr(contribution_metrics.metrics[name], "reported_by", None):
@@ -485,16 +449,16 @@ def _shape(
     return state[name].shape
 
 
-def _check_variances(models: Tensor, space: ParameterSpace, cohort: _Cohort) -> None:
+def _check_variances(models: Tensor, space: ParameterSpace, owners: Sequence[str]) -> None:
     """Check that BatchNorm's variances in models ``[k, P]`` are not negative, as those of differences are."""
     sizes = [shape.numel() for shape in space.shapes]
     for name, entries in zip(space.names, models.split(sizes, dim=1)):
         if not name.endswith("running_var"):
             continue
-        for client, variances in zip(cohort.ids, entries):
+        for owner, variances in zip(owners, entries):
             if (variances < 0).any():
                 raise ConfigurationError(
-                    f"{client_called(client, cohort.names)}: {name} has negative entries, which are no variances. If "
+                    f"{owner}: {name} has negative entries, which are no variances. If "
                     "updates holds differences from start, set deltas=True. If it holds sums with start, leave deltas "
                     "out."
                 )

@@ -69,19 +69,6 @@ class Personalizer(Strategy):
             return local.state[OWN_MODEL]
         return instruction.start
 
-    def own(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """Return, at the client, the model ``[P]`` with which it predicts and is tested. By default its start point."""
-        return self.receive(local, instruction)
-
-    def used(self, client: int, state: FederationState) -> Tensor | None:
-        """Return, at the server, the model ``[P]`` with which a client predicts and is tested. By default its start
-        point.
-
-        Returns:
-            The model ``[P]``. None if only the client has it.
-        """
-        return self.start(client, state)
-
     def keep(self, local: LocalData) -> None:
         """Store, at the client after training, its next start point in ``local.state``. By default nothing is
         stored."""

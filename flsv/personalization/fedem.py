@@ -29,14 +29,12 @@ class FedEM(Personalizer):
 
     private = ("responsibility", "*.responsibility")
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         weight_names = [name for name in federation.space.private_names if _is_weight(name)]
         if len(weight_names) != 1:
             raise ConfigurationError(
                 f"{self!r} needs a mixture of networks: train flsv.models.MixtureClient."
             )
-
-    resume = begin
 
     def keep(self, local: LocalData) -> None:
         for name, counts in local.private.items():

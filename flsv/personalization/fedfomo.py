@@ -92,8 +92,10 @@ class FedFomo(UploadKeeper):
         self.performance = performance_of(self, performance, mode)
         self._affinity = torch.zeros(0, 0)
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
+
+    def begin(self, federation: FederationInfo) -> None:
         super().begin(federation)
         self._affinity = torch.zeros(
             federation.num_clients, federation.num_clients, dtype=torch.float64

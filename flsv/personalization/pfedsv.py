@@ -299,20 +299,18 @@ class PFedSV(UploadKeeper):
         self._initial = torch.zeros(0)  # the run's initial model
         self._cohort: list[int] = []  # of the last round
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
-        self.resume(federation)
-        self._initial = federation.global_vector.clone()
-        self._uploads = {}
-        self._cohort = []
-
-    def resume(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         # None if all entries of a model's vector are personal.
         self._is_personal: Tensor | None = None
         if self.mode == "extractor":
             self._is_personal = layer_mask(federation.space, self.classifier)
-        super().resume(federation)
+
+    def begin(self, federation: FederationInfo) -> None:
+        self._initial = federation.global_vector.clone()
+        self._uploads = {}
+        self._cohort = []
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         if client in self._uploads:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import lightning as L
@@ -22,13 +20,17 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
-from flsv.games.trained_game import OutputScore
 from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun, Scoring
+from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
+from flsv.retraining.stored_values import (
+    output_score,
+    score_of_stored_outputs,
+    stored_outputs,
+)
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.trial import Findings
 from flsv.retraining.utility_store import (
@@ -59,6 +61,14 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
         for name in CLASSIFICATION:
             measures[name] = name
     return measures
+
+
+class NoValues(Exception):
+    """Error: coalitions are missing, and why."""
+
+    def __init__(self, reason: str, interrupted: bool = False) -> None:
+        super().__init__(reason)
+        self.interrupted = interrupted
 
 
 class TrainingAfterTheRun:
@@ -97,28 +107,14 @@ class TrainingAfterTheRun:
         # Sentences on what speaks against the values.
         self.doubts: list[str] = []
 
-    def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``. Empty if a training
-        failed.
-        """
-        try:
-            return self._train(run)
-        except Exception as error:  # the run's results are written, whatever its coalitions raise
-            if ranks_of(run.trainer).size > 1:
-                raise  # the other ranks wait for this one
-            innermost = traceback.extract_tb(error.__traceback__)[-1]
-            file_and_line = f"{Path(innermost.filename).name}:{innermost.lineno}"
-            return self._without_values(
-                f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
-            )
+    def train(self, run: MeasuredRun) -> Tensor:
+        """Train the coalitions that the store lacks, and return all of them, bool ``[K, n]``.
 
-    def _train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+        Raises:
+            NoValues: the training was interrupted, or one has failed.
+        """
         store = self._store
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
-        scores = {}
-        for name, metric in self._metrics.items():
-            has_outputs = outputs_name(metric.measured_by) in store.measures_with_outputs
-            scores[name] = output_score(metric, run) if has_outputs else None
         empty, grand, *trained_coalitions = members_of(self._masks)
         if run.folder is not None:
             store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
@@ -130,7 +126,7 @@ class TrainingAfterTheRun:
             coalitions = [empty, grand, *trained_coalitions]
             with _Progress(run.trainer, store.missing(run.seed, coalitions)) as progress:
                 training.train(coalitions, [run.seed], store, progress)
-                halves = self._next_coalitions(run, scores)
+                halves = self._next_coalitions(run)
                 if len(halves):
                     self._masks = torch.cat([self._masks, halves])
                     trained_coalitions += members_of(halves)
@@ -140,13 +136,11 @@ class TrainingAfterTheRun:
             self._doubt_shared(training)
         except KeyboardInterrupt:
             done = store.progress(run.seed, trained_coalitions)
-            return self._without_values(
-                f"Their training was interrupted: {done} are trained{_rest(run)}",
-                interrupted=True,
-            )
+            reason = f"Their training was interrupted: {done} are trained{_rest(run)}"
+            raise NoValues(reason, interrupted=True) from None
         except ConfigurationError as error:  # the federation itself is trained
             advice = "flsv retrain trains the coalitions that are missing."
-            return self._without_values(f"{error} {advice}")
+            raise NoValues(f"{error} {advice}") from error
         finally:
             has_changed_run = kept_run.restore()
         if has_changed_run:
@@ -156,69 +150,20 @@ class TrainingAfterTheRun:
             )
         for doubt in self.doubts:
             rank_zero_warn(f"{', '.join(self._metrics)}: {doubt}.")
-        return self._values(run, scores)
+        return self._masks
 
-    def _values(
-        self, run: MeasuredRun, scores: Mapping[str, OutputScore | None]
-    ) -> dict[int, dict[str, Tensor]]:
-        """Give the metrics the stored rows, and return their values, ``{round: {metric: values}}``."""
-        store = self._store
-        coalitions = members_of(self._masks)
-        values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in store.rounds}
-        for name, metric in self._metrics.items():
-            rounds = metric.rounds_to_value(store.rounds[-1] + 1)
-            positions = [store.rounds.index(round_index) for round_index in rounds]
-            column = store.names.index(column_name(metric.measured_by))
-            utilities = []  # [K][R][1], or per class
-            for members in coalitions:
-                rows = store.rows(run.seed, members)
-                utilities.append([rows[position][column] for position in positions])
-            outputs = None
-            if scores[name] is not None:
-                outputs = self._outputs(metric, run.seed)[:, positions].transpose(0, 1)
-            metric_values = metric.complete(
-                self._masks,
-                torch.tensor(utilities, dtype=torch.float64).transpose(0, 1),
-                rounds=rounds,
-                outputs=outputs,
-                weights=run.weights,
-                output_score=scores[name],
-            )
-            for index, values in metric_values.items():
-                values_by_round[index][name] = values
-        return values_by_round
-
-    def _outputs(self, metric: ShadowShapley, seed: int) -> Tensor:
-        """Return the coalitions' outputs ``[K, R, V, ...]`` after each of R rounds."""
-        name = outputs_name(metric.measured_by)
-        coalitions = members_of(self._masks)
-        return torch.stack([self._store.outputs(seed, members, name) for members in coalitions])
-
-    def _next_coalitions(
-        self, run: MeasuredRun, scores: Mapping[str, OutputScore | None]
-    ) -> Tensor:
-        name, metric = next(iter(self._metrics.items()))
-        score = scores[name]
+    def _next_coalitions(self, run: MeasuredRun) -> Tensor:
+        metric = next(iter(self._metrics.values()))
+        score = score_of_stored_outputs(metric, self._store, run)
         if score is None:
             return self._masks[:0]
         return metric.next_coalitions(
             self._masks,
-            self._outputs(metric, run.seed)[:, -1],
+            stored_outputs(metric, self._masks, self._store, run.seed)[:, -1],
             logits=score.logits,
             names=run.data.client_names,
             seed=run.seed,
         )
-
-    def _without_values(
-        self,
-        reason: str,
-        interrupted: bool = False,
-    ) -> dict[int, dict[str, Tensor]]:
-        """Warn that there are no values, and let the metrics tell why."""
-        for metric in self._metrics.values():
-            metric.explain_missing(reason, interrupted)
-        rank_zero_warn(f"{', '.join(self._metrics)}: there are no values. {reason}")
-        return {}
 
     def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
         """Return the training of coalitions by fits of the run's copies."""
@@ -229,7 +174,7 @@ class TrainingAfterTheRun:
             max_wait=self._max_wait,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self._run_copy, Scoring(measures_of(self._metrics.values()))),
+            CopiedFits(lambda seed: self._run_copy, measures_of(self._metrics.values())),
             self._findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
             start_hash=self._start_hash,
@@ -413,12 +358,6 @@ def open_store(
         outputs=measures_with_outputs,
         anew=True,
     )
-
-
-def output_score(metric: ShadowShapley, run: MeasuredRun) -> OutputScore | None:
-    """Return the score of ``metric`` as a function of outputs, None if there are none."""
-    evaluator = run.games.evaluator_of(metric.measured_by)
-    return OutputScore.for_evaluator(evaluator, metric.measured_by)
 
 
 def _settings_of_training(run: MeasuredRun) -> dict[str, str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -19,13 +21,14 @@ from torch import Tensor
 
 from flsv._lightning.data_source import data_of
 from flsv.configuration.federation_config import FederationConfig
+from flsv.core import FederationState
 from flsv.core.extension import MeasuredRun, RunExtension
-from flsv.core.strategy import Strategy
+from flsv.core.ranks import ranks_of
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import utility_of
-from flsv.games.members import EMPTY, Members
-from flsv.games.trained_game import NUM_UNTRAINED_MODELS, OutputScore, untrained_models
+from flsv.games.members import EMPTY, Members, members_of
+from flsv.games.output_score import NUM_UNTRAINED_MODELS, OutputScore, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
     Coalitions,
@@ -35,7 +38,7 @@ from flsv.metrics.coalitions.design import (
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import TrainingAfterTheRun, measures_of, open_store
+from flsv.retraining.after_the_run import NoValues, TrainingAfterTheRun, measures_of, open_store
 from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
     callbacks_left_out,
@@ -47,8 +50,15 @@ from flsv.retraining.coalition_refusals import (
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.scoring import ModelScoring
+from flsv.retraining.stored_values import values_of_rows
 from flsv.retraining.trial import Findings, client_on_trial, try_coalition
-from flsv.retraining.utility_store import COALITIONS_FILE, NO_ROUND, ScoredModel, UtilityStore
+from flsv.retraining.utility_store import (
+    COALITIONS_FILE,
+    NO_ROUND,
+    ScoredModel,
+    UtilityStore,
+    copy_store,
+)
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -65,44 +75,27 @@ _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 class CoalitionPlan(RunExtension):
     """A run's plan for training the coalitions that its metrics need."""
 
-    def __init__(self, metrics: Mapping[str, ShadowShapley]) -> None:
-        self._metrics = dict(metrics)
-        self._config: FederationConfig | None = None
-        self._trains_at_sites = False
-        self._coalitions: Coalitions = ()
-        self._halvings = 1
-        self._max_fits = 0.0
-        if metrics:
-            first_metric = next(iter(metrics.values()))
-            self._coalitions = first_metric.trains
-            self._halvings = first_metric.halvings
-            self._max_fits = min(metric.max_fits for metric in metrics.values())
+    def __init__(self, config: FederationConfig) -> None:
+        super().__init__(config)
+        self._metrics: dict[str, ShadowShapley] = {}
+        for name, metric in config.metrics.items():
+            if attribute_of(metric, "trains") is not None:
+                retraining_metric: Any = metric
+                self._metrics[name] = retraining_metric
+        check_settings(config)
+        self._trains_at_sites = callable(config.engine)
+
+        first_metric = next(iter(self._metrics.values()))
+        self._coalitions: Coalitions = first_metric.trains
+        self._halvings = first_metric.halvings
+        self._max_fits = min(metric.max_fits for metric in self._metrics.values())
         wanted = (self._coalitions, self._halvings)
-        if any((metric.trains, metric.halvings) != wanted for metric in metrics.values()):
+        if any((metric.trains, metric.halvings) != wanted for metric in self._metrics.values()):
             raise ConfigurationError(
-                f"metrics {list(metrics)} need different coalitions, but a run trains one set. Give them the same "
-                "coalitions, or leave out all but one."
+                f"metrics {list(self._metrics)} need different coalitions, but a run trains one set. Give them the "
+                "same coalitions, or leave out all but one."
             )
-        self.reset()
 
-    @classmethod
-    def of(cls, config: FederationConfig) -> CoalitionPlan:
-        """Make the plan for a loop's metrics. It does nothing if no metric needs trained coalitions."""
-        retraining_metrics: Any = {
-            name: metric
-            for name, metric in config.metrics.items()
-            if attribute_of(metric, "trains") is not None
-        }
-        plan = cls(retraining_metrics)
-        if retraining_metrics:
-            check_settings(config)
-            plan._config = config
-            plan._trains_at_sites = callable(config.engine)
-        return plan
-
-    def reset(self) -> None:
-        """Forget the coalitions' models of an earlier fit."""
-        self.close()
         # Whether the run has had rounds in an earlier fit of its Trainer.
         self._goes_on = False
         # The state before the fit, and what coalitions need, as a trial has shown.
@@ -113,55 +106,27 @@ class CoalitionPlan(RunExtension):
         self._left_out: list[str] = []
         self._first_round_time = time.monotonic()
         self._first_round_seconds = 0.0
-        # Sentences on what speaks against the values.
-        self._doubts: list[str] = []
-        # A hash of the weights with which the run has begun.
-        self._start_hash = ""
-        # The run's model after the round that the coalition of all clients must reach.
-        self._checked_round = 0
-        self._checked_model: Tensor | None = None
-        # The coalitions' utilities, from the run's first round on.
-        self._store: UtilityStore | None = None
-        self._sites: CoalitionsAtSites | None = None
-        # The state of `_sites` in a checkpoint.
-        self._saved_sites: dict[str, Any] | None = None
         self._mean_cohort_size: float | None = None
         # Whether no two clients have a class in common, as far as the server may know.
         self._shares_no_class = False
+        # The run, its scoring and what checkpoints have of it, from :meth:`begin` on.
+        self._federation: Any = None
+        self._scoring: ModelScoring | None = None
+        self._memory: dict[str, Any] = {}
+        # The coalitions' utilities, from the run's first round on.
+        self._store: UtilityStore | None = None
+        self._sites: CoalitionsAtSites | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
-        if self._sites is None:
-            state_of_sites = self._saved_sites
-        else:
-            state_of_sites = self._sites.state_dict()
-        return {  # by the keys of checkpoints
-            "start": self._start_hash,
-            "first": self._checked_model,
-            "checked_round": self._checked_round,
-            "sites": state_of_sites,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned."""
-        self._start_hash = state.get("start", "")  # checkpoints of earlier versions have none
-        self._checked_model = state["first"]
-        self._saved_sites = state["sites"]
-        if self._saved_sites is not None and "initial" not in self._saved_sites:
-            raise ConfigurationError(
-                "ShadowShapley: an earlier version has saved this checkpoint of a run whose sites train coalitions. "
-                "End the run by that version."
-            )
-        self._checked_round = state.get("checked_round", 0)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, without the present fit."""
+        return {**vars(self), "_federation": None, "_scoring": None, "_sites": None}
 
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Copy the state before the fit, and train one client of a copy for a round. An error of these is raised by
         :meth:`begin_training`."""
-        config = self._config
-        if config is None:  # no metric needs coalitions
-            return
+        config = self.config
         data: FederatedDataModule = data_of(trainer)
         left_out = callbacks_left_out(trainer, self._metrics.values(), self._trains_at_sites)
         self._mean_cohort_size = checked_mean_cohort(
@@ -186,48 +151,38 @@ class CoalitionPlan(RunExtension):
         except ConfigurationError as error:  # told after other checks, which say more
             self._failure = error
 
-    def close(self) -> None:
-        """Release the run's module."""
-        self._federation: Any = None
-        self._scoring: ModelScoring | None = None
-
-    def begin(
-        self,
-        federation: Any,
-        module: L.LightningModule,
-        weights: Tensor,
-    ) -> list[Strategy]:
-        """Check the run. If sites train coalitions, return the strategy that lets them."""
-        config: FederationConfig = federation.config
-        trainer = module.trainer
-        if not self._metrics:
-            return []
+    def begin(self, run: MeasuredRun) -> None:
+        """Check the run. If sites train coalitions, add the strategy that lets them."""
+        trainer = run.trainer
         if self._goes_on and trainer.lr_scheduler_configs and trainer.ckpt_path is None:
             raise ConfigurationError(
                 "ShadowShapley: a further fit of a Trainer begins its learning-rate schedules anew, and the one fit of "
                 "a coalition does not. Make a new Trainer with all rounds, and resume from a checkpoint."
             )
-        self._federation = federation
-        may_count_classes = not self._trains_at_sites and not config.is_private
-        data: FederatedDataModule = data_of(trainer)
-        self._shares_no_class = may_count_classes and _shares_no_class(data.class_counts)
+        self._federation = run.federation
+        self._scoring = None
+        self._memory = run.memory
+        may_count_classes = not self._trains_at_sites and not self.config.is_private
+        self._shares_no_class = may_count_classes and _shares_no_class(run.data.class_counts)
         for metric in self._metrics.values():
-            metric.await_training(after_the_run=not self._trains_at_sites)
-            metric.averages = not isinstance(config.sampler, FullParticipation)
-        if not self._trains_at_sites:
-            return []
+            metric.await_training()
+            metric.averages = not isinstance(self.config.sampler, FullParticipation)
+        if self._trains_at_sites:
+            self._begin_at_sites(run)
 
-        check_shared(config, module)
-        federation_info = replace(federation.info(), global_vector=federation.space.read(module))
+    def _begin_at_sites(self, run: MeasuredRun) -> None:
+        federation = run.federation
+        module = run.trainer.lightning_module
+        check_shared(self.config, module)
         self._sites = CoalitionsAtSites(
-            self._planned_masks(federation.state.num_clients),
-            federation_info,
+            self._planned_masks(run.data.num_clients),
+            replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,
-            weights=weights,
-            saved=self._saved_sites,
+            memory=run.memory,
+            doubts=federation.doubts,
             halvings=self._halvings if self._coalitions == "halves" else 0,
         )
-        return [self._sites]
+        federation.server.strategies.append(self._sites)
 
     def masks(self, num_clients: int) -> Tensor:
         """Return the K coalitions that are trained first, bool ``[K, n]``, the empty and the full one at their head.
@@ -250,12 +205,9 @@ class CoalitionPlan(RunExtension):
 
     def begin_training(self, run: MeasuredRun) -> None:
         """Score the untrained module, and log how coalitions are trained and at what cost."""
-        if not self._metrics:
-            return
         self._first_round_time = time.monotonic()
         self._check_outputs(run.games)
-        if not self._trains_at_sites:
-            self._open_store(run)
+        self._open_store(run)
         if not run.resumed:
             self._score_untrained(run)
         num_clients = run.data.num_clients
@@ -268,7 +220,7 @@ class CoalitionPlan(RunExtension):
         module = run.trainer.lightning_module
         for name, metric in self._metrics.items():
             evaluator = run.games.evaluator_of(metric.measured_by)
-            check_scored(f"metric {name!r}", self._federation.config.share, evaluator)
+            check_scored(f"metric {name!r}", self.config.share, evaluator)
         self._scoring = ModelScoring(measures_of(self._metrics.values()), run.games.evaluator_of)
         is_new_run = not run.resumed
         measures = {
@@ -279,16 +231,21 @@ class CoalitionPlan(RunExtension):
             raise self._failure
 
         if is_new_run:
-            self._start_hash = hash_of_start(module)
+            self._memory["start"] = hash_of_start(module)
             self._remove_stale_coalitions(run)
+        self._find_rows(run)
+        start_hash = self._memory.setdefault("start", "")  # earlier versions have stored none
         masks = self.masks(run.data.num_clients)
-        store = open_store(run, self._metrics, masks, self._start_hash, outputs=model.outputs)
-        if is_new_run:
-            self._add(store, EMPTY, {NO_ROUND: model})
+        store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
         # Without a folder, rows of an earlier fit of the same Trainer are in memory alone.
         is_kept = self._store is not None and self._store.settings == store.settings
         if is_new_run or run.folder is not None or not is_kept:
             self._store = store
+        if is_new_run:
+            self._add(EMPTY, {NO_ROUND: model})
+        elif self._trains_at_sites and self._federation.state.round_index:
+            # A kill may have lost the last round's rows.
+            self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
         """Score models with other initial weights, unless clients would be asked to judge these, too."""
@@ -314,6 +271,16 @@ class CoalitionPlan(RunExtension):
             path = run.folder / COALITIONS_FILE
             path.unlink(missing_ok=True)
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+
+    def _find_rows(self, run: MeasuredRun) -> None:
+        """Copy the rows of a run that goes on in another folder, and remember the folder."""
+        if run.folder is None:
+            return
+        earlier_folder = self._memory.get("folder")
+        is_new_folder = not (run.folder / COALITIONS_FILE).exists()
+        if earlier_folder is not None and is_new_folder and run.trainer.is_global_zero:
+            copy_store(Path(earlier_folder), run.folder)
+        self._memory["folder"] = str(run.folder.absolute())
 
     def _plan_in_words(self, num_clients: int) -> str:
         masks = self._planned_masks(num_clients)
@@ -353,19 +320,18 @@ class CoalitionPlan(RunExtension):
             )
         return f"{num_coalitions} coalitions are"
 
-    def summary_lines(self, num_clients: int) -> list[str]:
+    def _lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
-        if not self._metrics:
-            return []
+        metrics = self._valued_metrics
         pending_lines = [
             f"{name}: {metric.pending}"
-            for name, metric in self._metrics.items()
+            for name, metric in metrics.items()
             if metric.pending is not None
         ]
-        if pending_lines:
+        if pending_lines or not metrics:
             return pending_lines
 
-        names = ", ".join(self._metrics)
+        names = ", ".join(metrics)
         lines = [self._plan_in_words(num_clients)]
         masks = self._planned_masks(num_clients)
         _empty, _full, *inner_masks = masks
@@ -379,46 +345,44 @@ class CoalitionPlan(RunExtension):
             )
         return lines
 
-    @property
-    def doubts(self) -> Sequence[str]:
-        """Return what the comparisons of coalitions with the run have found."""
-        if self._sites is not None:
-            return self._sites.doubts
-        return self._doubts
-
-    def end_round(
-        self,
-        module: L.LightningModule,
-        index: int,
-        is_run_over: bool,
-    ) -> None:
-        """Store the scores of the module, whose model is that of the coalition of all clients."""
-        if self._scoring is None or self._store is None:
+    def end_round(self, index: int, is_run_over: bool) -> None:
+        """Store the scores of the run's model, which is that of the coalition of all clients, and of sites' models."""
+        if self._scoring is None or not self._valued_metrics:
             return
         if not self._first_round_seconds:
             self._first_round_seconds = time.monotonic() - self._first_round_time
-        if self._verifies_all or index < NUM_VERIFIED_ROUNDS:
-            self._checked_round = index
-            self._checked_model = self._federation.state.model().cpu().clone()
+        state: FederationState = self._federation.state
+        if not self._trains_at_sites and (self._verifies_all or index < NUM_VERIFIED_ROUNDS):
+            self._memory["checked_round"] = index
+            self._memory["first"] = state.model().cpu().clone()
 
-        is_last = index + 1 == module.trainer.max_epochs
-        is_due = any(metric.is_due(index) for metric in self._metrics.values())
+        trainer = self._federation.engine.trainer
+        is_last = index + 1 == trainer.max_epochs
         # The last round's model is that after all hooks at the end of training.
-        if not is_run_over and (is_last or not is_due):
+        if not is_run_over and (is_last or not self._is_due(index)):
             return
-        all_clients = tuple(range(self._federation.state.num_clients))
-        scored_model = self._scoring.score(module)
-        self._add(self._store, all_clients, {index: scored_model})
+        all_clients = tuple(range(state.num_clients))
+        if self._sites is None:
+            self._add(all_clients, {index: self._scoring.score(trainer.lightning_module)})
+            return
+        models = {**self._sites.models(), all_clients: state.model()}
+        scored_models = self._scoring.score_vectors(list(models.values()))
+        for members, scored_model in zip(models, scored_models):
+            self._add(members, {index: scored_model})
 
-    def _add(
-        self,
-        store: UtilityStore,
-        members: Members,
-        models: Mapping[int, ScoredModel],
-    ) -> None:
-        """Store the run's own models, in memory alone if the disk is full."""
+    def _is_due(self, index: int) -> bool:
+        """Return whether a round's models are scored even if it is not the last."""
+        # Sites cannot train a round again for the mean over the last rounds of a run that ends early.
+        averages_at_sites = self._trains_at_sites and any(
+            metric.averages for metric in self._metrics.values()
+        )
+        return averages_at_sites or any(metric.is_due(index) for metric in self._metrics.values())
+
+    def _add(self, members: Members, models: Mapping[int, ScoredModel]) -> None:
+        """Store models of the run, in memory alone if the disk is full."""
+        assert self._store is not None
         try:
-            store.add(self._federation.state.seed, members, models)
+            self._store.add(self._federation.state.seed, members, models)
         except OSError as error:
             rank_zero_warn(
                 f"{', '.join(self._metrics)}: scores of the run are not in {COALITIONS_FILE} ({error}). A run that "
@@ -428,36 +392,88 @@ class CoalitionPlan(RunExtension):
     # ---- after the last round
 
     @property
-    def is_pending(self) -> bool:
-        """Return whether values come after the last round."""
-        return any(metric.pending is not None for metric in self._metrics.values())
+    def _valued_metrics(self) -> dict[str, ShadowShapley]:
+        """Return the metrics that have not failed in the run."""
+        missing = self._federation.metrics.missing
+        return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
-    def train(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
-        """Train the coalitions, and return the metrics' values, ``{round: {metric: values}}``."""
+    def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
+        """Train the coalitions if metrics need them, and return the metrics' values and lines to print."""
+        values: dict[int, dict[str, Tensor]] = {}
+        if self._metrics.keys() & set(self._federation.metrics.pending_names):
+            try:
+                values = self._values(run)
+            except NoValues as reason:
+                self._explain_missing(f"{reason}", reason.interrupted)
+            except (
+                Exception
+            ) as error:  # the run's results are written, whatever its coalitions raise
+                if ranks_of(run.trainer).size > 1:
+                    raise  # the other ranks wait for this one
+                innermost = traceback.extract_tb(error.__traceback__)[-1]
+                file_and_line = f"{Path(innermost.filename).name}:{innermost.lineno}"
+                self._explain_missing(
+                    f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
+                )
+        return values, self._lines(run.data.num_clients)
+
+    def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
+        """Warn that there are no values, and let the metrics tell why."""
+        metrics = self._valued_metrics
+        for metric in metrics.values():
+            metric.explain_missing(reason, interrupted)
+        rank_zero_warn(f"{', '.join(metrics)}: there are no values. {reason}")
+
+    def _values(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
+        metrics = self._valued_metrics
         if self._scoring is None:  # no round was left
             self._open_store(run)
+        assert self._store is not None
+        num_rounds = self._federation.state.round_index
+        rounds = [metric.rounds_to_value(num_rounds) for metric in metrics.values()]
+        self._store.rounds = sorted(set(chain.from_iterable(rounds)))
+        if self._sites is None:
+            masks = self._train(run)
+        else:
+            masks = self._sites.masks
+            self._leave_out_rounds(masks, run.seed)
+        return values_of_rows(metrics, masks, self._store, run)
+
+    def _train(self, run: MeasuredRun) -> Tensor:
+        """Train the coalitions that the store lacks. Return all, bool ``[K, n]``."""
         assert self._run_copy is not None
         assert self._findings is not None
         assert self._store is not None
-        num_rounds = self._federation.state.round_index
-        rounds = [metric.rounds_to_value(num_rounds) for metric in self._metrics.values()]
-        self._store.rounds = sorted(set(chain.from_iterable(rounds)))
         training = TrainingAfterTheRun(
-            self._metrics,
+            self._valued_metrics,
             self.masks(run.data.num_clients),
             store=self._store,
             run_copy=self._run_copy,
             findings=self._findings,
-            start_hash=self._start_hash if run.resumed else None,
-            checked_round=self._checked_round,
-            checked_model=self._checked_model,
+            start_hash=self._memory["start"] if run.resumed else None,
+            checked_round=self._memory.get("checked_round", 0),
+            checked_model=self._memory.get("first"),
             verifies_all=self._verifies_all,
             space=self._federation.space,
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
-        values = training.train(run)
-        self._doubts = training.doubts
-        return values
+        masks = training.train(run)
+        self._federation.doubts += training.doubts
+        return masks
+
+    def _leave_out_rounds(self, masks: Tensor, seed: int) -> None:
+        """Value the rounds after which the store has the models of all coalitions, since no site trains them again."""
+        assert self._store is not None
+        rounds = self._store.rounds
+        self._store.rounds = self._store.rounds_of_all(seed, members_of(masks))
+        missing_rounds = sorted(set(rounds).difference(self._store.rounds))
+        if missing_rounds:
+            numbers = [index + 1 for index in missing_rounds]
+            sentence = f"{COALITIONS_FILE} lacks scores of rounds {numbers}, and sites train no round again"
+            if rounds[-1] in missing_rounds:
+                raise NoValues(f"{sentence}.")
+            rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
+        self._store.sort()
 
     @property
     def _verifies_all(self) -> bool:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core import Channel, Client, ClientUpdate, FederationState, Round, TrainedCoalitions
+from flsv.core import Channel, Client, ClientUpdate, FederationState, Round
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import FederationInfo, Strategy
 from flsv.engines.remote.federation import RemoteFederation, RemoteSites
 from flsv.engines.remote.messages import Packet
 from flsv.functional.shapley.halvings import choose_halvings
+from flsv.games.members import Members
 from flsv.sampling import ClientSampler
 from flsv.sampling.base import checked_probabilities, cohort_of
 from flsv.server import ContributionMetrics, RoundServer
@@ -141,18 +142,20 @@ class CoalitionsAtSites(Strategy):
         masks: Tensor,
         federation: FederationInfo,
         engine: RemoteFederation,
-        # [n], the clients' weights in the average.
-        weights: Tensor,
-        saved: Mapping[str, Any] | None,
+        # What checkpoints have of the run, to which the state is added.
+        memory: dict[str, Any],
+        # Sentences on what speaks against the values.
+        doubts: list[str],
         halvings: int = 0,
     ) -> None:
         self._engine = engine
-        self._weights = weights
         self._halvings = halvings
         self._client_names = federation.client_names
         # Whether updates come whole, without an upload that changes them.
         self._are_updates_whole = not federation.uploads
         self._run = FederationState()
+        self._memory = memory
+        saved = memory.get("sites")
         if saved is None:
             saved = {  # by the keys of checkpoints
                 "left": None,
@@ -161,13 +164,19 @@ class CoalitionsAtSites(Strategy):
                 "coalitions": {},
                 "initial": federation.global_vector.clone(),
             }
+        if "initial" not in saved:
+            raise ConfigurationError(
+                "ShadowShapley: an earlier version has saved this checkpoint of a run whose sites train coalitions. "
+                "End the run by that version."
+            )
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         # A checkpoint has those that were chosen.
         self._masks: Tensor = saved.get("masks", masks)
         # The run's model after its last round, None before the first.
         self._last_model: Tensor | None = saved["left"]
-        # Sentences on what speaks against the values.
-        self.doubts: list[str] = list(saved.get("doubts", []))
+        self._doubts: list[str] = list(saved.get("doubts", []))
+        self._doubts_of_run = doubts
+        doubts += self._doubts
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
         self._coalitions = []
@@ -186,7 +195,7 @@ class CoalitionsAtSites(Strategy):
         states = {index: coalition.state_dict() for index, coalition in coalitions}
         return {  # by the keys of checkpoints
             "left": self._last_model,
-            "doubts": self.doubts,
+            "doubts": self._doubts,
             "moved": self._update_sums,
             "masks": self._masks,
             "coalitions": states,
@@ -218,6 +227,7 @@ class CoalitionsAtSites(Strategy):
                 coalition.receive(replies, round)
         self._note_doubtful_models(round)
         self._last_model = round.server_vector
+        self._memory["sites"] = self.state_dict()
 
     def _choose_halves(self, global_model: Tensor) -> None:
         """Put unlike clients together in the halves, by their updates of the first round."""
@@ -249,9 +259,10 @@ class CoalitionsAtSites(Strategy):
         )
         if round.round_index < NUM_ROUNDS_BEFORE_TELLING:
             raise ConfigurationError(f"ShadowShapley: {doubt}.")
-        if not self.doubts:  # the first change is told
+        if not self._doubts:  # the first change is told
             warnings.warn(f"ShadowShapley: {doubt}.", stacklevel=2)
-            self.doubts.append(doubt)
+            self._doubts = [doubt]
+            self._doubts_of_run.append(doubt)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
         # Returns {site: reply} for each coalition. Takes its packets, {site: packet}, out of their dictionary.
@@ -304,11 +315,14 @@ class CoalitionsAtSites(Strategy):
         for client, reason in reasons.items():
             self._run.note(client, reason, OF_VALUES)
 
-    def coalition_models(self, round: Round) -> TrainedCoalitions:
-        assert round.server_vector is not None
-        models = [coalition.state.model() for coalition in self._coalitions]
-        coalitions = models_of(self._masks, self._initial_model, round.server_vector, models)
-        return replace(coalitions, weights=self._weights)
+    @property
+    def masks(self) -> Tensor:
+        """Return the coalitions, bool ``[K, n]``."""
+        return self._masks
+
+    def models(self) -> dict[Members, Tensor]:
+        """Return the models that sites have trained, ``{coalition: [P]}``."""
+        return {tuple(coalition.members): coalition.state.model() for coalition in self._coalitions}
 
 
 def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
@@ -360,6 +374,8 @@ class _Coalition:
             strategies={**federation.strategies, **strategies},
             metrics=metrics,
         )
+        for part in self._parts:
+            part.set_up(info)
         if saved is None:
             for part in self._parts:
                 part.begin(info)
@@ -469,32 +485,6 @@ def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict
     if metric_name is None or metric_name not in federation.metrics:
         return {}
     return {metric_name: federation.metrics[metric_name]}
-
-
-def models_of(
-    masks: Tensor,
-    empty: Tensor,
-    full: Tensor,
-    inner_models: Sequence[Tensor],
-) -> TrainedCoalitions:
-    """Return the models of the coalitions ``masks [K, n]``: ``empty``, ``full`` and, in order, ``inner_models``, each
-    ``[P]``.
-    """
-    remaining_models = iter(inner_models)
-    num_clients = masks.shape[1]
-    models = []
-    for size in masks.sum(1).tolist():
-        if size == 0:
-            models.append(empty)
-        elif size == num_clients:
-            models.append(full)
-        else:
-            models.append(next(remaining_models))
-
-    def build(index: int, out: Tensor) -> None:
-        out.copy_(models[index])
-
-    return TrainedCoalitions(masks, build)
 
 
 def trained_masks(masks: Tensor) -> Tensor:

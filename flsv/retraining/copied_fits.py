@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of, do_nothing
 from flsv.engines.ranks import FederatedStrategy
-from flsv.games.coalition_utility import Measure
 from flsv.retraining.coalition_fit import NeedsValidation, prepare_coalition_fit
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.own_folder import ProgramFolder
@@ -42,8 +41,8 @@ from flsv.utilities.plain_values import are_equal
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.run_copy import RunCopy
 
-#: Name of the performance measure in a fit's result, if there is only one.
-UTILITY_NAME = "utility"
+#: The performance measures by which models of coalitions are scored, by name.
+Measures = Mapping[str, str | ModelScore]
 
 
 class CopyOfRun(RunCopy):
@@ -134,34 +133,19 @@ class KeptRun:
         return is_changed
 
 
-@dataclass(frozen=True, eq=False)
-class Scoring:
-    """How the models of coalitions are scored."""
-
-    # {name: performance}, or those of one measure, see `measures_of`.
-    measures: Mapping[str, str | ModelScore]
-
-    @classmethod
-    def by(cls, measure: Measure) -> Scoring:
-        """Make the scoring by one measure, called :data:`UTILITY_NAME`, or by several names."""
-        if isinstance(measure, str | ModelScore):
-            return cls({UTILITY_NAME: measure})
-        return cls({name: name for name in measure})
-
-
 def train_coalition(
     run_copy: CopyOfRun,
-    scoring: Scoring,
+    measures: Measures,
     order: FitOrder,
 ) -> FitResult | FitFailed:
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
     try:
         with in_quiet() as changed_tensors:
             try:
-                result = _trained(run_copy, scoring, order)
+                result = _trained(run_copy, measures, order)
             except NeedsValidation:
                 whole_order = replace(order, is_whole=True)
-                result = _trained(run_copy, scoring, whole_order)
+                result = _trained(run_copy, measures, whole_order)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
@@ -170,7 +154,7 @@ def train_coalition(
         return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _trained(run_copy: CopyOfRun, scoring: Scoring, order: FitOrder) -> FitResult:
+def _trained(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
     with (
         run_copy.folder.entered() as folder,
         given_up_after(order.max_wait) as wait_for_round,
@@ -182,7 +166,7 @@ def _trained(run_copy: CopyOfRun, scoring: Scoring, order: FitOrder) -> FitResul
             trainer,
             module,
             data,
-            measures=scoring.measures,
+            measures=measures,
             order=order,
             folder=folder,
         )
@@ -260,10 +244,10 @@ class CopiedFits:
     def __init__(
         self,
         copy_of: Callable[[int], CopyOfRun],
-        scoring: Scoring,
+        measures: Measures,
     ) -> None:
         self._make_copy = copy_of
-        self._scoring = scoring
+        self._measures = measures
         self._copy: CopyOfRun | None = None
         self._seed_of_copy: int | None = None
 
@@ -272,7 +256,7 @@ class CopiedFits:
         if not _has_workers():
             for order in orders:
                 run_copy = self.copy_of(order.seed)
-                result = train_coalition(run_copy, self._scoring, order)
+                result = train_coalition(run_copy, self._measures, order)
                 yield order, result
             return
         # None: the number of jobs of joblib.parallel_config.
@@ -308,7 +292,7 @@ class CopiedFits:
                 program_state,
                 index,
                 run_copy=self.copy_of(order.seed),
-                scoring=self._scoring,
+                measures=self._measures,
                 order=order,
             )
             for index, order in enumerate(orders)
@@ -364,11 +348,11 @@ def _train_at_worker(
     program_state: _ProgramState,
     index: int,
     run_copy: CopyOfRun,
-    scoring: Scoring,
+    measures: Measures,
     order: FitOrder,
 ) -> tuple[int, FitResult | FitFailed | ConfigurationError]:
     program_state.enter()
     try:
-        return index, train_coalition(run_copy, scoring, order)
+        return index, train_coalition(run_copy, measures, order)
     except ConfigurationError as error:
         return index, error

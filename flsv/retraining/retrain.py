@@ -169,7 +169,7 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         )
         fit_quietly(trainer, module, data)
         metric = loop.metrics["value"]
-        doubts = loop._extension.doubts
+        doubts = loop.run.doubts
     for doubt in doubts:
         warnings.warn(f"flsv.retrain, seed {seed}: {doubt}.", stacklevel=2)
     return metric

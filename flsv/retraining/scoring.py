@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from torch import nn
+from torch import Tensor, nn
 
 from flsv.games.coalition_utility import check_untrained, utility_of
-from flsv.games.vector_evaluator import VectorEvaluator
+from flsv.games.vector_evaluator import Scores, VectorEvaluator, row_builder
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.utility_store import ScoredModel, outputs_name
 from flsv.scores.performance import ModelScore
@@ -38,7 +38,7 @@ class ModelScoring:
         class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             class_weights = module.weighing_for_all()
-        scores_by_key = {}
+        scores_by_key: dict[Hashable, Scores] = {}
         with class_weights:
             for key, evaluator in self.evaluators.items():
                 scores_by_key[key] = evaluator.live(module, keep=True)
@@ -46,14 +46,24 @@ class ModelScoring:
             scores = scores_by_key[_key(measure)]
             check_untrained(requester, measure, scores)
 
+        return self._model(scores_by_key, index=0)
+
+    def score_vectors(self, vectors: Sequence[Tensor]) -> list[ScoredModel]:
+        """Score the models ``vectors``, each ``[P]``."""
+        scores_by_key = {}
+        for key, evaluator in self.evaluators.items():
+            scores_by_key[key] = evaluator.evaluate(row_builder(vectors), len(vectors), keep=True)
+        return [self._model(scores_by_key, index) for index in range(len(vectors))]
+
+    def _model(self, scores_by_key: Mapping[Hashable, Scores], index: int) -> ScoredModel:
         utilities = []
         outputs = {}
         for measure in self._measures.values():
             scores = scores_by_key[_key(measure)]
-            utility = utility_of(scores, measure)[0]  # of the only model
+            utility = utility_of(scores, measure)[index]
             utilities.append(utility.view(-1).tolist())
             if scores.outputs is not None:
-                outputs[outputs_name(measure)] = scores.outputs[0].cpu()
+                outputs[outputs_name(measure)] = scores.outputs[index].cpu().clone()
         return ScoredModel(utilities, outputs)
 
 

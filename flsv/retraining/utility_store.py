@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +171,21 @@ class UtilityStore:
         distinct_coalitions = dict.fromkeys(coalitions)
         return [members for members in distinct_coalitions if not self._is_complete(seed, members)]
 
+    def rounds_of_all(self, seed: int, coalitions: Sequence[Members]) -> list[int]:
+        """Return those of :attr:`rounds` after which all ``coalitions`` have utilities."""
+        return [
+            index
+            for index in self.rounds
+            if all(self._has_model(seed, members, index) for members in coalitions)
+        ]
+
     def _is_complete(self, seed: int, members: Members) -> bool:
+        return all(self._has_model(seed, members, index) for index in self._rounds_of(members))
+
+    def _has_model(self, seed: int, members: Members, round_index: int) -> bool:
         models = self._models.get((seed, members), {})
-        for round_index in self._rounds_of(members):
-            model = models.get(round_index)
-            if model is None or not model.outputs.keys() >= self.measures_with_outputs:
-                return False
-        return True
+        model = models.get(round_index if members else NO_ROUND)
+        return model is not None and model.outputs.keys() >= self.measures_with_outputs
 
     def _rounds_of(self, members: Members) -> Sequence[int]:
         return self.rounds if members else (NO_ROUND,)
@@ -354,6 +363,18 @@ def read_outputs(
     if not path.is_file():
         return {}
     return torch.load(path, weights_only=True)
+
+
+def copy_store(folder: Path, target: Path) -> None:
+    """Copy a run's rows and outputs of coalitions, if there are any, into another folder."""
+    file = folder / COALITIONS_FILE
+    if not file.is_file():
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    outputs = file.with_suffix("")
+    if outputs.is_dir():
+        shutil.copytree(outputs, target / outputs.name, dirs_exist_ok=True)
+    shutil.copy(file, target)
 
 
 def outputs_name(measure: str | ModelScore) -> str:

@@ -59,7 +59,7 @@ class PowerOfChoice(ClientSampler):
         self.candidates = candidates
         self._sizes = torch.zeros(0)
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         self._sizes = federation.split_sizes["train"].double().cpu()
         num_clients = int((self._sizes > 0).sum())
         if num_clients < self.candidates:
@@ -71,8 +71,6 @@ class PowerOfChoice(ClientSampler):
                 f"{self!r} cannot be met: {num_clients} clients have training samples. Lower {arguments} to at most "
                 f"{num_clients}, or make more clients in the partitioner."
             )
-
-    resume = begin
 
     def sample(
         self,

@@ -117,6 +117,18 @@ class ContributionMetrics:
         return [name for name, metric in self.metrics.items() if attribute_of(metric, "extension")]
 
     @property
+    def pending_names(self) -> list[str]:
+        """Return the names of the metrics whose values come after the run."""
+        return [name for name in self.metrics if self._attribute(name, "pending") is not None]
+
+    def _attribute(self, name: str, attribute: str) -> Any:
+        """Return a metric's attribute, None if the metric is missing or fails now."""
+        if name not in self.missing:
+            with self.keeping_run([name], f"reading {attribute}"):
+                return attribute_of(self.metrics[name], attribute)
+        return None
+
+    @property
     def update_metrics(self) -> list[str]:
         """Return the names of the metrics whose values depend on the updates that clients upload."""
         return self._names_of_readers("of_updates")
@@ -278,16 +290,9 @@ class ContributionMetrics:
 
     def outdated_names(self) -> list[str]:
         """Return the names of the metrics whose values are of an earlier round than the last."""
-        names = []
-        for name in self.contributions.keys() - self.missing.keys():
-            metric = self.metrics[name]
-            with self.keeping_run([name], "the end of the run"):
-                # Until the run's end the metric has the values of an earlier round or, with `pending`, none.
-                awaits_last_round = attribute_of(metric, "compute_at_run_end") is not None
-                has_earlier_values = attribute_of(metric, "pending") is None
-                if awaits_last_round and has_earlier_values:
-                    names.append(name)
-        return sorted(names)
+        return [
+            name for name in self.metrics if self._attribute(name, "compute_at_run_end") is not None
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         states = {}

@@ -303,9 +303,6 @@ class RoundServer:
         for strategy in self.strategies:
             round_view = self._round_view(strategy, finished_round, "personalization")
             strategy.end_round(round_view)
-            trained = strategy.coalition_models(round_view)
-            if trained is not None:
-                finished_round = finished_round.with_coalitions(trained)
         self._measure(finished_round, "exchange")
         if self.games is not None:
             self.games.end()

@@ -1,14 +1,14 @@
 """Checks of your own parts, like scikit-learn's ``check_estimator``.
 
->>> from flsv.aggregation import FedAvg
+>>> from flsv.aggregation import FedAvg, TrimmedMean
 >>> check_aggregator(FedAvg(server_lr=0.5))
 
 If a check fails, it raises an ``AssertionError`` with the name of the check, the result and advice:
 
->>> check_metric(FedAvg())
+>>> check_aggregator(TrimmedMean(trim=0.34))  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-AssertionError: FedAvg fails is_one: got no Metric. Write a subclass of the base class of its kind.
+AssertionError: TrimmedMean fails equal_clients_weigh_the_same: got ...
 
 With pytest, :func:`parametrize_with_checks` makes a separate test of every check.
 

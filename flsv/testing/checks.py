@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ class Case:
     """An object under test, with everything that its checks need."""
 
     checks: Sequence[Check] = ()
+    #: Base class of such objects.
+    base: type
 
     def __init__(self, part: Any, expected_failures: Mapping[str, str] | None = None) -> None:
         self.part = part
@@ -84,6 +85,8 @@ class PartCheck:
 def checks_of(case: Case) -> list[PartCheck]:
     """Return all checks of a case, as callables."""
     names = [check.__name__ for check in case.checks]
+    if not isinstance(case.part, case.base):
+        raise ConfigurationError(f"{case.name} is no {case.base.__name__}.")
     unknown = sorted(case.expected_failures.keys() - set(names))
     if unknown:
         raise ConfigurationError(
@@ -137,23 +140,6 @@ def _same_tensors(tensor: Tensor, expected: Tensor, rtol: float | None) -> bool:
     )
 
 
-def raises_value_error(call: Callable[[], Any]) -> bool:
-    """Return whether ``call`` raises ValueError, of which ConfigurationError is a subclass."""
-    try:
-        call()
-    except ValueError:
-        return True
-    return False
-
-
-def saved(state: Any) -> Any:
-    """Save a state as Lightning does, and return it loaded."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @contextmanager
 def untouched_rngs(subject: str) -> Iterator[None]:
     """Raise AssertionError if the code within this context draws from torch's global random generator."""
@@ -161,11 +147,6 @@ def untouched_rngs(subject: str) -> Iterator[None]:
     yield
     is_untouched = torch.equal(torch.get_rng_state(), initial_state)
     ensure(is_untouched, f"{subject} that draws from torch's global random generator")
-
-
-def is_one(case: Any) -> None:
-    """Write a subclass of the base class of its kind."""
-    ensure(isinstance(case.part, case.base), f"no {case.base.__name__}")
 
 
 def pickles(case: Case) -> None:

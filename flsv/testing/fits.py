@@ -6,7 +6,6 @@ import copy
 import reprlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv.configuration.federation_config import Reporting
-from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, Splits
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
@@ -171,11 +169,8 @@ class Fit(L.Callback):
 class FitCase(Case):
     """Object under test, whose checks train a federation with it on tiny data."""
 
-    #: Name of the loop's argument that takes the part, and base class of such parts.
+    #: Name of the loop's argument that takes the part.
     role: str
-    base: type
-    #: Whether the part can be used in a loop.
-    in_a_loop = True
     #: Whether the part uses clients. Otherwise it uses only the data of a round that the server has.
     sees_clients = True
     #: Number of rounds of a fit, and the round after which it is interrupted.
@@ -202,10 +197,6 @@ class FitCase(Case):
     def loop_arguments(self, part: Any) -> dict[str, Any]:
         """Return the arguments that make a :class:`flsv.FederatedLoop` use ``part``, as ``{"aggregator": part}``."""
         return {self.role: part}
-
-    def part_in(self, loop: FederatedLoop) -> Any:
-        """Return the object under test, or its copy, that a loop uses."""
-        return getattr(loop, self.role)
 
     def make(self, cohorts: Sequence[Sequence[int]] = COHORTS, **changes: Any) -> FederatedLoop:
         """Return a loop with a new copy of the object under test."""
@@ -299,58 +290,21 @@ class FitCase(Case):
         expect_same(results, expected, rtol)
 
 
-def resumes_in_a_fit(case: FitCase) -> None:
+def resumes(case: FitCase) -> None:
     """Check that a resumed fit ends bitwise like an uninterrupted one. Return everything that the next round needs from
     state_dict, as tensors, numbers, strings, lists and dicts."""
-    if case.in_a_loop:
-        uninterrupted = case.uninterrupted
-        resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
-        expect_same(resumed.results(), uninterrupted.results())
+    uninterrupted = case.uninterrupted
+    resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
+    expect_same(resumed.results(), uninterrupted.results())
 
 
 def vmap_is_equal(case: FitCase) -> None:
     """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding. A part that cannot
-    be batched raises ConfigurationError in begin(federation), and its author declares that."""
+    be batched raises ConfigurationError in set_up(federation), and its author declares that."""
     # The engine refuses every client algorithm.
     arguments = {**case.loop, **case.loop_arguments(case.part)}
     if case.sees_clients and "client_algorithm" not in arguments:
         case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
-
-
-def state_changes(case: FitCase) -> None:
-    """Check that the attributes in saved change from round to round. Assign to them in end_round, or leave them out."""
-    part = case.part_in(case.uninterrupted.loop)
-    if not part.saved:
-        return
-    fit_of_one_round = case.fit(case.make(), rounds=1)
-    after_one_round = case.part_in(fit_of_one_round.loop).state_dict()
-    final = part.state_dict()
-    for name in part.saved:
-        key = name.lstrip("_")
-        value = final[key]
-        is_changed = not equal(after_one_round[key], value)
-        ensure(is_changed, f"{value} for {name} from the first round on")
-
-
-def validation_is_declared(case: FitCase) -> None:
-    """Check that without a validation set at the server a fit is refused before the first round if a part declares that
-    it needs one, and else ends. Name what the part reads in needs, such as needs = ("play",)."""
-    if not case.in_a_loop:
-        return
-    splits = replace(_SPLITS, server_val=0.0)
-    data = tiny_data(val=None, splits=splits)
-    loop = case.make()
-    parts = [*loop.strategies.values(), *loop.metrics.values()]
-    is_needed = any("validation" in needs_of(part, only_required=True) for part in parts)
-    try:
-        case.fit(loop, rounds=1, data=data)
-    except ConfigurationError as error:
-        ensure(loop.round_index == 0, f"a refusal after {loop.round_index} rounds: {error}")
-        ensure(
-            is_needed, f"a refusal, and no part declares that it needs a validation set: {error}"
-        )
-        return
-    ensure(not is_needed, "a fit without the validation set that a part declares to need")
 
 
 def expect_same(
@@ -371,48 +325,4 @@ def expect_same(
     )
 
 
-#: Names of the methods that run at a client. All other methods of a part run at the server.
-_CLIENT_SIDE = (
-    "report", "receive", "own", "keep", "begin_client", "begin_batch", "frozen_parameters", "gradients",
-    "leave_client", "end_client",
-)  # fmt: skip
-
-
-def sides_are_apart(case: FitCase) -> None:
-    """Check that a fit ends bitwise alike if clients and server use two objects of the part, as at sites. Declare all
-    that is sent in sends and reports, and keep a client's data in its state."""
-    part_class: Any = type(case.part)
-    overridden = []
-    for name in _CLIENT_SIDE:
-        base_method = getattr(case.base, name, None)
-        if base_method is not None and getattr(part_class, name) != base_method:
-            overridden.append(name)
-    if not overridden:
-        return
-
-    # The server's object passes the calls of these methods on to the client's.
-    server = case.part_in(case.make())
-    client = case.part_in(case.make())
-    attributes: dict[str, Any] = {
-        "__module__": part_class.__module__,
-        # Named like a local class, so that the command line does not confuse it with a class of the same short name.
-        "__qualname__": f"sides_are_apart.<locals>.{part_class.__name__}",
-    }
-    for name in overridden:
-        attributes[name] = _delegating_method(getattr(client, name))
-    class_of_server = type(part_class.__name__, (part_class,), attributes)
-    server.__class__ = class_of_server  # the object keeps its attributes
-    separated = case.fit(case.make(**{case.role: server}))
-    expect_same(separated.results(), case.uninterrupted.results())
-
-
-def _delegating_method(method: Callable[..., Any]) -> Any:
-    """Return a method that calls another object's method."""
-
-    def delegate(_self: Any, *args: Any) -> Any:
-        return method(*args)
-
-    return delegate
-
-
-IN_A_FIT = (sides_are_apart, resumes_in_a_fit, vmap_is_equal)
+IN_A_FIT = (resumes, vmap_is_equal)

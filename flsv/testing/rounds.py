@@ -57,15 +57,13 @@ class PreparedRounds:
         self,
         fields: Given | None = None,
         order: Sequence[int] = range(NUM_CLIENTS),
-        dtype: torch.dtype = torch.float32,
         kind: RoundKind | None = None,
     ) -> None:
         self._fields = dict(fields or {})
         self.order = list(order)
-        self._dtype = dtype
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
-        self._module = self._new_module().to(dtype)
+        self._module = self._new_module()
         self.space = ParameterSpace(self._module)
         self.channel = Channel()
 
@@ -120,7 +118,7 @@ class PreparedRounds:
         source = TWINS[0] if client in (*TWINS, MISLABELED) else client
         y = torch.arange(size) % NUM_CLASSES
         angles = y * 2 * torch.pi / NUM_CLASSES
-        centers = torch.stack([angles.cos(), angles.sin()], dim=1).to(self._dtype)
+        centers = torch.stack([angles.cos(), angles.sin()], dim=1)
         noise = self.normal(size, FEATURES, key=("to learn", source, split))
         x = centers + 0.5 * noise
         if client == MISLABELED:
@@ -150,7 +148,7 @@ class PreparedRounds:
     def normal(self, *shape: int, key: Sequence[Any]) -> Tensor:
         """Draw normally distributed numbers, the same for equal keys."""
         generator = generator_for(0, *key)
-        return torch.randn(*shape, generator=generator).to(self._dtype)
+        return torch.randn(*shape, generator=generator)
 
     def _evaluator(self, batches: Any) -> ModelEvaluator:
         return ModelEvaluator(self._module, self.space, batches, num_classes=NUM_CLASSES)

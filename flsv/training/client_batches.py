@@ -171,7 +171,6 @@ class LocalSteps:
         self.steps_before_client = 0
         # The batch that is trained on.
         self.batch: Any = None
-        self._last_position: tuple[str, int] | None = None
 
     def num_steps(self, client: int) -> float:
         """Return a client's number of optimizer steps in the whole fit, perhaps infinite."""
@@ -262,27 +261,6 @@ class LocalSteps:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
         return self.steps_before_round + steps_of_client
-
-    def client_name(self) -> str | None:
-        """Return the present client's name."""
-        if self.client is None:
-            return None
-        return self._data.client_names[self.client]
-
-    def position_on_curves(self, interval: int) -> tuple[str, int] | None:
-        """Return the present client's name and step, at its first and each ``interval``-th step of a round."""
-        name = self.client_name()
-        if name is None:
-            return None
-        steps_of_client = self.steps_so_far() - self.steps_before_client
-        position = (name, self.steps_before_round + steps_of_client)
-        # With gradient accumulation not every batch is a step.
-        is_new_step = steps_of_client > 0 and position != self._last_position
-        self._last_position = position
-        is_due = (steps_of_client - 1) % interval == 0  # at steps 1, 1 + interval, ...
-        if is_new_step and is_due:
-            return position
-        return None
 
     def _count_of_present_client(self, count: Callable[[int], float], name: str) -> float:
         """Return ``count(client)`` for the client that trains now, or between clients the largest count."""

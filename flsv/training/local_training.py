@@ -343,10 +343,10 @@ class LocalTraining:
             reported |= strategy.report(local)
             declared_names |= set(strategy.reports)
 
-        undeclared_names = sorted(reported.keys() - declared_names)
-        if undeclared_names:
+        surplus_names = sorted(reported.keys() - declared_names)
+        if surplus_names:
             raise RuntimeError(
-                f"clients report {undeclared_names}, which no strategy declares: reports = (...)."
+                f"clients report {surplus_names}, which no strategy declares: reports = (...)."
             )
         return {name: _as_report(value) for name, value in reported.items()}
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-#: Largest number of rows that a table in a notebook shows.
-MAX_ROWS = 20
 
 #: Confidence level of the intervals in the reports.
 INTERVAL_LEVEL = 0.9
@@ -52,31 +48,6 @@ def plain(text: str) -> str:
     """
     without_roles = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
     return without_roles.replace("``", "")
-
-
-def html_table(
-    title: str,
-    head: Sequence[object],
-    rows: Sequence[Sequence[object]],
-) -> str:
-    """Format a title and a table as HTML, with at most 20 rows.
-
-    Example:
-        >>> html_table("a < b", ["client", "samples"], [["Boston", 3]])
-        '<b>a &lt; b</b><table><tr><th>client</th><th>samples</th></tr><tr><td>Boston</td><td>3</td></tr></table>'
-    """
-
-    def row_of(cells: Sequence[object], tag: str) -> str:
-        tagged = [f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells]
-        return f"<tr>{''.join(tagged)}</tr>"
-
-    table_rows = [row_of(head, "th")]
-    for cells in rows[:MAX_ROWS]:
-        table_rows.append(row_of(cells, "td"))
-    table = f"<b>{html.escape(title)}</b><table>{''.join(table_rows)}</table>"
-    if len(rows) > MAX_ROWS:
-        table += f"<p>and {len(rows) - MAX_ROWS} more</p>"
-    return table
 
 
 @contextmanager

@@ -269,7 +269,9 @@ class Pickled:
         if as_program and self.references:
             copied_values = unpickler.load()
             for reference, copied_value in zip(self.references, copied_values):
-                reference.write(copied_value)
+                # A member of an enumeration is its own copy, and cannot be written.
+                if copied_value is not reference.value:
+                    reference.write(copied_value)
         return value
 
 

@@ -106,12 +106,12 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
     if local.class_counts.sum() == 0:
         return FirstAnswer(samples=0, broken=0)
     x, y = local.samples()
-    embedded = embed(local, x).detach().float()
+    raw_features = embed(local, x).detach().float()
     # Samples are valued in float64, which Apple's GPUs lack.
-    device = embedded.device
+    device = raw_features.device
     if device.type == "mps":
         device = torch.device("cpu")
-    features = embedded.cpu()
+    features = raw_features.cpu()
     y = y.cpu()
     is_finite = features.isfinite().all(1)
     num_broken = int((~is_finite).sum())

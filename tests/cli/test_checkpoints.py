@@ -38,22 +38,6 @@ def trained_run(tmp_path_factory):
     return folder
 
 
-def list_folders(folder):
-    return {path for path in folder.rglob("*") if path.is_dir()}
-
-
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_evaluating_a_checkpoint_creates_no_new_run_folder(trained_run, command, capfd):
-    folders_before = list_folders(trained_run)
-    (last_checkpoint,) = trained_run.rglob("last.ckpt")
-
-    status = run_command(command, trained_run, "--ckpt_path", str(last_checkpoint), "--quiet")
-
-    assert status == 0
-    assert capfd.readouterr().out == ""
-    assert list_folders(trained_run) == folders_before
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -92,24 +92,6 @@ def write_visits():
     Path("visits.csv").write_text("\n".join([*lines, ""]))
 
 
-def test_data_command_escapes_formulas(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_visits()
-    options = [
-        "--data.source=visits.csv",
-        "--data.labels=ill",
-        "--data.groups=clinic",
-        "--data.files.root=.",
-    ]
-
-    assert main(["data", *options, "--out=cards"]) == 0
-
-    for path in Path("cards").iterdir():
-        text = path.read_text()
-        assert not re.search(r"(^|,)[=@]", text, re.MULTILINE), text
-    assert "'=A1" in Path("cards/samples.csv").read_text()
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -242,41 +224,6 @@ def write_images(folder, num_images):
         pixels = np.full((4, 4, 3), index, np.uint8)
         image = Image.fromarray(pixels)
         image.save(folder / f"{index:03}.png")
-
-
-DAMAGES = {
-    "truncated": lambda content: content[:50],
-    "empty": lambda content: b"",
-    "text": lambda content: b"not an image",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("is_by_client", [False, True])
-def test_images_that_cannot_be_read_are_named(damage, is_by_client, tmp_path, capsys):
-    root = tmp_path / "scans"
-    clients = ("Boston", "Lyon") if is_by_client else (".",)
-    for client in clients:
-        write_images(root / client / "ill", num_images=40)
-        write_images(root / client / "well", num_images=40)
-
-    arguments = [
-        "data",
-        f"--data.source={root}",
-        "--data.files.image_size=4",
-    ]
-
-    assert main(arguments) == 0
-
-    path = root / clients[-1] / "well/001.png"
-    damaged_content = DAMAGES[damage](path.read_bytes())
-    path.write_bytes(damaged_content)
-
-    assert main(arguments) == 2
-
-    error = capsys.readouterr().err
-    assert "well/001.png cannot be read as an image" in error
-    assert "Repair or remove it" in error
 
 
 def test_folder_without_images_is_named(tmp_path):

@@ -5,25 +5,7 @@ from typing import Any
 
 import pytest
 
-from flsv.cli import bench, data
-
-
-def test_federations_given_twice_are_all_run() -> None:
-    parser = bench._parser()
-
-    options = parser.parse_args(
-        [
-            "--federations",
-            "digits_sizes",
-            "digits_dirichlet",
-            "--federations",
-            "iris",
-        ]
-    )
-
-    assert options.federations == ["digits_sizes", "digits_dirichlet", "iris"]
-    default_options = bench._parser().parse_args([])
-    assert default_options.federations is None
+from flsv.cli import data
 
 
 def test_dictionaries_given_twice_are_all_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,21 +132,21 @@ def test_retrain_refuses_scores_that_give_no_single_value(
         retrain(tmp_path, metric="per_class_accuracy")
 
 
-def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(
+def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     copied_run, monkeypatch, capsys
 ):
     """By another score, too, of which the shares stand beside the first."""
-    assert main(["retrain", str(copied_run), "--rounds", "1"]) == 0
+    assert main(["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]) == 0
 
     message = read_output(capsys)
     assert f"1 of {ROUNDS} rounds" not in message  # one was planned
-    assert f"seeds {SEED}, {SEED + 1} and {SEED + 2}, 1 of 1 rounds" in message
+    assert f"seeds {SEED} and {SEED + 1}, 1 of 1 rounds" in message
 
     by_accuracy = retrained_rows(copied_run)
-    assert {row["runs"] for row in by_accuracy} == {"3"}
+    assert {row["runs"] for row in by_accuracy} == {"2"}
     values = {row["mean"] for row in by_accuracy}
     assert len(values) == 3  # each coalition was trained by its own clients
-    for seed in (SEED, SEED + 1, SEED + 2):
+    for seed in (SEED, SEED + 1):
         assert coalitions_of(copied_run, seed) == {"0", "1", "2", "0+1", "0+2", "1+2"}
 
     page_path = copied_run / "all.html"
@@ -166,7 +166,7 @@ def test_retrain_trains_all_coalitions_with_three_seeds_and_none_again(
 
     by_loss = retrained_rows(copied_run, metric="by_negative_loss")
     trained = record_fits(monkeypatch)
-    retrain(copied_run, metric="negative_loss", rounds=1)
+    retrain(copied_run, metric="negative_loss", rounds=1, seeds=2)
 
     assert trained == {(0, 1, 2)}  # the run's first rounds once more
     for row, row_beside_accuracy in zip(retrained_rows(copied_run), by_loss):

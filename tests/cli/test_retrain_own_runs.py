@@ -1,20 +1,16 @@
 """``flsv retrain`` of runs with data, metrics and evaluations of their own."""
 
-import csv
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import flsv
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv import FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.cli.retrain import performance_by, retrain
-from flsv.data import SizePartitioner, Splits
-from flsv.functional import few_coalitions, predicted_shapley
 from flsv.metrics import (
     ClassSpecificShapley,
     CumulativeShapley,
@@ -25,12 +21,10 @@ from flsv.metrics import (
 )
 from flsv.report import open_run, write_report
 from flsv.report.basis import basis_by_retraining
-from flsv.results.record import read_record
-from flsv.results.verdict import ONE_CLASS_FRACTION
 from flsv.utilities.errors import ConfigurationError
 from helpers.forked import Forked
 from helpers.pages import text_of_page
-from helpers.retrained import record_fits, retrained_rows, retrained_values
+from helpers.retrained import record_fits, retrained_values
 from helpers.runs import (
     FEDERATION,
     fit_by_command,
@@ -48,46 +42,6 @@ OF_A_TABLE: dict[str, Any] = {
     },
     "federation": {"reporting": {"table": False, "figures": 0}},
 }
-
-
-def test_retrain_warns_if_one_class_dominates_the_validation_set(tmp_path, capsys):
-    table = [["clinic", "age", "dose", "ill"]]
-    for patient in range(100):
-        clinic = ["A", "B"][patient % 2]
-        is_ill = ["y", "n", "n", "n", "n"][patient % 5]
-        table.append([clinic, str(patient % 7), str(patient % 3), is_ill])
-    data = write_table(tmp_path / "clinics.csv", table)
-    run = fit_by_command(
-        tmp_path,
-        write_config(
-            tmp_path / "federation.yaml",
-            **OF_A_TABLE,
-            data=data,
-        ),
-    )
-
-    for metric, message in (
-        ("accuracy", True),
-        ("negative_loss", False),
-    ):
-        capsys.readouterr()
-        assert (
-            main(
-                [
-                    "retrain",
-                    str(run),
-                    "--trainings",
-                    "singles",
-                    "--seeds",
-                    "1",
-                    "--metric",
-                    metric,
-                ]
-            )
-            == 0
-        )
-        majority = basis_by_retraining(open_run(run)).inputs.majority
-        assert (majority >= ONE_CLASS_FRACTION) is message
 
 
 @pytest.mark.slow
@@ -226,90 +180,6 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, m
 
 
 @pytest.mark.slow
-def test_retrain_of_four_clients_predicts_the_outputs_of_coalitions_that_were_not_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The values are those of the stored outputs. The run's metric has trained each client alone."""
-    singles = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
-    four = {
-        "class_path": "flsv.data.SizePartitioner",
-        "init_args": {"proportions": [1, 2, 3, 4], "seed": 0},
-    }
-    splits = {"server_val": 0.2, "seed": 0}
-    options: dict[str, Any] = {
-        "data": {"source": "digits", "partitioner": four, "splits": splits, "batch_size": 64},
-        "trainer": {"max_epochs": 2, "accelerator": "cpu"},
-        "federation": {"metrics": {"shadow": singles}, "reporting": {"table": False, "figures": 0}},
-    }
-    run = fit_by_command(
-        tmp_path, write_config(tmp_path / "federation.yaml", **{**OF_A_TABLE, **options})
-    )
-    trained = record_fits(monkeypatch)
-    retrain(run, seeds=1)
-
-    assert sorted(map(len, trained)) == [3, 3, 3, 3, 4]
-
-    data = FederatedDataModule(
-        "digits", SizePartitioner([1, 2, 3, 4], seed=0), batch_size=64, splits=Splits(**splits)
-    )
-    data.setup("fit")
-    y = torch.cat([y for _, y in data.val_dataloader()])
-    masks = few_coalitions(4, "both")
-
-    def accuracy(outputs: torch.Tensor) -> torch.Tensor:
-        return (outputs.argmax(-1) == y).double().mean(1)
-
-    seed_folder = run / "retrained" / "seed_3"
-    table = (seed_folder / "coalitions.csv").read_text().splitlines()[1:]
-    stored = {row["coalition"]: float(row["accuracy"]) for row in csv.DictReader(table)}
-    names = []
-    for mask in masks[2:]:  # without the empty and the grand coalition
-        members = mask.nonzero()[:, 0].tolist()
-        names.append("+".join(map(str, members)))
-
-    module = ClassifierClient.load_from_checkpoint(run / "checkpoints" / "last.ckpt").eval()
-    with torch.no_grad():
-        outputs_of_all = module(torch.cat([x for x, _ in data.val_dataloader()]))
-    outputs = [torch.zeros(len(y), 10), outputs_of_all]
-    for name in names:
-        (output,) = torch.load(seed_folder / "coalitions" / f"3_{name}_1.pt").values()
-        outputs.append(output)
-
-    trained_scores = accuracy(torch.stack(outputs[1:]))
-    stored_scores = torch.tensor([stored[name] for name in names]).double()
-    torch.testing.assert_close(trained_scores[1:], stored_scores, rtol=0, atol=1e-6)
-
-    performance = read_record(seed_folder / "run.json")["paid_in"]["value"]
-    score_of_nobody = torch.tensor([performance["start"]])
-    expected = predicted_shapley(
-        masks,
-        torch.cat([score_of_nobody, trained_scores]),
-        torch.stack(outputs),
-        data.num_samples,
-        accuracy,
-        logits=True,
-    )
-
-    values = retrained_values(run)
-    assert values == pytest.approx(expected.values.tolist(), abs=1e-6)
-    assert performance["trainings"] == "both"
-    assert sum(float(row["share"]) for row in retrained_rows(run)) == pytest.approx(1)
-
-    trained.clear()
-    retrain(run, seeds=1)
-    assert retrained_values(run) == values
-    assert trained == set()
-
-    by_loss = ["--seeds", "1", "--metric", "val_loss", "--mode", "min", "--rounds", "1"]
-    assert main(["retrain", str(run), *by_loss]) == 2
-    assert "holds results of other settings" in capsys.readouterr().err
-
-    shutil.rmtree(run / "retrained")
-    assert main(["retrain", str(run), *by_loss]) == 0
-    assert basis_by_retraining(open_run(run)).inputs.source == "scores"
-
-
-@pytest.mark.slow
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     metric = {
         "class_path": "flsv.metrics.ShadowShapley",
@@ -400,16 +270,24 @@ def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_paym
     assert "such as a global, a cache, a class attribute or a file" in page
 
 
-def test_one_seed_has_the_values_and_brackets_of_the_run_to_the_bit(tmp_path: Path) -> None:
-    shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
+@pytest.mark.parametrize("trainings", ["singles", pytest.param("both", marks=pytest.mark.slow)])
+def test_one_seed_has_the_values_and_brackets_of_the_run_to_the_bit(
+    tmp_path: Path, trainings: str
+) -> None:
+    shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": trainings}}
+    four_clients = {
+        "class_path": "flsv.data.SizePartitioner",
+        "init_args": {"proportions": [1, 2, 3, 4], "seed": 0},
+    }
     config = write_config(
         tmp_path / "federation.yaml",
         seed_everything=3,
+        data={**yaml.safe_load(FEDERATION)["data"], "partitioner": four_clients},
         trainer={"max_epochs": 2, "accelerator": "cpu"},
         federation={"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}},
     )
     run = fit_by_command(tmp_path, config)
-    table, _ = retrain(run, "singles", seeds=1)
+    table, _ = retrain(run, trainings, seeds=1)
 
     retrained = table[table["metric"] == "value"].rename(columns={"mean": "value"})
     estimates = open_run(run).estimates("shadow")

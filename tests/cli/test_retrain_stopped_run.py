@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.results.folder import repeated_folders
 from flsv.results.record import read_record
 from helpers.retrained import retrained_values
-from helpers.runs import fit_by_command, read_output, read_rows, write_config, write_table
+from helpers.runs import fit_by_command, read_output, read_rows, write_config
 
 REPORTING = {"table": False, "figures": 0}
 ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
@@ -62,79 +61,9 @@ def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
     assert retrained_values(stopped_run) == pytest.approx(last_values, abs=1e-6)
 
 
-def test_weights_of_a_stopped_run_are_refused_if_training_differs(stopped_run, tmp_path, capsys):
-    changed = tmp_path / "run"
-    shutil.copytree(stopped_run, changed)
-    path = changed / "checkpoints" / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    name, weight = next(iter(checkpoint["state_dict"].items()))
-    checkpoint["state_dict"][name] = weight + 0.05
-    torch.save(checkpoint, path)
-
-    shutil.rmtree(changed / "retrained", ignore_errors=True)
-    assert main(["retrain", str(changed), *QUICKLY]) == 2
-    assert "came to another model" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.slow
 def test_more_rounds_than_a_stopped_run_had_are_trained_if_asked_for(stopped_run):
     shutil.rmtree(stopped_run / "retrained", ignore_errors=True)
     retrain(stopped_run, "singles", seeds=1, rounds=3)
     (run,) = repeated_folders(stopped_run / "retrained")
     assert read_record(run / "run.json")["rounds_done"] == 3
-
-
-@pytest.mark.slow
-def test_a_changed_relative_path_is_named_and_no_seed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("factor.txt").write_text("0.5")
-    module_path = "helpers.coalition_kinds.DigitsFromFile"
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        model={"class_path": module_path, "init_args": {"factor": "factor.txt"}},
-        trainer={"max_epochs": 1, "accelerator": "cpu"},
-        federation={"reporting": REPORTING},
-    )
-    run = fit_by_command(tmp_path, config)
-    Path("moved").mkdir()
-    shutil.move("factor.txt", "moved")
-    capsys.readouterr()
-
-    assert main(["retrain", str(run), *QUICKLY, "--model.init_args.factor=moved/factor.txt"]) == 0
-
-    output = read_output(capsys)
-    change = "model.init_args.factor 'moved/factor.txt' instead of 'factor.txt'"
-
-    assert f"not compared with the run's own weights: {change}" in output
-    assert ".seed" not in output
-
-
-@pytest.mark.slow
-def test_the_same_data_in_another_folder_are_no_change_and_weights_are_compared(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    table = [["clinic", "age", "ill"]]
-    for patient in range(90):
-        clinic = ["A", "B", "C"][patient % 3]
-        age = 30 + patient * 7 % 23  # all over, from 30 to 52
-        is_ill = ["n", "y", "y", "y"][patient % 4]
-        table.append([clinic, str(age), is_ill])
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        model={"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
-        data=write_table(Path("clinics.csv"), table),
-        federation={"reporting": REPORTING},
-    )
-    run = fit_by_command(tmp_path, config)
-
-    Path("moved").mkdir()
-    shutil.move("clinics.csv", "moved")
-    capsys.readouterr()
-    assert main(["retrain", str(run), *QUICKLY, "--data.source=moved/clinics.csv"]) == 0
-
-    output = read_output(capsys)
-    assert "not compared" not in output  # the weights are
-    assert "instead of" not in output  # no setting is another one

@@ -74,10 +74,6 @@ SEEDS = {
 
 def write_config(folder: Path, module: dict[str, Any], data: dict[str, Any]) -> str:
     (folder / f"{MODULE_FILE}.py").write_text(MODULE)
-    metric = {
-        "class_path": "ShadowShapley",
-        "init_args": {"performance": "val_loss", "mode": "min"},
-    }
     config = {
         "seed_everything": SEED,
         "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module},
@@ -88,7 +84,7 @@ def write_config(folder: Path, module: dict[str, Any], data: dict[str, Any]) -> 
                 "init_args": {"proportions": [3, 1, 2]},
             },
         },
-        "federation": {"metrics": {"value": metric}, "reporting": {"table": False}},
+        "federation": {"reporting": {"table": False}},
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(folder)},
     }
     (folder / "federation.yaml").write_text(yaml.safe_dump(config))
@@ -125,7 +121,8 @@ def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatc
     saved_config = yaml.safe_load((run / "config.yaml").read_text())
     assert saved_config["federation"]["seed"] is None  # another --seed_everything is another run
 
-    assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles"]) == 0
+    by_loss = ["--metric", "val_loss", "--mode", "min"]
+    assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles", *by_loss]) == 0
     assert (run / RETRAINED / SUMMARY_FILE).is_file()
     repetition = open_run(run / RETRAINED / f"seed_{SEED}")
     assert repetition.record["hashes"] == record["hashes"]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from flsv.metrics import (
 from helpers import make_generator
 from helpers.fits import fit
 from helpers.hidden_state import Base
-from helpers.kinds_of_modules import ChangesItself, NearItsAverage, replace_layer
-from helpers.kinds_of_parts import Scheduled, decay
+from helpers.kinds_of_modules import NearItsAverage
 
 
 class TwoRates(Base):
@@ -70,9 +68,7 @@ class WeighsByMeanLoss(Base):
 
 MODULES: dict[str, Any] = {
     "averaged weights": NearItsAverage,
-    "a replaced layer": partial(ChangesItself, replace_layer),
     "manual optimization": TwoRates,
-    "a schedule": partial(Scheduled, decay),
     "a mean in an attribute": WeighsByMeanLoss,
 }
 METRICS = (

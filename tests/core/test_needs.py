@@ -11,7 +11,7 @@ from flsv import FederatedLoop, Round
 from flsv.aggregation import FedAvg
 from flsv.core import map_clients
 from flsv.core.needs import needs_of, reads_of
-from flsv.core.vocabulary import ARGUMENTS, NEEDS, STAGES, VOCABULARY
+from flsv.core.vocabulary import VOCABULARY
 from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.filters import SampleCap
 from flsv.metrics import CumulativeShapley, LeaveOneOut, WassersteinContribution
@@ -29,7 +29,6 @@ OF_THE_LOOP = {
     "get",
     "measured",
     "personalized",
-    "with_coalitions",
     "with_models",
 }
 
@@ -154,18 +153,6 @@ def test_the_vocabulary_has_a_row_for_each_attribute_of_a_round():
     public = {name for name in attributes if name[0] != "_"}
 
     assert {*VOCABULARY} == public - OF_THE_LOOP
-
-
-def test_rows_of_the_vocabulary_name_stages_and_needs_that_exist():
-    for row in VOCABULARY.values():
-        assert row.stage in STAGES
-        assert set(row.needs) <= {*NEEDS}
-        assert row.meaning
-        assert row.shape
-    assert "client_ids" in ARGUMENTS
-    assert (
-        "play" not in ARGUMENTS
-    )  # a need, by which a round has the function, and no value of a round
 
 
 @pytest.mark.parametrize(

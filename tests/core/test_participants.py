@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
-from flsv import Reporting
 from flsv.core import Client, LocalData, Ranks, Round
-from flsv.core.artifacts import keep_artifact, write_artifacts
+from flsv.core.artifacts import keep_table, write_tables
 from flsv.core.ranks import ClientPlacement, balance_load
 from flsv.core.sharing import sharing
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric
-from flsv.personalization import Personalizer, Standalone
+from flsv.personalization import Personalizer
 from flsv.valuation import clients_of
 from helpers import make_generator, refused
 from helpers.data import toy_data
@@ -183,53 +181,28 @@ def test_memory_of_a_client_is_its_own():
     assert other_client.ask(lambda local: dict(local.memory)) == {}
 
 
-# ---- Pictures for the client's own eyes
+# ---- Tables for the client's own eyes
 
 
-def test_fit_writes_figures_of_each_client_into_a_separate_folder(tmp_path):
-    class Drawing(Standalone):
-        reports = ("drawn",)
-
-        def report(self, local: LocalData) -> dict[str, float]:
-            keep_artifact(local, "mine", Figure)
-            return {"drawn": 1.0}
-
-    fit(FederatedLoop(personalizer=Drawing(), reporting=Reporting(figures=2)), tmp_path, rounds=3)
-    written = sorted(
-        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png")
-    )
-
-    assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
-    # After the second round and after the last one.
-    assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
+def make_table() -> str:
+    return "sample,value"
 
 
-def test_picture_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
-    (client,) = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
+def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
+    features = torch.zeros(2, 1)
+    classes = torch.tensor([0, 1])
+    (client,) = clients_of([(features, classes)])
 
-    with refused("picture .*: expected a plain"):
-        client.ask(keep_artifact, "a/b", Figure)
+    with refused("table .*: expected a plain"):
+        client.ask(keep_table, "a/b", make_table)
 
+    def store_table(local: LocalData) -> None:
+        local.memory.update(tables={"../../x": make_table})
 
-def test_stored_picture_with_a_path_outside_the_clients_folder_is_not_written(
-    tmp_path,
-):
-    def store_picture(local: LocalData) -> None:
-        local.memory.update(artifacts={"../../x": Figure})
-
-    (client,) = clients_of(
-        [
-            (
-                torch.zeros(2, 1),
-                torch.tensor([0, 1]),
-            )
-        ]
-    )
-    client.ask(store_picture)
-
+    client.ask(store_table)
+    folder = tmp_path / "run" / "clients" / "0"
     with refused("expected a plain name"):
-        client.ask(write_artifacts, tmp_path / "run" / "clients" / "0")
-
+        client.ask(write_tables, folder)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not files
 

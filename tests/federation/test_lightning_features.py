@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting, read_run
-from flsv.core.artifacts import keep_artifact
+from flsv.core.artifacts import keep_table
 from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -307,7 +307,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
 class Notes(ClientAlgorithm):
     def begin_client(self, context: ClientContext) -> None:
         if context.instruction.client_id == 1:
-            keep_artifact(context.local, "note", lambda: "kept")
+            keep_table(context.local, "note", lambda: "kept")
 
 
 @pytest.mark.parametrize("files", [True, False])

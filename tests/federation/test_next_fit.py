@@ -1,6 +1,7 @@
 """A further fit of one Trainer goes on with its run, or is refused by name; and changed settings are named."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,23 @@ def make_module(seed: int = 0) -> Plainest:
 
 
 def make_loop() -> FederatedLoop:
-    shadow = ShadowShapley(coalitions="all", performance="negative_loss")
+    shadow = ShadowShapley(coalitions="singles", performance="negative_loss")
     return make_shadow_loop(shadow, metrics={"cosine": CosineGradientShapley()})
+
+
+def make_loop_without_coalitions() -> FederatedLoop:
+    return make_loop().replace(metrics={"cosine": CosineGradientShapley()})
 
 
 def make_next_fold() -> FederatedDataModule:
     return FederatedDataModule(toy_sets(seed=1), make_three_clients().partitioner, batch_size=8)
 
 
-def fit_once(folder: Path, **options: Any) -> tuple[L.Trainer, Plainest, FederatedLoop]:
-    loop = make_loop()
-    trainer = trainer_for(loop, folder, ROUNDS, **options)
+def fit_once(
+    folder: Path, make: Callable[[], FederatedLoop] = make_loop_without_coalitions
+) -> tuple[L.Trainer, Plainest, FederatedLoop]:
+    loop = make()
+    trainer = trainer_for(loop, folder, ROUNDS)
     module = make_module()
     trainer.fit(module, make_three_clients())
     return trainer, module, loop
@@ -77,7 +84,7 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
     adds_rounds,
 ):
     trainer, module, loop = fit_once(tmp_path)
-    values = loop.contributions["shadow"].clone()
+    values = loop.contributions["cosine"].clone()
     files = read_files(tmp_path)
     if make_other_module is not None:
         module = make_other_module()
@@ -89,7 +96,7 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
         trainer.fit(module, make_data())
 
     assert read_files(tmp_path) == files
-    assert loop.contributions["shadow"].equal(values)
+    assert loop.contributions["cosine"].equal(values)
     for name, tensor in module.state_dict().items():
         assert tensor.equal(state[name])
 
@@ -97,25 +104,24 @@ def test_a_fit_of_another_federation_is_refused_by_name_and_changes_nothing(
 def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     trainer, module, loop = fit_once(tmp_path)
     files = read_files(tmp_path)
-    values = loop.contributions["shadow"].clone()
+    values = loop.contributions["cosine"].clone()
 
     with warns("2 rounds are run already"):
         trainer.fit(module, make_three_clients())
 
     assert read_files(tmp_path) == files
-    assert loop.contributions["shadow"].equal(values)
+    assert loop.contributions["cosine"].equal(values)
 
 
 def test_a_resumed_run_without_rounds_writes_nothing(tmp_path):
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
-    cosine = {"cosine": CosineGradientShapley()}
-    loop = make_loop().replace(metrics=cosine)
+    loop = make_loop_without_coalitions()
     fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
     files = read_files(tmp_path / "run")
 
     with warns("2 rounds are run already"):
         fit(
-            make_loop().replace(metrics=cosine),
+            make_loop_without_coalitions(),
             tmp_path / "run",
             make_module(),
             make_three_clients(),
@@ -131,7 +137,7 @@ def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path)
     module_at_once = fit(
         at_once, tmp_path / "at_once", make_module(), make_three_clients(), 2 * ROUNDS
     )
-    trainer, module, loop = fit_once(tmp_path / "two fits")
+    trainer, module, loop = fit_once(tmp_path / "two fits", make_loop)
 
     plan_more_rounds(trainer)
     trainer.fit(module, make_three_clients())
@@ -145,7 +151,7 @@ def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path)
 
 
 def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
-    loop = make_loop().replace(seed=None)
+    loop = make_loop_without_coalitions().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
     module = make_module()
     trainer.fit(module, make_three_clients())
@@ -159,7 +165,7 @@ def test_a_further_fit_keeps_the_seed_that_was_drawn(tmp_path):
 
 def test_a_further_fit_with_another_seed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
-    loop = make_loop().replace(seed=None)
+    loop = make_loop_without_coalitions().replace(seed=None)
     trainer = trainer_for(loop, tmp_path, ROUNDS)
     module = make_module()
     data = toy_data((4, 1, 2), server_val=0.3, seed=5)
@@ -224,7 +230,7 @@ def go_on_with(
             2 * ROUNDS,
             folder / "checkpoints/last.ckpt",
         )
-    return list(resumed._extension.doubts)
+    return list(resumed.run.doubts)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +265,12 @@ def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path):
     assert go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.1}) == []
 
 
-def test_settings_that_changed_are_named_again_after_a_third_fit(tmp_path):
-    go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.4})
-    trainer, module, loop = fit_once(tmp_path / "third")
+def test_settings_that_changed_in_a_further_fit_of_a_trainer_are_named(tmp_path):
+    trainer, module, loop = fit_once(tmp_path, make_loop)
     module.make_optimizer = partial(torch.optim.SGD, lr=0.7)
 
     plan_more_rounds(trainer)
     trainer.fit(module, make_three_clients())
-    (doubt,) = loop._extension.doubts
+    (doubt,) = loop.run.doubts
 
     assert "lr is 0.7 and was" in doubt

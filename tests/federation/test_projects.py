@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy
-import pandas
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -25,9 +22,8 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, GroupPartitioner, HeldOut, Splits, Stream
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.metrics import CumulativeShapley, ShadowShapley
-from flsv.privacy import GaussianPrivacy
 from flsv.utilities.seeding import generator_for
-from helpers import make_generator, refused
+from helpers import make_generator
 from helpers.fits import trainer_for
 from helpers.loops_by_hand import federate
 from helpers.models import network, sgd
@@ -217,11 +213,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
 BOTH = (0, 1)
 
 
-def train_by_hand(
-    case: Case, members: tuple[int, ...] = BOTH
-) -> tuple[Tensor, list[list[list[float]]]]:
-    """The parameters ``[P]`` after federated averaging, and each step's loss, by round and member."""
-    losses: list[list[list[float]]] = [[] for _ in range(ROUNDS)]
+def train_by_hand(case: Case, members: tuple[int, ...] = BOTH) -> Tensor:
+    """The parameters ``[P]`` after federated averaging."""
     sizes = [case.sizes[client] for client in members]
     weights = (torch.tensor(sizes).double() / sum(sizes)).float()
 
@@ -230,15 +223,12 @@ def train_by_hand(
         round_index: int,
         client: int,
     ) -> None:
-        losses_of_client = []
         optimizer = sgd(model.parameters())
         for batch in case.make_batches(round_index, client):
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
             optimizer.step()
-            losses_of_client.append(float(loss))
-        losses[round_index].append(losses_of_client)
 
     def combine(
         server: nn.Module,
@@ -257,7 +247,7 @@ def train_by_hand(
         visit,
         combine,
     )
-    return read_parameters(server), losses
+    return read_parameters(server)
 
 
 def read_parameters(module: nn.Module) -> Tensor:
@@ -269,9 +259,8 @@ class ServersSamples(L.LightningDataModule):
         return DataLoader(TensorDataset(*VAL), BATCH)
 
 
-def make_loop(client_steps: int = 0, **options: Any) -> FederatedLoop:
-    reporting = Reporting(table=False, client_steps=client_steps)
-    return FederatedLoop(seed=SEED, reporting=reporting, **options)
+def make_loop(**options: Any) -> FederatedLoop:
+    return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -286,119 +275,8 @@ def test_project_trains_as_its_loop_by_hand(name, tmp_path):
     assert case.data.num_samples.tolist() == case.sizes
     trained = read_parameters(module)
     assert not torch.equal(trained, initial)
-    expected, _ = train_by_hand(case)
+    expected = train_by_hand(case)
     assert torch.equal(trained, expected)
-
-
-class LogsSteps(Project):
-    def training_step(self, batch: Any) -> Tensor:
-        loss = super().training_step(batch)
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        return loss
-
-
-def logged_by(
-    module: Project, case: Case, folder: Path, client_steps: int = 1, **options: Any
-) -> pandas.DataFrame:
-    """Return what a fit has logged."""
-    loop = make_loop(client_steps)
-    logger = CSVLogger(folder)
-    trainer = trainer_for(
-        loop,
-        folder,
-        ROUNDS,
-        logger=logger,
-        log_every_n_steps=1,
-        **options,
-    )
-    trainer.fit(module, case.data)
-    return pandas.read_csv(Path(logger.log_dir) / "metrics.csv")
-
-
-def test_steps_of_clients_are_curves_that_go_on_over_the_rounds(tmp_path):
-    case = hold_out_ids(tmp_path)
-    module = LogsSteps()
-    client_steps = 2
-    logged = logged_by(module, case, tmp_path, client_steps)
-    parameters, losses_by_hand = train_by_hand(case)
-    assert torch.equal(read_parameters(module), parameters)
-
-    expected = {"Boston": {}, "Lyon": {}}
-    steps_before_round = 0
-    for round_losses in losses_by_hand:
-        for ward, losses in zip(expected, round_losses):
-            for step_in_round in range(0, len(losses), client_steps):
-                step = steps_before_round + step_in_round + 1
-                expected[ward][step] = losses[step_in_round]
-        steps_before_round += sum(map(len, round_losses))
-
-    for ward, curve in expected.items():
-        column = logged.set_index("step")[f"loss_step/{ward}"].dropna()
-        assert column.to_dict() == pytest.approx(curve)
-        assert len(curve) == ROUNDS * 3  # each second of five or six batches
-
-    sizes_of_batches = {
-        "Boston": [8] * 5 + [2],
-        "Lyon": [8] * 4 + [7],
-    }
-    for position, (ward, sizes) in enumerate(sizes_of_batches.items()):
-        assert sum(sizes) == case.sizes[position]
-        means = {}
-        for round_index, round_losses in enumerate(losses_by_hand):
-            means[round_index] = numpy.average(round_losses[position], weights=sizes)
-        column = logged.set_index("step")[f"loss_epoch/{ward}"].dropna()
-        assert column.to_dict() == pytest.approx(means)
-
-    # Each row has its round, and a loss of a step is on its client's curve only.
-    in_order = logged.sort_values("epoch")
-    steps_of_lyon = in_order.dropna(subset="loss_step/Lyon")
-    assert steps_of_lyon["epoch"].tolist() == [0] * 3 + [1] * 3
-    assert logged["epoch"].notna().all()
-    assert "loss_step" not in logged
-
-
-VALUE_LOGGED_ONCE = 6.0
-
-
-class LogsOnce(LogsSteps):
-    """Logs a second value at its first step only, which is of the first client."""
-
-    has_logged = False
-
-    def training_step(self, batch: Any) -> Tensor:
-        if not LogsOnce.has_logged:
-            LogsOnce.has_logged = True
-            self.log("once", VALUE_LOGGED_ONCE, on_step=True)
-        return super().training_step(batch)
-
-
-def test_curve_of_a_client_has_no_value_that_another_client_has_logged(tmp_path):
-    logged = logged_by(LogsOnce(), hold_out_ids(tmp_path), tmp_path)
-    assert logged["once/Boston"].dropna().tolist() == [VALUE_LOGGED_ONCE]
-    assert "once/Lyon" not in logged
-
-
-def test_steps_of_several_batches_are_plotted_once(tmp_path):
-    logged = logged_by(LogsSteps(), hold_out_ids(tmp_path), tmp_path, accumulate_grad_batches=3)
-    curve = logged[logged["epoch"] == 0].set_index("step")["loss_step/Boston"].dropna()
-    assert curve.index.tolist() == [1, 2]  # of 6 batches
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "vmap"},
-        {"uploads": [GaussianPrivacy(noise_multiplier=1.0, clip=1.0)]},
-    ],
-    ids=["vmap", "private"],
-)
-def test_steps_that_cannot_or_must_not_be_seen_are_refused(options, tmp_path):
-    loop = make_loop(client_steps=1, **options)
-    with refused("ranks, vmap and private clients"):
-        trainer_for(loop, tmp_path, ROUNDS).fit(
-            Project(),
-            hold_out_ids(tmp_path).data,
-        )
 
 
 @torch.no_grad()
@@ -416,7 +294,7 @@ def values_by_hand(case: Case, performance: str) -> list[float]:
     untrained = read_parameters(Project())
     scores = {(): score_by_hand(untrained, performance)}
     for members in ((0,), (1,), BOTH):
-        trained, _ = train_by_hand(case, members)
+        trained = train_by_hand(case, members)
         scores[members] = score_by_hand(trained, performance)
 
     value_of_boston = (scores[0,] - scores[()] + scores[BOTH] - scores[1,]) / 2
@@ -515,7 +393,7 @@ def test_sites_train_on_their_own_streams(tmp_path):
     data = RemoteData(names, sizes, contents, server_data=ServersSamples())
     trainer_for(loop, tmp_path, ROUNDS).fit(module, data)
 
-    trained, _ = train_by_hand(train_on_streams())
+    trained = train_by_hand(train_on_streams())
     assert torch.equal(read_parameters(module), trained)
     untrained = read_parameters(Project())
     gain = score_by_hand(trained, "accuracy") - score_by_hand(untrained, "accuracy")

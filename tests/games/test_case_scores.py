@@ -15,7 +15,7 @@ from flsv.functional.joint_shares import covariance_over_cases
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.predicted_outputs import case_values
 from flsv.games import ModelEvaluator
-from flsv.games.trained_game import OutputScore
+from flsv.games.output_score import OutputScore
 from flsv.scores.performance import ModelScore, performance_of
 
 CASES, CLIENTS, CLASSES = 240, 3, 3

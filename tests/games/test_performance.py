@@ -17,7 +17,7 @@ from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator
-from flsv.games.trained_game import OutputScore
+from flsv.games.output_score import OutputScore
 from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
 from flsv.scores import performance_of
 from flsv.scores.class_scores import ClassScore

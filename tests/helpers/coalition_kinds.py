@@ -86,14 +86,6 @@ class DigitsOneCycle(DigitsPlateau):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 
-class DigitsFromFile(DigitsPlateau):
-    """Its loss has a factor that is in a file."""
-
-    def __init__(self, factor: str) -> None:
-        super().__init__()
-        self.beta = float(Path(factor).read_text())
-
-
 class DigitsThatWait(DigitsPlateau):
     """The variable WAITS of the environment has the seconds that each step takes longer."""
 

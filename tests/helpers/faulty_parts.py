@@ -1,15 +1,13 @@
 """Parts with one fault each, for the checks to find: by check, with the options of its case."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_mean
 
 from flsv.aggregation import FedAvg
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
-from flsv.metrics.guide import Guide
 from flsv.personalization import Personalizer
 from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm
@@ -46,19 +44,6 @@ class Norm(ContributionMetric):
         return self.norms.clone()
 
 
-class KeepsScale(Norm):
-    """A tensor that is no state stays where it is."""
-
-    def __init__(self, num_clients: int | None = None) -> None:
-        super().__init__(num_clients)
-        self.scale = torch.tensor(1.0)
-
-
-class NoUnit(Norm):
-    def guide(self) -> Guide:
-        return Guide(unit="", sign="more is better.", needs="nothing.", cost="nothing.")
-
-
 class CountsBuffers(Norm):
     """Takes BatchNorm's statistics for updates."""
 
@@ -80,37 +65,13 @@ class ByPosition(Norm):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
-class AveragesStates(Norm):
-    """Merges norms by their mean."""
-
-    initial_norm = 0.0
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        super().init_states(num_clients, num_classes)
-        self._reductions["norms"] = dim_zero_mean
-
-
 def claiming(*claims: str, **changes: Any) -> Any:
     """The norm, with what its values are said to be."""
     return faulty(Norm, claims=claims, **changes)
 
 
-def with_games(round: Any) -> Tensor:
-    """The updates, and in passing a game that the part has not declared."""
-    assert round.games
-    return round.client_updates
-
-
-class PlaysInSecret(Norm):
-    """Reads a game that it has not declared."""
-
-    needs = ("client_updates",)
-    round_fields: ClassVar[dict[str, Any]] = {"client_updates": with_games}
-
-
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
-    ("is_one", FedAvg(), {}),
     (
         "one_row_per_client",
         faulty(Norm, compute=lambda self: self.norms.nanmean()),
@@ -121,7 +82,7 @@ METRICS: list[Fault] = [
         faulty(Norm, compute=lambda self: self.norms[:, None]),
         {},
     ),
-    ("never_seen_is_nan", faulty(Norm, initial_norm=0.0), {}),
+    ("one_row_per_client", faulty(Norm, initial_norm=0.0), {}),
     (
         "inputs_stay",
         faulty(
@@ -138,21 +99,9 @@ METRICS: list[Fault] = [
         ),
         {},
     ),
-    ("resumes_bitwise", COUNTS, {}),
-    (
-        "any_precision",
-        faulty(Norm, value=lambda self, updates: updates @ torch.ones(updates.shape[1])),
-        {},
-    ),
-    ("states_move", KeepsScale(), {}),
-    ("guide_says_the_unit", NoUnit(), {}),
     ("clients_permuted", ByPosition(), {}),
-    ("forward_counts_once", AveragesStates(), {}),
-    ("parts_merge", AveragesStates(), {}),
-    ("resumes_in_a_fit", COUNTS, {}),
-    ("values_are_in_bounds", faulty(Norm, plot_upper_bound=0.0), {}),
     (
-        "still_is_a_number",
+        "odd_rounds_have_values",
         faulty(Norm, value=lambda self, updates: updates.norm(dim=1) / updates.norm()),
         {},
     ),
@@ -163,7 +112,7 @@ METRICS: list[Fault] = [
     ),
     ("wrong_labels_are_worth_less", claiming("value"), {}),
     (
-        "other_clients_do_not_count",
+        "equal_clients_are_equal",
         claiming("value", compute=lambda self: self.norms / len(self.norms)),
         {},
     ),
@@ -174,13 +123,9 @@ METRICS: list[Fault] = [
     ),
     ("length_does_not_count", claiming("agreement"), {}),
     ("shares_sum_to_one", claiming("weight"), {}),
-]
-
-
-METRICS += [
-    ("alone_is_a_number", ComparesWithOthers(), {}),
+    ("odd_rounds_have_values", ComparesWithOthers(), {}),
     ("buffers_do_not_count", CountsBuffers(), {}),
-    ("validation_is_declared", PlaysInSecret(), {}),
+    ("resumes", COUNTS, {}),
 ]
 
 
@@ -192,10 +137,6 @@ class Nameless(FedAvg):
         self.function = lambda x: x
 
 
-def nan_at_last(self: Any, round: Any, contributions: Any) -> Tensor:
-    return FedAvg.weights(self, round, contributions) * (NAN if round.round_index == 2 else 1)
-
-
 def opposite_weights(self: Any, round: Any, contributions: Any) -> Tensor:
     return -FedAvg.weights(self, round, contributions)
 
@@ -205,14 +146,11 @@ def the_first_alone(self: Any, round: Any, contributions: Any) -> Tensor:
 
 
 AGGREGATORS: list[Fault] = [
-    ("is_one", Norm(), {}),
     ("pickles", Nameless(), {}),
-    ("weights_are_given", faulty(FedAvg, weights=nan_at_last), {}),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
     ("common_model_is_kept", faulty(FedAvg, weights=opposite_weights), {}),
     ("learns", faulty(FedAvg, weights=opposite_weights), {}),
     ("attack_moves_little", faulty(FedAvg, robust=True), {}),
-    ("state_changes", faulty(FedAvg, saved=("server_lr",)), {}),
 ]
 
 
@@ -233,19 +171,18 @@ class Extrapolates(FedAvg):
         return round.global_vector - 10 * mean_update.abs(), weights
 
 
-class WeighsStatistics(FedAvg):
-    """Weighs clients by the length of all that they change."""
+class DividesByLengths(FedAvg):
+    """Weighs clients by the length of their updates."""
 
     def weights(self, round: Any, contributions: Any) -> Tensor:
-        lengths = round.state_updates.norm(dim=1)
+        lengths = round.client_updates.norm(dim=1)
         return lengths / lengths.sum()
 
 
 AGGREGATORS += [
-    ("statistics_do_not_weigh", WeighsStatistics(), {}),
-    ("updates_may_be_zero", WeighsStatistics(), {}),
-    ("one_client_is_enough", NeedsTwo(), {}),
-    ("statistics_stay_valid", Extrapolates(), {}),
+    ("odd_rounds_end", DividesByLengths(), {}),
+    ("odd_rounds_end", NeedsTwo(), {}),
+    ("odd_rounds_end", Extrapolates(), {}),
 ]
 
 
@@ -265,7 +202,7 @@ class Slows(ClientAlgorithm):
 
 ALGORITHMS: list[Fault] = [
     ("trains_alone", faulty(Slows, begin_client=Slows.count), {}),
-    ("sides_are_apart", faulty(Slows, end_round=Slows.count), {}),
+    ("resumes", faulty(Slows, end_round=Slows.count, saved=()), {}),
 ]
 
 
@@ -279,7 +216,7 @@ def sample_the_first(*_: Any, **__: Any) -> Tensor:
 
 SAMPLERS: list[Fault] = [
     ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards), {}),
-    ("probabilities_are_true", faulty(FullParticipation, sample=sample_the_first), {}),
+    ("draws_a_cohort", faulty(FullParticipation, sample=sample_the_first), {}),
 ]
 
 

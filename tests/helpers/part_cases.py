@@ -20,7 +20,7 @@ from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
 from flsv.testing import fits
-from flsv.testing.checks import Case, PartCheck, ensure, equal, is_one, pickles, untouched_rngs
+from flsv.testing.checks import Case, PartCheck, ensure, equal, pickles, untouched_rngs
 from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
@@ -116,7 +116,7 @@ def make_sites(case: fits.FitCase, names: Sequence[str], folder: Path) -> dict[i
 
 #: Of aggregators and client algorithms, beside those of flsv.testing.
 MORE = (repr_is_code, remote_is_equal)
-OF_ALL = (is_one, pickles, repr_is_code)
+OF_ALL = (pickles, repr_is_code)
 
 
 # Personalizers.
@@ -209,7 +209,7 @@ def clients_are_apart(case: UploadCase) -> None:
 
 
 UploadCase.checks = (
-    *OF_ALL, gives_an_update, clients_are_apart, fits.resumes_in_a_fit,
+    *OF_ALL, gives_an_update, clients_are_apart, fits.resumes,
     fits.vmap_is_equal, remote_is_equal,
 )  # fmt: skip
 
@@ -223,12 +223,9 @@ class FilterCase(fits.FitCase):
     def begun(self) -> Any:
         """A filter in a run of five clients."""
         part = self.new()
-        part.begin(federation_of(PreparedRounds()))
-        return part
-
-    def part_in(self, loop: FederatedLoop) -> Any:
-        kind = type(self.part)
-        (part,) = [part for part in loop.filters if type(part) is kind]
+        federation = federation_of(PreparedRounds())
+        part.set_up(federation)
+        part.begin(federation)
         return part
 
 
@@ -308,5 +305,5 @@ def one_client_stays(case: FilterCase) -> None:
 
 
 FilterCase.checks = (
-    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.resumes_in_a_fit,
+    *OF_ALL, gives_a_cohort, order_does_not_matter, one_client_stays, fits.resumes,
 )  # fmt: skip

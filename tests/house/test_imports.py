@@ -79,12 +79,6 @@ def test_modules_of_data_import_each_other_in_no_circle():
     TopologicalSorter(imported_modules).prepare()  # raises an error that names a circle
 
 
-def test_data_load_nothing_by_a_text():
-    """An editor finds what is imported, and a circle is seen."""
-    texts = [path.read_text() for path in (ROOT / "data").rglob("*.py")]
-    assert not any(re.search(r"resolve_name|import_module|__import__", text) for text in texts)
-
-
 @pytest.mark.slow
 def test_functional_imports_neither_scikit_learn_nor_pandas():
     """POT imports both: a third of the seconds that it takes."""

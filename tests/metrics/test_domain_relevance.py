@@ -75,25 +75,6 @@ def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
     assert diagnostics["found"].item() == pytest.approx(share_measured)
 
 
-def test_domain_relevance_has_diagnostics_once_the_clients_classes_are_known():
-    # Client 1 shares a class with each of the others, which share none.
-    class_counts = torch.tensor([[4, 0], [2, 2], [0, 9]])
-    values = torch.tensor(
-        [
-            [nan, 0.2, 0.1],
-            [0.3, nan, 0.3],
-            [-0.1, 0.2, nan],
-        ]
-    )
-    metric = DomainRelevance()
-    assert metric.diagnostics() == {}
-
-    metric.bind(3, 2, class_counts=class_counts)
-    metric.update(torch.arange(3), values)
-
-    assert metric.diagnostics()["auroc"].item() == 1
-
-
 def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path):
     with refused(r"metrics \['relevance'\] ask what the"):
         fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

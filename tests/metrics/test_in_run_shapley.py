@@ -273,6 +273,6 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     )
     algorithm = InRunValues()
 
-    algorithm.begin(info)  # type: ignore[arg-type]
+    algorithm.set_up(info)  # type: ignore[arg-type]
 
     assert algorithm._loss is metric.measured_by

@@ -381,13 +381,21 @@ STATE = NET.state_dict()
             r"client 1 does not fit.*\['5.bias'\] differ",
         ),
         ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
-        ({"updates": []}, "models of at least one client"),
+        ({"updates": [], "num_clients": 2}, r"is given of 0 clients, \[\], expected of \[0, 1\]"),
         (
             {"updates": {"Lyon": VECTOR, 1: VECTOR}},
-            r"\['Lyon', 1\] are not all among .*client_names",
+            r"is given of 2 clients, \['Lyon', 1\], expected of \[0, 1\].*client_names",
         ),
+        (
+            {"updates": {0: VECTOR, 1: VECTOR}, "client_names": ["Lyon", "Kyoto"]},
+            r"2 clients, \[0, 1\], expected of \['Lyon', 'Kyoto'\]",
+        ),
+        ({"updates": [VECTOR] * 3, "num_clients": 2}, "given of 3 clients"),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
-        ({"weights": {0: 1.0, 1: 2.0}}, r"weights=...\) is given of \[0, 1\], expected of 2 as"),
+        (
+            {"weights": {0: 1.0}},
+            r"weights=...\) is given of 1 clients, \[0\], expected of \[0, 1\]",
+        ),
         (
             {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "measures it",

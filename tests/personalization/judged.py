@@ -57,7 +57,9 @@ def begin_method(num_clients: int, method: PFedSV, space: ParameterSpace = SPACE
     ones = torch.ones(num_clients, dtype=torch.long)
     sizes = {"train": ones, "val": ones, "test": ones}
     model = torch.zeros(space.size)
-    method.begin(FederationInfo(model, space, num_clients, 2, sizes, 0))
+    federation = FederationInfo(model, space, num_clients, 2, sizes, 0)
+    method.set_up(federation)
+    method.begin(federation)
     return method
 
 

@@ -5,7 +5,6 @@ import sys
 import warnings
 from typing import Any
 
-import dp_accounting
 import pytest
 import torch
 from scipy.special import log_ndtr
@@ -44,25 +43,6 @@ def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier, roun
     assert analytic_delta(epsilon, noise_multiplier / math.sqrt(rounds)) == pytest.approx(
         delta, rel=1e-6
     )
-
-
-@pytest.mark.parametrize(
-    ("noise_multiplier", "rounds"),
-    [
-        (2.0, 1),
-        (2.0, 10),
-        (5.0, 20),
-    ],
-)
-def test_gaussian_epsilon_of_the_exact_and_the_library_accountants_agree(noise_multiplier, rounds):
-    exact = gaussian_epsilon(noise_multiplier, rounds)
-    for accountant, largest_ratio in (
-        (dp_accounting.pld.PLDAccountant(), 1.0001),
-        (dp_accounting.rdp.RdpAccountant(), 1.15),
-    ):
-        accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier), rounds)
-        epsilon = accountant.get_epsilon(1e-5)
-        assert 0.9999 * exact < epsilon < largest_ratio * exact
 
 
 def test_accountant_without_dp_accounting_says_what_to_install(

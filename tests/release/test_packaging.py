@@ -128,21 +128,3 @@ def test_lowest_version_is_read_from_requirements_with_several_bounds():
     )
     assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
     assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))
-
-
-def test_no_two_files_of_the_wheel_are_the_same():
-    """As check-wheel-contents asks, on which a release would stop."""
-    name_by_content: dict[bytes, str] = {}
-    same_files = []
-    for folder in ("flsv", "configs"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            is_packaged = path.is_file() and path.suffix not in (".pyc", ".so")
-            if not is_packaged or path.stat().st_size == 0:
-                continue
-            name = str(path.relative_to(ROOT))
-            first_name = name_by_content.setdefault(path.read_bytes(), name)
-            if first_name != name:
-                same_files.append((first_name, name))
-
-    assert len(name_by_content) > 400
-    assert same_files == []

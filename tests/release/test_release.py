@@ -1,12 +1,11 @@
 """What `make release` asks before it builds, on a small repository; and that released sections stay as they were."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from release import OWN_LOOP, ROOT, changed_sections, problems
+from release import ROOT, changed_sections, problems
 
 FILES = {
     "flsv/__about__.py": '"""Federated."""\n\n__version__ = "{version}"\n',
@@ -90,11 +89,6 @@ def test_release_with_an_unready_file_names_the_problem(repository, file, old, n
 def test_released_changelog_sections_are_unchanged_since_their_tags():
     """Vacuous in a copy without tags; the hosted workflows fetch them."""
     assert changed_sections(ROOT) == []
-
-
-def test_own_loop_script_for_trying_the_wheel_runs(monkeypatch):
-    monkeypatch.setattr(sys, "prefix", str(ROOT))
-    exec(OWN_LOOP % ((),), {})
 
 
 def test_only_the_job_that_publishes_may_sign():

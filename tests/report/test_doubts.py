@@ -19,7 +19,6 @@ from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
 from helpers.pages import text_of_page
-from helpers.retrained import add_retrained_runs
 from helpers.runs import (
     change_record,
     fit_by_command,
@@ -156,7 +155,7 @@ def make_run_with_doubt(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_doubt_is_on_the_page_in_the_shares_and_if_strong_in_the_verdict(
+def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
     tmp_path: Path, kind: str
 ) -> None:
     folder = make_run_with_doubt(tmp_path, kind)
@@ -164,7 +163,8 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_if_strong_in_the_verdict(
 
     page = text_of_page(write_report(folder, budget=BUDGET))
     row_of_bilbao, *_ = read_rows(folder / "shares.csv")
-    reasons = shares_of(open_run(folder), BUDGET).verdict.reasons
+    verdict = shares_of(open_run(folder), BUDGET).verdict
+    reasons = verdict.reasons
 
     assert doubt.text in page
     if kind not in KINDS_OF_ALL_SITES:
@@ -176,6 +176,17 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_if_strong_in_the_verdict(
     assert ("doubts" in reasons) == (is_strong and kind != "shared")
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
+
+    sentences_for_one = WORDS["against_for_one"]
+    for client in CLIENTS:
+        page = text_of_page(write_report(folder, client=client, budget=BUDGET))
+
+        assert verdict.title in page
+        assert doubt.text not in page
+        for name, text in reasons.items():
+            assert sentences_for_one.get(name, text) in page, name
+        for other_client in set(CLIENTS) - {client}:
+            assert other_client not in page
 
 
 def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
@@ -189,26 +200,6 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
     assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"
     assert finding_of_lyon == "samples: has some of Bilbao"
     assert finding_of_turin == ""
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_the_page_of_one_client_has_the_same_verdict_without_names(
-    tmp_path: Path, kind: str
-) -> None:
-    folder = make_run_with_doubt(tmp_path, kind)
-    (doubt,) = open_run(folder).record["events"]
-    verdict = shares_of(open_run(folder), BUDGET).verdict
-    sentences_for_one = WORDS["against_for_one"]
-
-    for client in CLIENTS:
-        page = text_of_page(write_report(folder, client=client, budget=BUDGET))
-
-        assert verdict.title in page
-        assert doubt.text not in page
-        for name, text in verdict.reasons.items():
-            assert sentences_for_one.get(name, text) in page, name
-        for other_client in set(CLIENTS) - {client}:
-            assert other_client not in page
 
 
 def write_table_with_shared_samples(folder: Path) -> None:
@@ -262,16 +253,3 @@ def test_a_fit_records_and_prints_its_doubts(
     assert main(command) == 0
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
     assert "are samples of Lyon, too" in verdict.reasons["shared_samples"]
-
-
-def test_values_by_retraining_of_shared_samples_are_not_paid_by(tmp_path: Path) -> None:
-    folder = make_run_with_doubt(tmp_path, "shared")
-    add_retrained_runs(folder, [0.3, 0.2, 0.1])
-
-    budget = Budget(900.0)  # by retrained values
-    verdict = shares_of(open_run(folder), budget).verdict
-    change_record(folder, events=[])
-    verdict_without_doubts = shares_of(open_run(folder), budget).verdict
-
-    assert verdict.reasons.keys() == {"shared_samples"}
-    assert not verdict_without_doubts.forbids_payment

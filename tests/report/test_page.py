@@ -31,7 +31,6 @@ from helpers.runs import (
     value_of_cell,
 )
 
-TABLE = Path(__file__).parents[2] / "docs" / "results" / "predicted.csv"
 NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
 VALUES = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
@@ -401,42 +400,3 @@ def test_every_metric_has_caveats_for_the_report() -> None:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
     assert WORDS["caveats"].keys() <= exported
-
-
-def test_reported_misallocation_is_that_of_the_held_out_federations() -> None:
-    table = pandas.read_csv(TABLE)
-    table = table[table["way"] == "alone, predicted"]
-    is_drawn = table["federation"].str.contains("_of_")
-    is_small = table["clients"] <= 7
-    means = []
-    for rows in (is_drawn, ~is_drawn & is_small, ~is_drawn & ~is_small):
-        means.append(table[rows]["misallocated_percent"].mean())
-
-    sentence = WORDS["against"]["one_seed"]
-    assert f"payments by many seeds by {min(means):.0f} to {max(means):.0f} %" in sentence
-    assert f"up to {table['clients'].max()} clients" in sentence
-
-
-def test_reported_misallocation_by_halves_is_that_of_the_federations_of_their_study() -> None:
-    table = pandas.read_csv(TABLE.with_name("halvings.csv"))
-    ways = ["alone and one halving", "alone and two halvings", "alone and three halvings"]
-    table = table[(table["seeds"] == 1) & table["way"].isin(ways)]
-    names = table["federation"]
-    has_few_classes = names.str.startswith("few_")
-    is_large = names.str.match("(?:seven|eight)_")
-    is_usual = names.isin(pandas.read_csv(TABLE.with_name("usual.csv"))["federation"])
-    is_held_out = ~(has_few_classes | is_large | is_usual)
-    means = []
-    for rows in (has_few_classes, is_large, is_usual, is_held_out):
-        by_way = table[rows].groupby("way")["misallocated_percent"].mean()
-        means += by_way.tolist()
-
-    has_one_class = names.str.match("one_class_|few_.*_1_")
-    means_of_one_class = []
-    for rows in (has_few_classes, is_usual):
-        by_way = table[rows & has_one_class].groupby("way")["misallocated_percent"].mean()
-        means_of_one_class += by_way.tolist()
-
-    sentence = WORDS["against"]["halves"]
-    assert f"by {min(means):.0f} to {max(means):.0f} %" in sentence
-    assert f"up to {max(means_of_one_class):.0f} %" in sentence

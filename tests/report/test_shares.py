@@ -14,7 +14,6 @@ import pandas
 import pytest
 import torch
 
-import flsv.metrics
 from flsv import FederatedLoop, Reporting, allocate
 from flsv.cli import main
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
@@ -174,25 +173,6 @@ def test_budget_without_a_clear_basis_is_refused(
     with pytest.raises(ConfigurationError, match=message):
         write_report(folder, budget=Budget(100.0, values_name))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
-
-
-def test_metric_docstring_warns_against_payment_exactly_if_to_pay_by_is_false():
-    """But for costs and values of pairs, which are never a basis for payment, and the base class."""
-    exceptions = ("ContributionMetric", "DomainRelevance")
-    kinds = {}
-    for name in flsv.metrics.__all__:
-        kind = getattr(flsv.metrics, name)
-        if kind.higher_is_better and name not in exceptions:
-            kinds[name] = kind
-
-    permits_payment = {}
-    for name, kind in kinds.items():
-        doc = kind.__doc__ or ""
-        permits_payment[name] = "When not to use it:\n        For payment" not in doc
-
-    assert permits_payment == {name: kind.to_pay_by for name, kind in kinds.items()}
-    assert not permits_payment["ClassSpecificShapley"]
-    assert permits_payment["CumulativeShapley"]
 
 
 def test_shares_use_retrained_values_first_and_name_their_rounds(fitted_run, tmp_path):
@@ -377,46 +357,6 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
         assert "Do not pay by these values:" in front
         assert "amount" not in front
         assert "Shares of" not in front
-
-
-def test_three_seeds_of_each_client_alone_are_paid_by_as_one_seed_is(
-    tmp_path,
-):
-    """With a sentence, and with one reason less."""
-    folder = make_game(tmp_path, {"sv": [0.3, 0.1]})
-    metric = open_run(folder).record["metrics"]["sv"]
-    game = {
-        "by": "accuracy",
-        "start": 0.1,
-        "end": 0.5,
-        "source": "outputs",
-        "alone_only": True,
-    }
-    change_record(
-        folder,
-        metrics={"sv": {**metric, "class": "ShadowShapley"}},
-        paid_in={"sv": game},
-    )
-    one_seed = shares_of(open_run(folder), Budget(100.0))
-
-    assert set(one_seed.verdict.reasons) == {
-        "one_seed",
-        "alone",
-    }
-
-    add_retrained_runs(folder, [0.3, 0.1], alone_only=True)
-    three_seeds = shares_of(open_run(folder), Budget(100.0))
-
-    assert set(three_seeds.verdict.reasons) == {"alone"}
-    assert three_seeds.table["amount"].tolist() == [
-        75.0,
-        25.0,
-    ]
-
-    shutil.rmtree(folder / "retrained")
-    add_retrained_runs(folder, [0.3, 0.1], alone_only=True, source="scores")
-
-    assert set(shares_of(open_run(folder), Budget(100.0)).verdict.reasons) == {"ranking"}
 
 
 def test_page_with_a_name_of_its_own_overwrites_no_other_file(tmp_path):

@@ -115,21 +115,18 @@ def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(
     assert_reports_say(verdict, run, "value", capsys)
 
 
-@pytest.mark.parametrize("num_seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(
-    num_seeds: int,
     trained_run: tuple[Path, str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, _ = trained_run
-    command = ["retrain", str(run), "--trainings", "singles", "--seeds", str(num_seeds)]
+    command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
     retrain_output = words_in(capsys.readouterr().out)
 
     budget = Budget(100.0, by="retrained")
     verdict = shares_of(open_run(run), budget).verdict
-    assert {"alone", "best_alone"} <= verdict.reasons.keys()
-    assert ("one_seed" in verdict.reasons) == (num_seeds == 1)
+    assert {"alone", "best_alone", "one_seed"} <= verdict.reasons.keys()
 
     assert_says(verdict, retrain_output)
     assert_reports_say(verdict, run, "retrained", capsys)

@@ -446,27 +446,23 @@ def picture_rounds(
 
 
 @pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
-def test_pictures_that_are_asked_for_are_drawn_once_a_round(
-    tmp_path: Path, metric: type[ContributionMetric]
-) -> None:
-    assert picture_rounds(tmp_path, metric(), figures=1) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
 @pytest.mark.parametrize(
-    ("max_part", "rounds"),
+    ("figures", "max_part", "rounds"),
     [
-        (0.0, [2]),
-        (1.0, [0, 1, 2]),
+        (1, 0.0, [0, 1, 2]),
+        (None, 0.0, [2]),
+        (None, 1.0, [0, 1, 2]),
     ],
+    ids=["asked for", "no time", "all the time"],
 )
-def test_pictures_before_the_end_take_a_part_of_the_time(
+def test_pictures_are_drawn_when_asked_for_and_before_the_end_in_a_part_of_the_time(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     metric: type[ContributionMetric],
+    figures: int | None,
     max_part: float,
     rounds: list[int],
 ) -> None:
     monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
 
-    assert picture_rounds(tmp_path, metric(), figures=None) == rounds
+    assert picture_rounds(tmp_path, metric(), figures) == rounds

@@ -9,6 +9,7 @@ import pytest
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import CumulativeShapley, ShadowShapley
 from flsv.report import write_report
+from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.utility_store import UtilityStore
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
@@ -80,3 +81,27 @@ def test_coalitions_that_cannot_be_stored_end_no_run(
     assert loop.contributions["shadow"].isnan().all()
     assert loop.contributions["rounds"].isfinite().all()
     assert "No space left" in text_of_page(write_report(tmp_path))
+
+
+def test_metric_that_has_failed_trains_no_coalition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = ModelScoring.score
+    scored_models = []
+
+    def fail_in_the_second_round(scoring: ModelScoring, module: Any, **options: Any) -> Any:
+        scored_models.append(module)
+        if len(scored_models) > 2:  # the untrained one, and that of the first round
+            raise RuntimeError("out of memory")
+        return score(scoring, module, **options)
+
+    monkeypatch.setattr(ModelScoring, "score", fail_in_the_second_round)
+    metrics = {"shadow": ShadowShapley(coalitions="singles")}
+    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+    with pytest.warns(UserWarning, match="its values are missing.*round 2.*out of memory"):
+        trainer_for(loop, tmp_path, 3).fit(Base(), make_data())
+
+    assert loop.contributions["shadow"].isnan().all()
+    assert len(scored_models) == 3
+    _settings, _head, *rows = (tmp_path / "coalitions.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["'-", "0+1+2"]

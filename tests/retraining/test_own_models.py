@@ -205,8 +205,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
     info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
     engine: Any = SimpleNamespace(sites_of=lambda state, left_out_of: None)
 
-    weights = torch.ones(2)
-    coalitions = CoalitionsAtSites(masks, info, engine, weights=weights, saved=None)
+    coalitions = CoalitionsAtSites(masks, info, engine, memory={}, doubts=[])
     for coalition in coalitions.state_dict()["coalitions"].values():
         counts = [state["count"] for state in coalition["parts"] if "count" in state]
         assert counts == list(range(8))

@@ -1,21 +1,19 @@
 """Every metric of ``flsv.metrics`` passes the checks of :mod:`flsv.testing`."""
 
-from functools import partial
-
 import pytest
 from torchmetrics import Metric
 
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
-from flsv.testing.checks import raises_value_error
-from flsv.testing.metric import MetricCase
+from flsv.testing import fits
+from flsv.testing.metric import results_of
 from flsv.testing.rounds import HALF, ROUND_INDICES
 from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
 from helpers.part_cases import parametrize_checks
 
 OF_THE_BENCHMARK = [checks_of_metric(SampleCount()), checks_of_metric(TrainingLoss())]
 #: That train federations.
-IN_FITS = ("vmap_is_equal", "remote_is_equal", "resumes_in_a_fit", "validation_is_declared")
+IN_FITS = ("vmap_is_equal", "remote_is_equal")
 
 
 @parametrize_checks([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
@@ -26,19 +24,20 @@ def test_every_metric_passes_the_checks_for_metrics(check):
 @pytest.mark.skipif(
     not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
 )
-def test_only_metrics_that_depend_on_round_order_refuse_merging():
+def test_merged_metrics_are_as_one_but_those_that_depend_on_the_order_of_rounds():
     refusing = set()
     for name, case in METRIC_CASES.items():
-        if raises_value_error(partial(merge_halves, case)):
+        if case.part.full_state_update:
+            metric = case.updated_by_half()
+            with pytest.raises(RuntimeError, match="full_state_update"):
+                metric.merge_state(case.updated_by_half())
             refusing.add(name)
+            continue
+        metric = case.updated(ROUND_INDICES[HALF:])
+        metric.merge_state(case.updated_by_half())
+        fits.expect_same(results_of(metric), case.all_results, rtol=1e-4)
 
     assert refusing == {"CosineGradientShapley", "OneRoundShapley"}
-
-
-def merge_halves(case: MetricCase) -> None:
-    """Merge a metric of the first half of the rounds into one of the second half."""
-    metric = case.updated(ROUND_INDICES[HALF:])
-    metric.merge_state(case.updated_by_half())
 
 
 def test_every_exported_metric_is_checked():

@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
-from flsv.core import Client, LocalData
-from flsv.core.artifacts import keep_artifact, write_artifacts
 from flsv.data import plot_partition
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -85,21 +82,3 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkey
         assert failure in warned
     assert loop.round_index == 2
     assert picture_files(tmp_path / "run") == ["Contributions/good"]
-
-
-def test_clients_picture_that_fails_warns_and_the_others_are_written(tmp_path):
-    def fail_to_draw():
-        raise ValueError("no room")
-
-    class_counts = torch.ones(2).long()
-    local = LocalData("client 0", lambda split: [], class_counts, class_counts)
-    client = Client(0, local)
-    client.ask(keep_artifact, "bad", fail_to_draw)
-    client.ask(keep_artifact, "good", Figure)
-
-    with warns(r"not be drawn \(ValueError: no"):
-        client.ask(write_artifacts, tmp_path, 0)
-
-    file_names = [path.name for path in tmp_path.glob("*.png")]
-    assert file_names == ["good.png"]
-    assert picture_files(tmp_path / "pictures") == ["good"]

@@ -20,6 +20,7 @@ from own_models import OwnModels
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from flsv.benchmark.truth import UTILITY_NAME
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,
@@ -29,7 +30,7 @@ from flsv.functional import (
 )
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.members import members_of
-from flsv.retraining.copied_fits import UTILITY_NAME, CopiedFits, Scoring, copy_of_run
+from flsv.retraining.copied_fits import CopiedFits, copy_of_run
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.utility_store import UtilityStore
@@ -95,7 +96,7 @@ def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
     data = cli.datamodule
     run_copy = copy_of_run(trainer, cli.model, data)
     training = CoalitionTraining(
-        CopiedFits(lambda seed: run_copy, Scoring.by("accuracy")),
+        CopiedFits(lambda seed: run_copy, {UTILITY_NAME: "accuracy"}),
         FitOrder(members=(), seed=seed),
         num_samples=data.num_samples.tolist(),
     )

@@ -183,7 +183,7 @@ class RemoteFederation(IdleEngine):
         self._remote.discard()
         return super().discard()
 
-    def write_artifacts(self, cohort: Sequence[int], round_index: int, folder: Path) -> None:
+    def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
         """Do nothing: files about a site's data stay at the site."""
 
     def received(self, instruct: Instruct) -> dict[int, Tensor]:
@@ -194,7 +194,7 @@ class RemoteFederation(IdleEngine):
         state = self._state.for_strategies()
         own_models = {}
         for client in range(state.num_clients):
-            model = personalizer.used(client, state)
+            model = personalizer.start(client, state)
             is_global_model = model is state.model()
             if model is not None and not is_global_model:
                 own_models[client] = model

@@ -249,9 +249,9 @@ def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Pr
     predicted_logits = center_logits(prediction(trained.masks))
     residuals = center_logits(trained.outputs) - predicted_logits
 
-    def predict(masks: Tensor) -> Tensor:
+    def corrected_logits(masks: Tensor) -> Tensor:
         mixing_weights = interpolation_weights(masks, trained.masks, trained.weights)
         interpolated_residuals = mix_outputs(mixing_weights, residuals)
         return center_logits(prediction(masks)) + interpolated_residuals
 
-    return predict
+    return corrected_logits

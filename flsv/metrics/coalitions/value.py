@@ -199,18 +199,18 @@ class CoalitionValue(MeasuredMetric):
         return self.fold.sign
 
     @property
-    def prior(self) -> float | None:  # type: ignore[override]  # likewise
+    def prior(self) -> float | None:  # type: ignore[override]  # depends on the fold
         """Value that samplers, aggregators and personalizers assume for a client that never took part, see
         :meth:`Fold.prior`. None: they get NaN."""
         return self.fold.prior(self.num_clients)
 
     @property
-    def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # likewise
+    def plot_lower_bound(self) -> float | None:  # type: ignore[override]  # depends on the fold
         """The fold's least possible value. None if values have no lower bound."""
         return self.fold.limits[0]
 
     @property
-    def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # likewise
+    def plot_upper_bound(self) -> float | None:  # type: ignore[override]  # depends on the fold
         """The fold's largest possible value. None if values have no upper bound."""
         return self.fold.limits[1]
 

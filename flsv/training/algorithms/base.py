@@ -416,7 +416,7 @@ def used_model(
     personalizer = strategies.get("personalizer")
     if personalizer is None:
         return instruction.start  # the model that the client was sent
-    return personalizer.own(local, instruction)
+    return personalizer.receive(local, instruction)
 
 
 def is_plain_sgd(optimizers: Sequence[Any]) -> bool:

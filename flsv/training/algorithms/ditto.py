@@ -54,15 +54,13 @@ class Ditto(ClientAlgorithm):
         self.lamda = lamda
         self.lr = lr
 
-    def begin(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         personalizer = federation.strategies.get("personalizer")
         if personalizer is not None:
             raise ConfigurationError(
                 f"{self!r} holds personal models near the global one that clients are sent, and found "
                 f"personalizer={personalizer!r}. Leave the personalizer out: Ditto's clients have models of their own."
             )
-
-    resume = begin
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         personal_model = context.own_model(PERSONAL_MODEL)

@@ -49,10 +49,7 @@ class FedDyn(ClientAlgorithm):
     def __init__(self, alpha: Positive = 0.01) -> None:
         self.alpha = alpha
 
-    def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
-
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         check_sides(federation)
 
     def begin_client(self, context: ClientContext) -> None:
@@ -102,10 +99,9 @@ class FedDynServer(Aggregator):
     of_clients = True
 
     def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
         self._shift = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         check_sides(federation)
         self._num_clients = federation.num_clients
 

@@ -46,10 +46,7 @@ class FedRep(ClientAlgorithm):
     def __init__(self, head_epochs: Count = 1) -> None:
         self.head_epochs = head_epochs
 
-    def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
-
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         # Nothing is restored: a resumed run is checked as a new one.
         if not federation.space.private_names:
             raise ConfigurationError(

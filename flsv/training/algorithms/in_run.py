@@ -35,7 +35,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flsv._lightning.rounding import rounding_of
 from flsv.core import FederationState, LocalData
-from flsv.core.artifacts import keep_artifact
+from flsv.core.artifacts import keep_table
 from flsv.core.needs import fields_of
 from flsv.core.strategy import FederationInfo
 from flsv.data.labels import batch_labels
@@ -122,10 +122,7 @@ class InRunValues(ClientAlgorithm):
 
     # ---- at the server
 
-    def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
-
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         self.bind_evaluator(None)
         self._loss = self._loss_of(federation.metrics.values())
 
@@ -311,7 +308,7 @@ class InRunValues(ClientAlgorithm):
                 f"have classes 0 .. {local.num_classes - 1}."
             )
         # The values of samples stay at the client. The server gets their sums over classes.
-        keep_artifact(local, IN_RUN_VALUES, partial(_values_as_csv, local.state[IN_RUN_VALUES]))
+        keep_table(local, IN_RUN_VALUES, partial(_values_as_csv, local.state[IN_RUN_VALUES]))
         no_values = torch.zeros(local.num_classes, dtype=torch.float64)
         values_by_class = no_values.index_add(0, self._watched_classes, self._watched_values)
         return {IN_RUN_VALUES: values_by_class}

@@ -64,10 +64,9 @@ class SCAFFOLD(ClientAlgorithm):
     saved = ("_variate",)
 
     def begin(self, federation: FederationInfo) -> None:
-        self.resume(federation)
         self._variate = federation.global_vector.new_zeros(federation.space.num_parameters)
 
-    def resume(self, federation: FederationInfo) -> None:
+    def set_up(self, federation: FederationInfo) -> None:
         self._num_clients = federation.num_clients
         self._names = federation.client_names
         self._aggregator: Any = federation.strategies["aggregator"]

@@ -26,6 +26,7 @@ from flsv.metrics import (
     ShadowShapley,
     WassersteinContribution,
 )
+from flsv.retraining.utility_store import UtilityStore
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
@@ -342,26 +343,26 @@ class Killed(Exception):
     pass
 
 
+def make_halving_loop() -> FederatedLoop:
+    return make_shapfed_loop(
+        optimizer_state="persist",
+        sampler=UniformSampler(2),
+        local_epochs=2,
+        metrics={
+            "cssv": ClassSpecificShapley(),
+            "shadow": ShadowShapley(coalitions="halves"),
+        },
+    )
+
+
 def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_path):
     """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
-
-    def make() -> FederatedLoop:
-        return make_shapfed_loop(
-            optimizer_state="persist",
-            sampler=UniformSampler(2),
-            local_epochs=2,
-            metrics={
-                "cssv": ClassSpecificShapley(),
-                "shadow": ShadowShapley(coalitions="halves"),
-            },
-        )
-
     server_data = ServerData()
-    whole_run = SitesInProcess(tmp_path / "a", make, make_momentum_module).fit(
+    whole_run = SitesInProcess(tmp_path / "a", make_halving_loop, make_momentum_module).fit(
         rounds=4, server_data=server_data
     )
 
-    killed = SitesInProcess(tmp_path / "b", make, make_momentum_module)
+    killed = SitesInProcess(tmp_path / "b", make_halving_loop, make_momentum_module)
     saving = ModelCheckpoint(tmp_path / "b", save_last=True)
 
     def kill_in_round_2(address: int, packet: Packet, reply: Packet) -> Packet:
@@ -380,6 +381,37 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(tmp_pat
     resumed_run = killed.fit(rounds=4, ckpt_path=checkpoint, server_data=server_data)
 
     assert_same_runs(resumed_run, whole_run)
+
+
+class KilledAtOnce(BaseException):
+    """Ends a run even where scores may fail."""
+
+
+def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(tmp_path, monkeypatch):
+    server_data = ServerData()
+    whole = SitesInProcess(tmp_path / "a", make_halving_loop, make_momentum_module)
+    whole_run = whole.fit(rounds=4, server_data=server_data)
+
+    killed = SitesInProcess(tmp_path / "b", make_halving_loop, make_momentum_module)
+    saving = ModelCheckpoint(tmp_path / "b", save_last=True)
+
+    def kill_in_round_2(store: UtilityStore, seed: int, members: Any, models: Any) -> None:
+        if 2 in models:
+            raise KilledAtOnce
+        add(store, seed, members, models)
+
+    add = UtilityStore.add
+    monkeypatch.setattr(UtilityStore, "add", kill_in_round_2)
+    with pytest.raises(KilledAtOnce):
+        killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving], server_data=server_data)
+    monkeypatch.undo()
+
+    checkpoint = tmp_path / "b" / "last.ckpt"
+    resumed_run = killed.fit(rounds=4, ckpt_path=checkpoint, server_data=server_data)
+
+    assert_same_runs(resumed_run, whole_run)
+    rows_of_runs = [(tmp_path / name / "coalitions.csv").read_text() for name in "ab"]
+    assert rows_of_runs[0] == rows_of_runs[1]
 
 
 @pytest.mark.parametrize(

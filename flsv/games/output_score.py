@@ -1,4 +1,4 @@
-"""TrainedGame: the game of trained coalitions. Untrained models show how much scores depend on the initial weights."""
+"""OutputScore: scores of coalitions' outputs. Untrained models show how much scores depend on the initial weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.core.round import TrainedCoalitions
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import (
     PredictedValues,
@@ -116,36 +115,6 @@ class OutputScore:
             is_bounded=evaluator.form.is_bounded,
             scores_by_case=scores_by_case,
         )
-
-
-class TrainedGame:
-    """Coalition game whose utilities are the scores of models that the coalitions have trained."""
-
-    def __init__(
-        self,
-        trained: TrainedCoalitions,
-        evaluator: Any,
-        measure: str | ModelScore,
-    ) -> None:
-        self._coalitions = trained
-        self._evaluator = evaluator
-        self._measure = measure
-        self.output_score = OutputScore.for_evaluator(evaluator, measure)
-        # [K, V, ...], of the last call's coalitions.
-        self.outputs: Tensor | None = None
-
-    @property
-    def weights(self) -> Tensor | None:
-        """The clients' weights ``[n]`` in the federation's average."""
-        return self._coalitions.weights
-
-    def __call__(self, masks: Tensor) -> Tensor:
-        """Return coalitions' utilities, ``[J]`` or ``[J, M]``."""
-        build = self._coalitions.builder(masks)
-        keeps_outputs = self.output_score is not None
-        scores = self._evaluator.evaluate(build, len(masks), keep=keeps_outputs)
-        self.outputs = scores.outputs
-        return utility_of(scores, self._measure)
 
 
 #: The number of untrained models that are evaluated.
