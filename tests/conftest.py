@@ -52,6 +52,25 @@ def empty_working_folder(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def program_of_one_module(request):
+    """The other tests' modules are no part of the program, as if each module were tested in a process of its own. The
+    globals of 300 modules would be looked at for each model that is scored."""
+    program_state: Any = sys.modules.get("flsv.utilities.program_state")
+    if program_state is None:
+        yield
+        return
+    other_modules = set()
+    for name in sys.modules.keys() - {request.module.__name__}:
+        _, _, last_name = name.rpartition(".")
+        if last_name.startswith("test_"):
+            other_modules.add(name)
+    with pytest.MonkeyPatch.context() as patch:
+        names = program_state._INSTALLED_NAMES | other_modules
+        patch.setattr(program_state, "_INSTALLED_NAMES", names)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_messages():
     """Commands that a test has run hide messages of the whole process."""

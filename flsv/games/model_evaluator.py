@@ -247,7 +247,7 @@ class ModelEvaluator(VectorEvaluator):
 
     def _scoring(self) -> AbstractContextManager[None]:
         """Return the context in which models are scored."""
-        return isolated_scoring(self._seed, self.device)
+        return isolated_scoring(self.copies, self._seed, device=self.device)
 
     def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""

@@ -27,7 +27,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import is_dense
-from flsv.utilities.program_state import present_state, restored_program
+from flsv.utilities.program_state import ProgramState, present_state, restored_program
 from flsv.utilities.run_copy import find_refused
 from flsv.utilities.seeding import seed_global_rngs
 
@@ -206,17 +206,22 @@ class ModuleCopies:
 
 
 @contextmanager
-def isolated_scoring(seed: int, device: torch.device) -> Iterator[None]:
+def isolated_scoring(
+    copies: ScoringCopies,
+    seed: int,
+    device: torch.device,
+) -> Iterator[None]:
     """Score a model within this context: with the same random numbers whatever was scored before, and without autocast.
     Global generators and the program's globals are restored. An error is raised if a stand-in was used.
     """
     with_gradients = torch.is_grad_enabled()
+    copies.program = present_state()
     with (
         torch.inference_mode(False),  # which enables gradients
         torch.set_grad_enabled(with_gradients),
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         torch.autocast(device.type, enabled=False),
-        restored_program(),
+        restored_program(copies.program),
         checked_stand_ins(),
     ):
         seed_global_rngs(seed, "utility")
@@ -231,6 +236,8 @@ class ScoringCopies:
         self._space = space
         self._is_in_round = False
         self._copies_of_round: ModuleCopies | None = None
+        # The state in which models were scored last, which is looked at again if nothing has changed.
+        self.program: ProgramState | None = None
 
     def begin_round(self) -> None:
         """Begin a round, within which the module does not change."""

@@ -205,7 +205,8 @@ class ValidatedModels(VectorEvaluator):
         self, copies: ModuleCopies, vector: Tensor | None = None
     ) -> Iterator[ValidationRun]:
         """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
-        with isolated_scoring(self._seed, self._trainer.strategy.root_device):
+        device = self._trainer.strategy.root_device
+        with isolated_scoring(self.copies, self._seed, device=device):
             module, trainer = copies.load_with_trainer()
             if vector is not None:
                 self.space.write(module, vector)

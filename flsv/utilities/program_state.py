@@ -336,12 +336,13 @@ def present_state() -> ProgramState:
 
 
 @contextmanager
-def restored_program() -> Iterator[list[str]]:
-    """Restore the program's state at the end of this context. The list then has the paths of tensors that have
-    changed."""
+def restored_program(program: ProgramState | None = None) -> Iterator[list[str]]:
+    """Restore the program's state at the end of this context, the present one by default. The list then has the paths
+    of tensors that have changed."""
     generators = global_rngs()
     settings = torch_settings()
-    program = present_state()
+    if program is None:
+        program = present_state()
     changed_tensors: list[str] = []
     try:
         yield changed_tensors
