@@ -44,19 +44,16 @@ class Contribution(Tensor):
         return copied
 
 
-def contribution(
-    metric: Metric,
-    value: Tensor,
-    missing: str | None = None,
-) -> Contribution:
-    """Make a Contribution from a metric's value ``[n]`` or ``[n, M]``. ``missing`` tells why there is none."""
-    # `value` is [n], or [n, M] by class.
-    if missing is not None:
-        client_values = value if value.ndim < 2 else value.mean(-1)
-        contributions = client_values.as_subclass(Contribution)
-        contributions.pending = missing
-        return contributions
+def missing_contribution(value: Tensor, reason: str) -> Contribution:
+    """Make a Contribution from a value ``[n]`` or ``[n, M]`` that is NaN, with the reason."""
+    client_values = value if value.ndim < 2 else value.mean(-1)
+    contributions = client_values.as_subclass(Contribution)
+    contributions.pending = reason
+    return contributions
 
+
+def contribution(metric: Metric, value: Tensor) -> Contribution:
+    """Make a Contribution from a metric's value ``[n]``, or ``[n, M]`` by class."""
     client_values = overall(metric, value)  # [n]
     contributions = client_values.as_subclass(Contribution)
     contributions.by_class = None

@@ -23,7 +23,7 @@ from flsv.configuration.identity import Identity, fit_identity, settings_of
 from flsv.core import FederationState
 from flsv.core.extension import extension_of
 from flsv.core.strategy import Strategy
-from flsv.federation.contribution import Contribution, contribution
+from flsv.federation.contribution import Contribution, contribution, missing_contribution
 from flsv.federation.lightning_fit import LightningFit
 from flsv.federation.reports import current_table, events_of
 from flsv.federation.resume import (
@@ -394,12 +394,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         Each is a tensor with the attributes ``by_class``, values per class ``[n, M]``, and ``interval``, the low and
         the high ends ``[n]`` of the values' intervals. An attribute is None if the metric has no such values.
         """
+        names = list(self.contribution_metrics.contributions)
+        return {name: self._contribution(name) for name in names}
+
+    def _contribution(self, name: str) -> Contribution:
         metrics = self.contribution_metrics
-        contributions = {}
-        for name, value in metrics.contributions.items():
-            missing = metrics.missing.get(name)
-            contributions[name] = contribution(self.metrics[name], value, missing)
-        return contributions
+        if name not in metrics.missing:
+            with metrics.keeping_run([name], "reading its values"):
+                return contribution(self.metrics[name], metrics.contributions[name])
+        return missing_contribution(metrics.contributions[name], metrics.missing[name])
 
     @property
     def round_index(self) -> int:

@@ -27,12 +27,11 @@ from flsv.results.curves import Monitored, curves_of
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
-from flsv.results.rows import ResultBuilder, column_names
+from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
 from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
-from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 
@@ -71,6 +70,12 @@ class RunReports:
             missing=federation.metrics.missing,
             keeping_run=federation.metrics.keeping_run,
         )
+        # What is told of metrics is read now, since an error is raised before training only.
+        self._kinds_to_pay_by = {}
+        for name, metric in self._metrics.items():
+            if to_pay_by(metric):
+                self._kinds_to_pay_by[name] = type(metric).__name__
+        self._trained_names = federation.metrics.trained_names
         self._rows_at_start = self.results.rows(
             self._state.round_index, federation.metrics.contributions
         )
@@ -373,7 +378,6 @@ class RunReports:
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         state = self._state
-        metrics = self._metrics
         values = self._federation.metrics.contributions
         last_round = max(state.round_index - 1, 0)
 
@@ -385,14 +389,13 @@ class RunReports:
             weight=state.weights,
             **state.client_scores,
         )
-        kinds_to_pay_by = {}
         columns = {}
-        for name in metrics:
+        for name, names_of_columns in self.results.columns.items():
             if name in values:
-                columns[name] = "column" if column_names(metrics[name]) else "class"
-        for name in values:
-            if to_pay_by(metrics[name]):
-                kinds_to_pay_by[name] = type(metrics[name]).__name__
+                columns[name] = "column" if names_of_columns else "class"
+        kinds_to_pay_by = {
+            name: self._kinds_to_pay_by[name] for name in values if name in self._kinds_to_pay_by
+        }
 
         return RunResult(
             last_round,
@@ -400,7 +403,7 @@ class RunReports:
             table=frame(rows),
             columns=columns,
             to_pay_by=nearest_to_retraining_first(kinds_to_pay_by),
-            trained=[name for name in values if attribute_of(metrics[name], "extension")],
+            trained=[name for name in values if name in self._trained_names],
             learning_record=learning,
             logged=self._logged_numbers(),
             pictures=self.results.pictures(last_round, values),

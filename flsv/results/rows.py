@@ -59,26 +59,6 @@ def column_names(metric: Metric) -> list[str] | None:
     return metric.columns()
 
 
-def _named_columns(
-    metric: Metric,
-    value: Tensor,
-    class_names: Sequence[str] | None,
-) -> dict[str, str]:
-    """Return ``{key: name}`` of a value's columns, empty if there are none, or only one class."""
-    if value.ndim < 2:
-        return {}
-    names_of_columns = column_names(metric)
-    if names_of_columns:
-        return {name: str(name) for name in names_of_columns}
-    num_classes = value.shape[1]
-    if num_classes == 1:
-        return {}
-    class_numbers = [str(index) for index in range(num_classes)]
-    # Class names of the data, else of the metric, else numbers.
-    names = class_names or getattr(metric, "class_names", None) or class_numbers
-    return dict(zip(class_numbers, map(str, names)))
-
-
 def client_rows(
     index: int,
     metric: str,
@@ -157,7 +137,13 @@ class ResultBuilder:
         self._missing = missing
         self._keeping_run = keeping_run
         self._client_names = client_names
-        self._class_names = class_names
+        # {metric: names of its columns, None if they are classes}
+        self.columns: dict[str, list[str] | None] = {}
+        # {metric: names of classes}, those of the data, or else those that the metric has
+        self._class_names: dict[str, Sequence[str] | None] = {}
+        for name, metric in metrics.items():
+            self.columns[name] = column_names(metric)
+            self._class_names[name] = class_names or getattr(metric, "class_names", None)
         self._earlier_rows: Sequence[Row] = ()
         self._late_rows: Sequence[Row] = ()
         self._federation_numbers: set[str] = set()
@@ -205,7 +191,7 @@ class ResultBuilder:
                     index, name, by_client(tensor), self._client_names, intervals=intervals
                 )
             elif part == COLUMNS:
-                columns = _named_columns(self._metrics[name], tensor, self._class_names)
+                columns = self._named_columns(name, num_columns=tensor.shape[1])
                 for position, (column, class_name) in enumerate(columns.items()):
                     rows += client_rows(
                         index,
@@ -216,6 +202,17 @@ class ResultBuilder:
                         class_name=class_name,
                     )
         return rows
+
+    def _named_columns(self, name: str, num_columns: int) -> dict[str, str]:
+        """Return ``{key: name}`` of a metric's columns, empty if there is only one class."""
+        names_of_columns = self.columns[name]
+        if names_of_columns:
+            return {column: str(column) for column in names_of_columns}
+        if num_columns == 1:
+            return {}
+        class_numbers = [str(index) for index in range(num_columns)]
+        names = self._class_names[name] or class_numbers
+        return dict(zip(class_numbers, map(str, names)))
 
     def _values_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
         """Return a metric's overall values, the ends of their intervals, and its values by column, as far as it has

@@ -400,8 +400,7 @@ class CoalitionPlan(RunExtension):
     def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
         """Train the coalitions if metrics need them, and return the metrics' values and lines to print."""
         values: dict[int, dict[str, Tensor]] = {}
-        metrics = self._valued_metrics
-        if any(metric.pending is not None for metric in metrics.values()):
+        if self._metrics.keys() & set(self._federation.metrics.pending_names):
             try:
                 values = self._values(run)
             except NoValues as reason:

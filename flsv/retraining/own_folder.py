@@ -139,7 +139,10 @@ class ProgramFolder:
             yield str(self._own_folder)
         finally:
             os.chdir(program_folder)
-            self._reset(self._own_folder)
+            unchanged_paths = set(self._unchanged_in(str(self._own_folder), location=""))
+            for path in self._signatures:
+                if path not in unchanged_paths:
+                    self._make_entry(path)
 
         for path, signature in self._signatures_of_sources().items():
             if linked_files.get(path) != signature:
@@ -183,23 +186,16 @@ class ProgramFolder:
             shutil.copy2(self._copies[path], target)
         self._signatures[path] = _signature(target)
 
-    def _reset(self, own_folder: Path) -> None:
-        """Undo what a coalition has changed in its folder."""
-        for folder, folder_names, file_names in os.walk(own_folder):
-            location = os.path.relpath(folder, own_folder)
-            for name in [*folder_names, *file_names]:
-                path = os.path.normpath(os.path.join(location, name))
-                target = os.path.join(folder, name)
-                if self._signatures.get(path) == _signature(target):
-                    continue
-                _remove(target)
-                if name in folder_names:
-                    folder_names.remove(name)
-
-        for path, signature in list(self._signatures.items()):
-            target = os.path.join(own_folder, path)
-            if signature != _signature(target):
-                self._make_entry(path)
+    def _unchanged_in(self, folder: str, location: str) -> Iterator[str]:
+        """Yield the paths of a folder's entries that are as they were made. Others are removed."""
+        for entry in _entries(folder):
+            path = os.path.join(location, entry.name)
+            if self._signatures.get(path) != _signature(entry.path):
+                _remove(entry.path)
+                continue
+            yield path
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._unchanged_in(entry.path, path)
 
     def _signatures_of_sources(self) -> dict[str, Signature | None]:
         """Return the signatures of files to which there are links."""

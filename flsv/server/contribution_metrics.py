@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from flsv.core import VOCABULARY, Round, Stage, stage_of
@@ -73,6 +75,11 @@ class ContributionMetrics:
         """Return the names of the attributes of a round that each metric reads, ``{metric: names}``."""
         return {name: reads_of(metric) for name, metric in self.metrics.items()}
 
+    @cached_property
+    def priors(self) -> dict[str, float | None]:
+        """Return what stands for NaN in metrics' values for strategies, ``{metric: number}``."""
+        return {name: attribute_of(metric, "prior") for name, metric in self.metrics.items()}
+
     @property
     def head_metrics(self) -> list[str]:
         """Return the names of the metrics that read the classifier head."""
@@ -104,7 +111,7 @@ class ContributionMetrics:
             performances[name] = attribute_of(self.metrics[name], "measured_by", "accuracy")
         return performances
 
-    @property
+    @cached_property
     def trained_names(self) -> list[str]:
         """Return the names of the metrics whose values need trained coalitions."""
         return [name for name, metric in self.metrics.items() if attribute_of(metric, "extension")]
@@ -112,11 +119,14 @@ class ContributionMetrics:
     @property
     def pending_names(self) -> list[str]:
         """Return the names of the metrics whose values come after the run."""
-        return [
-            name
-            for name, metric in self.metrics.items()
-            if name not in self.missing and attribute_of(metric, "pending") is not None
-        ]
+        return [name for name in self.metrics if self._attribute(name, "pending") is not None]
+
+    def _attribute(self, name: str, attribute: str) -> Any:
+        """Return a metric's attribute, None if the metric is missing or fails now."""
+        if name not in self.missing:
+            with self.keeping_run([name], f"reading {attribute}"):
+                return attribute_of(self.metrics[name], attribute)
+        return None
 
     @property
     def update_metrics(self) -> list[str]:
@@ -160,7 +170,7 @@ class ContributionMetrics:
         value of clients that never took part. A metric that has failed has the values of the round before."""
         contributions = {**self.contributions, **self._last_values}
         for name, value in contributions.items():
-            prior = attribute_of(self.metrics.get(name), "prior")
+            prior = self.priors.get(name)
             if prior is not None:
                 contributions[name] = torch.where(value.isnan(), prior, value)
         return contributions
@@ -180,6 +190,9 @@ class ContributionMetrics:
             if isinstance(metric, ContributionMetric):
                 metric.bind(num_clients, num_classes, class_names, class_counts, client_names)
             metric.persistent(True)
+        # What a run reads of metrics is read before training, where an error is raised.
+        vars(self).pop("priors", None)
+        _ = self.priors, self.trained_names
 
     def reset(self) -> None:
         self.contributions.clear()
@@ -219,7 +232,8 @@ class ContributionMetrics:
         try:
             yield
         except Exception as error:
-            if not all(name in self.contributions for name in names):
+            have_values = all(name in self.contributions for name in names)
+            if not names or not have_values:
                 raise
             for name in names:
                 self._give_up(name, f"{when} ended in {type(error).__name__}: {error}")
@@ -277,13 +291,16 @@ class ContributionMetrics:
     def outdated_names(self) -> list[str]:
         """Return the names of the metrics whose values are of an earlier round than the last."""
         return [
-            name
-            for name, metric in self.metrics.items()
-            if attribute_of(metric, "compute_at_run_end") is not None
+            name for name in self.metrics if self._attribute(name, "compute_at_run_end") is not None
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        states = {name: metric.state_dict() for name, metric in self.metrics.items()}
+        states = {}
+        for name, metric in self.metrics.items():
+            if name in self.missing:
+                continue
+            with self.keeping_run([name], "saving its state"):
+                states[name] = _checked_state(metric)
         return {
             "metrics": states,
             "contributions": dict(self.contributions),
@@ -293,7 +310,8 @@ class ContributionMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, metric in self.metrics.items():
-            metric.load_state_dict(state["metrics"][name])
+            if name not in state.get("missing", {}):
+                metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])
         # Checkpoints of earlier versions lack both. Others hold the dictionary of sentences.
         self.missing.clear()
@@ -303,6 +321,14 @@ class ContributionMetrics:
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _checked_state(metric: Metric) -> dict[str, Any]:
+    """Return a metric's state. An error is raised if no checkpoint can hold it."""
+    state = metric.state_dict()
+    other_entries = [entry for entry in tree_leaves(state) if not isinstance(entry, Tensor)]
+    pickle.dumps(other_entries)
+    return state
 
 
 def _checked_fields(

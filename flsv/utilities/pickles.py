@@ -42,6 +42,8 @@ PATH = "path"
 CACHE_TYPE: Any = type(lru_cache(len))
 #: By what locks of a type are made. The types themselves have no names that pickle finds.
 _LOCK_MAKERS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+#: Types of values of which only marked ones are pickled otherwise than by Python.
+_BUILTIN_TYPES = frozenset({type(None), bool, int, float, dict, list, tuple, set})
 #: In place of data to which a pickled object refers.
 _NO_DATA = object()
 
@@ -72,6 +74,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._copied_ids = copied_ids
         self._blank_storages = blank_storages
         self._stand_ins = stand_ins
+        self._marked_ids = {*stand_ins, *shared_ids, id(data), id(self._users_data)}
         # A metaclass may answer for a class, so that objects are not asked with isinstance.
         self._shared_types = (type, *shared_types)
         # The memory of tensors. Those that share it do so in a copy, too.
@@ -84,29 +87,32 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._position_of_storage: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            return self._persistent_path(value)
+        if kind in _BUILTIN_TYPES and id(value) not in self._marked_ids:
+            return None  # most objects, which need no further question
         if value is self._run_data:
             return "data"
         if value is self._users_data:
             return "users data"
         if id(value) in self._stand_ins:
             return SHARED, self._share(self._stand_ins[id(value)])
-        if type(value) is StandIn:  # of a copy that is copied again
+        if kind is StandIn:  # of a copy that is copied again
             return SHARED, self._share(value)
-        if type(value) is str:
-            return self._persistent_path(value)
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
         # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
-        is_of_shared_type = issubclass(type(value), self._shared_types)
+        is_of_shared_type = issubclass(kind, self._shared_types)
         is_shared = is_of_shared_type and id(value) not in self._copied_ids
         if is_shared or id(value) in self._shared_ids:
             return SHARED, self._share(value)
-        if type(value) is FunctionType and not _has_state(value):
+        if kind is FunctionType and not _has_state(value):
             return SHARED, self._share(value)
-        if type(value) is torch.jit.ScriptFunction:  # it has no state
+        if kind is torch.jit.ScriptFunction:  # it has no state
             return SHARED, self._share(value)
-        if type(value) is _Original:
+        if kind is _Original:
             return SHARED, self._share(value.function)
         return None
 

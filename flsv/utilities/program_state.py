@@ -239,7 +239,8 @@ _NAMES_OF_CLASSES: set[str] = set()
 
 def _modules_of_program() -> list[ModuleType]:
     modules = []
-    for name in sorted(sys.modules.keys() - _INSTALLED_NAMES):
+    names = [name for name in list(sys.modules) if name not in _INSTALLED_NAMES]
+    for name in sorted(names):
         module: Any = sys.modules.get(name)
         is_of_program = name == "__main__" or name in _NAMES_OF_CLASSES
         if is_of_program or not _is_installed(name, module):

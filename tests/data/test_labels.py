@@ -279,36 +279,28 @@ def test_a_number_right_after_the_input_is_the_label(as_dataset):
 
 
 @pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
-@pytest.mark.parametrize("parts", ["a label beside a mask", "a column of labels"])
-def test_a_number_that_is_not_the_second_part_has_to_be_named(parts, as_dataset):
-    dataset = as_dataset(OF_THREE_PARTS[parts])
-
-    with pytest.raises(ConfigurationError, match="name it, as in labels=2"):
-        dataset_labels(dataset)
-
-    data = set_up_data(dataset, IIDPartitioner(2), labels=2)
-    assert data.num_classes == 3
-
-
-@pytest.mark.parametrize("as_dataset", [make_tensors, make_samples, make_concatenation])
 @pytest.mark.parametrize(
     ("parts", "position"),
     [
+        ("a label beside a mask", 2),
+        ("a column of labels", 2),
         ("a number of the sample", 1),
         ("a weight", 1),
         ("a second input", 2),
         ("a column", 1),
     ],
 )
-def test_of_two_numbers_in_a_sample_the_label_has_to_be_named(parts, position, as_dataset):
-    dataset = as_dataset(OF_TWO_NUMBERS[parts])
+def test_a_label_that_is_late_or_one_of_two_numbers_has_to_be_named(parts, position, as_dataset):
+    is_one_of_two = parts in OF_TWO_NUMBERS
+    dataset = as_dataset({**OF_THREE_PARTS, **OF_TWO_NUMBERS}[parts])
     partitioner = DirichletPartitioner(2, alpha=1.0)
 
-    with pytest.raises(ConfigurationError, match="the parts 1, 2 of a sample are .* labels=2"):
+    candidates = "1, 2" if is_one_of_two else "2"
+    with pytest.raises(ConfigurationError, match=f"parts {candidates} of a sample are .* labels=2"):
         set_up_data(dataset, partitioner)
 
     without_labels = set_up_data(dataset, IIDPartitioner(2))
-    assert "the parts 1, 2" in without_labels.no_classes
+    assert f"the parts {candidates}" in without_labels.no_classes
 
     data = set_up_data(dataset, partitioner, labels=position)
     assert data.num_classes == 3

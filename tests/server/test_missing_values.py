@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from flsv import FederatedLoop
+from flsv._lightning.patches import find_loop
 from flsv.aggregation import ShapleySoftmax, ShapleyWeighted
-from flsv.metrics import LeaveOneOut
+from flsv.metrics import LeaveOneOut, ShadowShapley
 from flsv.metrics.base import ContributionMetric
 from flsv.report import write_report
 from helpers import warns
@@ -29,6 +31,19 @@ METHODS = (
     "per_client",
     "payment_record",
     "end_run",
+    "state_dict",
+    "picklable",
+)
+#: Attributes that a run or its user reads, each a property that fails.
+PROPERTIES = (
+    "prior",
+    "pending",
+    "higher_is_better",
+    "to_pay_by",
+    "class_names",
+    "extension",
+    "measured_by",
+    "judges",
 )
 
 
@@ -89,6 +104,41 @@ class Fails(ContributionMetric):
         self._fail("end_run")
         return False
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self._fail("state_dict")
+        state = super().state_dict(*args, **kwargs)
+        if self.method == "picklable" and self.rounds >= self.first_round:
+            state["picklable"] = (part for part in "fails")
+        return state
+
+
+class Refuses(Fails):
+    """It shows nothing of itself from its second round on, but what torchmetrics reads."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in PROPERTIES or name == "columns":
+            states = object.__getattribute__(self, "__dict__")
+            if states.get("rounds", 0) >= 2:
+                raise KeyError(f"{name} fails")
+        return super().__getattribute__(name)
+
+
+class RefusesToTrain(ShadowShapley):
+    """It does not say after the run whether coalitions must be trained."""
+
+    @property
+    def pending(self) -> str | None:
+        if self.rounds >= 2:
+            raise KeyError("pending fails")
+        return super().pending
+
+
+class ReadsValues(Callback):
+    """It reads all metrics' values in every round, as a program may."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        find_loop(trainer.callbacks).contributions  # noqa: B018
+
 
 def fit_run(
     folder: Path,
@@ -102,7 +152,15 @@ def fit_run(
     data = toy_data(server_val=0.2)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit(loop, folder, module=module, data=data, rounds=ROUNDS)
+        fit(
+            loop,
+            folder,
+            module=module,
+            data=data,
+            rounds=ROUNDS,
+            callbacks=[ReadsValues()],
+            enable_checkpointing=True,
+        )
 
     messages = []
     for warning in caught_warnings:
@@ -144,6 +202,8 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
         return
 
     reason = f"{method} fails"
+    if method == "picklable":
+        reason = "cannot pickle"
     assert len(messages) == 1
     assert reason in messages[0]
     missing_values = loop.contributions["fails"]
@@ -155,6 +215,24 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     assert reason in record["missing"]["fails"]
     report = write_report(tmp_path)
     assert reason in report.read_text()
+
+
+@pytest.mark.parametrize("metric", [Refuses(method="none"), RefusesToTrain()])
+def test_run_goes_on_whatever_attribute_of_a_metric_fails(
+    metric,
+    run_without,
+    tmp_path,
+):
+    loop, module, messages = fit_run(tmp_path, {"fails": metric})
+
+    _, module_without, _ = run_without
+    weights = state_vector(module)
+    weights_without = state_vector(module_without)
+    assert torch.equal(weights, weights_without)
+    assert loop.round_index == ROUNDS
+    assert loop.contributions["fails"].isnan().all()
+    assert len(messages) == 1
+    assert "pending fails" in messages[0]
 
 
 @pytest.mark.parametrize("method", ["update", "compute"])
