@@ -405,9 +405,8 @@ class CoalitionPlan(RunExtension):
                 values = self._values(run)
             except NoValues as reason:
                 self._explain_missing(f"{reason}", reason.interrupted)
-            except (
-                Exception
-            ) as error:  # the run's results are written, whatever its coalitions raise
+            # The run's results are written, whatever its coalitions raise.
+            except Exception as error:
                 if ranks_of(run.trainer).size > 1:
                     raise  # the other ranks wait for this one
                 innermost = traceback.extract_tb(error.__traceback__)[-1]

@@ -51,11 +51,22 @@ class ModelScoring:
     def score_vectors(self, vectors: Sequence[Tensor]) -> list[ScoredModel]:
         """Score the models ``vectors``, each ``[P]``."""
         scores_by_key = {}
+        build = row_builder(vectors)
+        num_models = len(vectors)
         for key, evaluator in self.evaluators.items():
-            scores_by_key[key] = evaluator.evaluate(row_builder(vectors), len(vectors), keep=True)
-        return [self._model(scores_by_key, index) for index in range(len(vectors))]
+            scores_by_key[key] = evaluator.evaluate(build, num_models, keep=True)
 
-    def _model(self, scores_by_key: Mapping[Hashable, Scores], index: int) -> ScoredModel:
+        models = []
+        for index in range(num_models):
+            model = self._model(scores_by_key, index)
+            models.append(model)
+        return models
+
+    def _model(
+        self,
+        scores_by_key: Mapping[Hashable, Scores],
+        index: int,
+    ) -> ScoredModel:
         utilities = []
         outputs = {}
         for measure in self._measures.values():
@@ -63,7 +74,9 @@ class ModelScoring:
             utility = utility_of(scores, measure)[index]
             utilities.append(utility.view(-1).tolist())
             if scores.outputs is not None:
-                outputs[outputs_name(measure)] = scores.outputs[index].cpu().clone()
+                output = scores.outputs[index].cpu()
+                name = outputs_name(measure)
+                outputs[name] = output.clone()  # a file of a view would have all models' outputs
         return ScoredModel(utilities, outputs)
 
 

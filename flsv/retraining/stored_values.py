@@ -22,31 +22,43 @@ def values_of_rows(
 ) -> dict[int, dict[str, Tensor]]:
     """Give the metrics the rows of the coalitions ``masks``, and return their values, ``{round: {metric: values}}``."""
     coalitions = members_of(masks)
-    values_by_round: dict[int, dict[str, Tensor]] = {index: {} for index in store.rounds}
+    values_by_round: dict[int, dict[str, Tensor]] = {}
+    for round_index in store.rounds:
+        values_by_round[round_index] = {}
+
+    num_rounds = store.rounds[-1] + 1
     for name, metric in metrics.items():
-        rounds_to_value = metric.rounds_to_value(store.rounds[-1] + 1)
-        rounds = [index for index in rounds_to_value if index in store.rounds]
-        positions = [store.rounds.index(round_index) for round_index in rounds]
-        column = store.names.index(column_name(metric.measured_by))
+        rounds = []
+        positions = []  # of these rounds among the store's
+        due_rounds = metric.rounds_to_value(num_rounds)
+        for position, round_index in enumerate(store.rounds):
+            if round_index in due_rounds:
+                rounds.append(round_index)
+                positions.append(position)
+
+        measure_name = column_name(metric.measured_by)
+        column = store.names.index(measure_name)
         utilities = []  # [K][R][1], or per class
         for members in coalitions:
             rows = store.rows(run.seed, members)
             utilities.append([rows[position][column] for position in positions])
+        utility_table = torch.tensor(utilities, dtype=torch.float64)
 
-        score = score_of_stored_outputs(metric, store, run)
         outputs = None
+        score = score_of_stored_outputs(metric, store, run)
         if score is not None:
-            outputs = stored_outputs(metric, masks, store, run.seed)[:, positions].transpose(0, 1)
+            outputs = stored_outputs(metric, masks, store, run.seed)
+            outputs = outputs[:, positions].transpose(0, 1)
         metric_values = metric.complete(
             masks,
-            torch.tensor(utilities, dtype=torch.float64).transpose(0, 1),
+            utility_table.transpose(0, 1),
             rounds=rounds,
             outputs=outputs,
             weights=run.weights,
             output_score=score,
         )
-        for index, values in metric_values.items():
-            values_by_round[index][name] = values
+        for round_index, values in metric_values.items():
+            values_by_round[round_index][name] = values
     return values_by_round
 
 
@@ -58,7 +70,10 @@ def stored_outputs(
 ) -> Tensor:
     """Return the coalitions' outputs ``[K, R, V, ...]`` after each of R rounds."""
     name = outputs_name(metric.measured_by)
-    outputs = [store.outputs(seed, members, name) for members in members_of(masks)]
+    outputs = []
+    for members in members_of(masks):
+        outputs_of_coalition = store.outputs(seed, members, name)
+        outputs.append(outputs_of_coalition)
     return torch.stack(outputs)
 
 

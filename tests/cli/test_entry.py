@@ -153,18 +153,18 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
 @pytest.mark.parametrize(
     "command",
     [
-        "fit --data.splits.server_val=0 --federation.metrics={sv:CumulativeShapley} --trainer.default_root_dir={}",
-        "fit --model.optimizer.init_args.lr=-1 --trainer.default_root_dir={}",
-        "repeat 2 --data.source=digtis --out={}",
+        "fit FILE --data.splits.server_val=0 --federation.metrics={sv:CumulativeShapley} --trainer.default_root_dir={}",
+        "fit FILE --model.optimizer.init_args.lr=-1 --trainer.default_root_dir={}",
+        "repeat 2 FILE --data.source=digtis --out={}",
     ],
     ids=["metric", "optimizer", "repeat"],
 )
 def test_command_refused_before_its_first_round_leaves_no_folder(tmp_path, command):
     config = write_config(tmp_path / "federation.yaml")
     folder = tmp_path / "new" / "runs"
-    words = command.replace("{}", str(folder)).split()
+    words = command.replace("{}", str(folder)).replace("FILE", f"--config {config}").split()
 
-    assert main([*words, "--config", str(config)]) == 2
+    assert main(words) == 2
 
     assert [path.name for path in tmp_path.iterdir()] == ["federation.yaml"]
 

@@ -91,7 +91,7 @@ def test_metric_that_has_failed_trains_no_coalition(
 
     def fail_in_the_second_round(scoring: ModelScoring, module: Any, **options: Any) -> Any:
         scored_models.append(module)
-        if len(scored_models) > 2:  # the untrained one, and that of the first round
+        if len(scored_models) > 3:  # on trial, untrained, and after the first round
             raise RuntimeError("out of memory")
         return score(scoring, module, **options)
 
@@ -102,6 +102,6 @@ def test_metric_that_has_failed_trains_no_coalition(
         trainer_for(loop, tmp_path, 3).fit(Base(), make_data())
 
     assert loop.contributions["shadow"].isnan().all()
-    assert len(scored_models) == 3
+    assert len(scored_models) == 4
     _settings, _head, *rows = (tmp_path / "coalitions.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["'-", "0+1+2"]
