@@ -462,6 +462,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
             "round": 0,
             "rounds": 1,
             "greeting": "0" * 16,
+            "client": 0,
         },
     )
     reply = make_site(tmp_path, 0, make_shapfed_loop).answer(packet)

@@ -449,11 +449,17 @@ def test_data_that_grow_at_a_site_are_named(tmp_path, monkeypatch):
     samples_of_sites: list[SampleList] = []
     # The samples stay as they are, and are remembered.
     change_samples_of_sites(monkeypatch, samples_of_sites.append)
-    remote = SitesInProcess(tmp_path, FederatedLoop)  # its sites load their samples
-    assert len(samples_of_sites) == len(NAMES)
+    remote = SitesInProcess(tmp_path, FederatedLoop)
 
-    for samples in samples_of_sites:
-        samples.append(samples[0])
+    def grow_after_greeting(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "hello":  # the site has just loaded its samples
+            samples = samples_of_sites[-1]
+            samples.append(samples[0])
+        return reply
+
+    remote.transport.on_reply = grow_after_greeting
 
     with warns("grown from.*not trained on"):
         remote.fit(rounds=1)
+
+    assert len(samples_of_sites) == len(NAMES)
