@@ -5,6 +5,7 @@ The fits run one after the other in this process, or by joblib in several.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -217,11 +218,25 @@ def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 
 @contextmanager
+def collected_garbage() -> Iterator[None]:
+    """Free at the end of this context what was made in it: the parts of a copy refer to each other, and Python alone
+    would free them at some later time. Nothing that was there before is looked at."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
+
+
+@contextmanager
 def in_quiet() -> Iterator[list[str]]:
-    """Print, log and warn nothing in this context, and restore the program as :func:`restored_program` does."""
+    """Print, log and warn nothing in this context. At its end restore the program as :func:`restored_program` does, and
+    free what was made."""
     disabled_level = logging.root.manager.disable
     try:
         with ExitStack() as stack:
+            stack.enter_context(collected_garbage())
             changed_tensors = stack.enter_context(restored_program())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")

@@ -370,10 +370,10 @@ def copy_store(folder: Path, target: Path) -> None:
     file = folder / COALITIONS_FILE
     if not file.is_file():
         return
-    target.mkdir(parents=True, exist_ok=True)
-    outputs = file.with_suffix("")
-    if outputs.is_dir():
-        shutil.copytree(outputs, target / outputs.name, dirs_exist_ok=True)
+    outputs_folder = target / file.stem
+    outputs_folder.mkdir(parents=True, exist_ok=True)
+    for path in file.with_suffix("").glob("*"):
+        shutil.copy(path, outputs_folder)
     shutil.copy(file, target)
 
 

@@ -1,5 +1,6 @@
 """Coalitions train when the run has ended: after all of its hooks, and with what these have set free."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
+from flsv.retraining.copied_fits import CopyOfRun
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
 
@@ -67,3 +69,30 @@ def test_coalitions_train_after_the_modules_teardown(
     assert len(trainer.callbacks) == num_callbacks
     assert Path("by_module.pt").is_file()
     assert Path("by_callback.pt").is_file()
+
+
+def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+    """Its parts refer to each other, so that it is there until garbage is collected."""
+    references = []
+    numbers = []
+    load = CopyOfRun.load
+
+    def counted_load(run_copy: CopyOfRun) -> Any:
+        trainer, module, data = load(run_copy)
+        references.append(weakref.ref(module))
+        loaded_copies = [reference for reference in references if reference() is not None]
+        numbers.append(len(loaded_copies))
+        return trainer, module, data
+
+    monkeypatch.setattr(CopyOfRun, "load", counted_load)
+    loop = FederatedLoop(
+        metrics={"shadow": ShadowShapley(coalitions="singles")},
+        seed=SEED,
+        reporting=Reporting(table=False),
+    )
+
+    trainer_for(loop, tmp_path, rounds=2).fit(Base(), make_data())
+
+    _trial, _second_of_trial, *coalitions = numbers
+    assert len(coalitions) > 3
+    assert set(coalitions) == {1}
