@@ -49,8 +49,8 @@ def repeat(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Run a federation with several seeds. Return a table of the clients' mean values, and its file."""
-    if runs < 2:
-        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs.")
+    if runs < 1:
+        raise ConfigurationError(f"flsv repeat {runs}: expected 1 or more runs.")
     # This seed and those below only complete the configuration: each run gets its own.
     template = make_cli(
         [*arguments, "--seed_everything=0", *QUIET_FIT_ARGUMENTS], run=False, quiet=True
@@ -106,7 +106,10 @@ def _show(summary: DataFrame) -> None:
     not_payable = [metric for metric in rows_by_metric if metric not in payable]
     for metric in [*payable, *not_payable]:
         rows = rows_by_metric[metric]
-        title = f"{metric}, mean of {rows['runs'].max()} runs"
+        num_runs = rows["runs"].max()
+        title = f"{metric}, mean of {num_runs} runs"
+        if num_runs == 1:
+            title = f"{metric}, one run"
         if metric in not_payable:
             title += ". Do not base payments on these values"
         columns = _shown_columns(rows, has_shares=metric in payable)

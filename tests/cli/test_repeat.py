@@ -5,12 +5,13 @@ import statistics
 from typing import Any
 
 import pytest
+from pandas import read_csv
 from scipy import stats
 
 from flsv.cli import main, saved_run as repeat
-from flsv.report import open_run
+from flsv.report import open_run, read_run
 from flsv.report.shares import basis_of
-from helpers.runs import read_rows, write_config, write_table
+from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
@@ -113,6 +114,27 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert "samples of" in capsys.readouterr().err
     assert (out / "repeat.csv").read_bytes() == means
     assert not (out / "seed_2").exists()
+
+
+def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(tmp_path):
+    """All of them train each client alone with one seed."""
+    metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
+    parts = {"metrics": {"value": metric}, "reporting": {"figures": 0}}
+    config = write_config(tmp_path / "federation.yaml", federation=parts, seed_everything=0)
+    folder = fit_by_command(tmp_path / "fit", config)
+    repetitions = tmp_path / "repetitions"
+
+    assert main(["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]) == 0
+    options = ["--trainings=singles", "--seeds=1", "-q"]
+    assert main(["retrain", str(folder), *options]) == 0
+
+    last_values = read_run(folder / "contributions.csv").query("metric == 'value'")
+    last_round = last_values["round"].max()
+    of_run = last_values[last_values["round"] == last_round]
+    expected = of_run[["value", "low", "high"]].to_numpy()
+    for path in (repetitions, folder / "retrained"):
+        table = read_csv(path / "repeat.csv").query("metric == 'value'")
+        assert (table[["mean", "low", "high"]].to_numpy() == expected).all()
 
 
 def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, capsys):
