@@ -284,7 +284,7 @@ def make_small_federation(**changes: Any) -> Federation:
 
 #: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.
 OWN = re.compile(
-    r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['csv'\]|path|best_k_models"
+    r"'zero_grad'|scheduler_progress|progress'.*'current'|is_last_batch|\['(csv|folder)'\]|path|best_k_models"
 )
 
 
