@@ -279,6 +279,22 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             num_classes: M, the number of classes. It may be None if ``per_class`` is False.
         """
 
+    if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
+
+        def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+            """Merge the rounds of another metric, or of its state, as earlier ones than its own.
+
+            Raises:
+                ConfigurationError: the other metric has other arguments.
+            """
+            is_metric = isinstance(incoming_state, type(self))
+            if is_metric and repr(incoming_state) != repr(self):
+                raise ConfigurationError(
+                    f"{self!r} and {incoming_state!r} cannot be merged: their values do not mean the same. Give both "
+                    "the same arguments."
+                )
+            super().merge_state(incoming_state)
+
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         if not self.mergeable:
             raise ConfigurationError(

@@ -5,9 +5,11 @@ from torchmetrics import Metric
 
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
+from flsv.metrics import ClassSpecificShapley
 from flsv.testing import fits
 from flsv.testing.metric import results_of
 from flsv.testing.rounds import HALF, ROUND_INDICES
+from helpers import refused
 from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
 from helpers.part_cases import parametrize_checks
 
@@ -39,6 +41,17 @@ def test_merged_metrics_are_as_one_but_those_that_depend_on_the_order_of_rounds(
         fits.expect_same(results_of(metric), case.all_results, rtol=1e-4)
 
     assert refusing == {"CosineGradientShapley", "OneRoundShapley"}
+
+
+@pytest.mark.skipif(
+    not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
+)
+def test_metrics_with_other_arguments_are_not_merged():
+    metric = ClassSpecificShapley(num_clients=2, num_classes=2)
+    slower_metric = ClassSpecificShapley(num_clients=2, num_classes=2, momentum=0.25)
+
+    with refused("cannot be merged"):
+        metric.merge_state(slower_metric)
 
 
 def test_every_exported_metric_is_checked():
