@@ -154,6 +154,8 @@ def value_round(
     names = _checked_names(clients, num_clients)
     model_by_client = _by_client(updates, "updates", clients)
     client_ids = list(model_by_client)
+    _check_form("num_samples", num_samples, updates)
+    _check_form("weights", weights, updates)
 
     classes = num_classes
     if classes is None and space.head is not None:
@@ -217,6 +219,14 @@ def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]
             "all of them, at least 2, each once: a contribution is measured against other clients'."
         )
     return names
+
+
+def _check_form(argument: str, values: Any, updates: Any) -> None:
+    """Raise ConfigurationError unless values are in a list as the updates, or by client as these."""
+    if values is not None and isinstance(values, Mapping) != isinstance(updates, Mapping):
+        raise ConfigurationError(
+            f"value_round({argument}=...): expected as updates are, all in lists, or all by client."
+        )
 
 
 def _by_client(

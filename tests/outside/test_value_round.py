@@ -393,8 +393,13 @@ STATE = NET.state_dict()
         ({"updates": [VECTOR] * 3, "num_clients": 2}, "given of 3 clients"),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
         (
-            {"weights": {0: 1.0}},
+            {"weights": [1.0]},
             r"weights=...\) is given of 1 clients, \[0\], expected of \[0, 1\]",
+        ),
+        ({"weights": {0: 1.0, 1: 1.0}}, r"weights=...\): expected as updates are"),
+        (
+            {"updates": {1: VECTOR, 0: VECTOR}, "num_samples": [3, 5]},
+            r"num_samples=...\): expected as updates are",
         ),
         (
             {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
