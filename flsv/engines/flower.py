@@ -42,7 +42,7 @@ MESSAGE_TYPES = {
     "test": "evaluate",
 }
 
-
+CODE_OF_EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
 #: Codes of an app that cannot be loaded, raises or is no app: it would fail again.
 CODES_OF_FAILED_APP = (
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
@@ -101,6 +101,10 @@ class GridTransport:
             is_last_look = time.monotonic() >= deadline
             for message in self._grid.pull_messages(list(unanswered_nodes)):
                 node = unanswered_nodes.pop(message.metadata.reply_to_message_id)
+                # A server that looks late is told that its own message is gone.
+                is_late = time.monotonic() >= deadline
+                if is_late and message.has_error() and message.error.code == CODE_OF_EXPIRED:
+                    continue
                 yield node, _reply(message)
             if unanswered_nodes and not is_last_look:
                 time.sleep(POLL_SECONDS)

@@ -129,6 +129,16 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late():
     assert list(replies) == [1]
 
 
+@pytest.mark.parametrize(("make_grid", "answered"), [(SlowGrid, [1]), (Grid, [1, 2])])
+def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, answered):
+    grid = make_grid(patience=1, error=ErrorCode.MESSAGE_UNAVAILABLE)
+    transport = GridTransport(grid)
+
+    replies = dict(transport.exchange(make_training_packets(0), 0.2))
+
+    assert sorted(replies) == answered
+
+
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
 def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     grid = Grid(patience=1, error=code)
