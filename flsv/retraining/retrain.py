@@ -179,17 +179,11 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
     generator_states = global_rngs()
-    # seed_everything sets these variables, too.
-    variables_before = {}
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        variables_before[name] = os.environ.get(name)
+    environment = dict(os.environ)  # seed_everything sets variables, too
     L.seed_everything(seed, verbose=False)
     try:
         yield
     finally:
         restore_global_rngs(generator_states)
-        for name, value in variables_before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(environment)
