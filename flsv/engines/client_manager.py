@@ -108,14 +108,14 @@ class ClientManager:
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` holds parameters that stay at a
+        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` returns the parameters that stay at a
         client."""
         if self._model_evaluator is not None:
-            return self._model_evaluator.on(batches, private)
+            return self._model_evaluator.with_batches(batches, private)
         self._model_evaluator = games.make_evaluators.classifier_evaluator(
             self._trainer, self._space, batches, num_classes=self._num_classes
         )
-        return self._model_evaluator.on(None, private)  # it has `batches` already
+        return self._model_evaluator.with_batches(None, private)  # it has `batches` already
 
     def client_evaluator(
         self,

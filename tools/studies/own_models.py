@@ -91,7 +91,8 @@ class OwnModels(L.Callback):
         found: list[Tensor] = []
         for clients in [[client] for client in everybody] if alone else [everybody]:
             if self.tests == "own":
-                evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
+                test_batches = on_device(trainer, data.client_loader(clients[0], "test"))
+                evaluate = evaluate.with_batches(test_batches)
             found.append(self._scores_of(clients, server, evaluate))
         for name, columns in zip(("received", "trained", "global"), torch.cat(found, dim=1).mT):
             self.scores[name] = dict(
@@ -123,7 +124,7 @@ class OwnModels(L.Callback):
         if self.loop.space.private_names:
             (client,) = clients
             private = self.loop.clients[client].ask(kept_private)
-            evaluate_private = evaluate.on(None, partial(dict, private))
+            evaluate_private = evaluate.with_batches(None, partial(dict, private))
             private_scores = _values(evaluate_private, distinct)[positions].view(shape)
             # The global model has the server's entries where clients keep theirs.
             scores[:2] = private_scores[:2]
