@@ -174,11 +174,11 @@ class _TrainingState:
             if is_of_program and not only_watches_the_run(callback):
                 self._hashes.append(_content_of(callback))
 
-    def is_equal(self, other: _TrainingState) -> bool:
+    def is_equal(self, later_state: _TrainingState) -> bool:
         """Return whether both states are the same, where NaN equals NaN."""
-        have_equal_values = are_equal(self._values, other._values)
-        have_equal_options = are_equal(self._options, other._options)
-        return have_equal_values and have_equal_options and self._hashes == other._hashes
+        have_equal_values = are_equal(self._values, later_state._values)
+        have_equal_options = are_equal(self._options, later_state._options)
+        return have_equal_values and have_equal_options and self._hashes == later_state._hashes
 
 
 def _content_of(callback: L.Callback) -> Any:

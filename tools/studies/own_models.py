@@ -85,19 +85,23 @@ class OwnModels(L.Callback):
             metric=_AUROC(data.num_classes),
             context=trainer.strategy.precision_plugin.forward_context,
         )
-        server, everybody = self.loop.space.read(pl_module), list(range(data.num_clients))
+        server_model = self.loop.space.read(pl_module)
+        all_clients = list(range(data.num_clients))
         # Evaluate one client at a time if clients have samples of their own, or unshared parts of the model.
-        alone = self.tests == "own" or bool(self.loop.space.private_names)
-        found: list[Tensor] = []
-        for clients in [[client] for client in everybody] if alone else [everybody]:
+        groups = [all_clients]
+        if self.tests == "own" or self.loop.space.private_names:
+            groups = [[client] for client in all_clients]
+
+        scores_of_groups: list[Tensor] = []
+        for clients in groups:
             if self.tests == "own":
-                test_batches = on_device(trainer, data.client_loader(clients[0], "test"))
-                evaluate = evaluate.with_batches(test_batches)
-            found.append(self._scores_of(clients, server, evaluate))
-        for name, columns in zip(("received", "trained", "global"), torch.cat(found, dim=1).mT):
-            self.scores[name] = dict(
-                zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns)
-            )
+                test_loader = data.client_loader(clients[0], "test")
+                evaluate = evaluate.with_batches(on_device(trainer, test_loader))
+            scores_of_groups.append(self._scores_of(clients, server_model, evaluate))
+        received, trained, global_scores = torch.cat(scores_of_groups, dim=1).mT
+        self.scores["received"] = dict(zip(MEASURES, received))
+        self.scores["trained"] = dict(zip(MEASURES, trained))
+        self.scores["global"] = dict(zip(MEASURES, global_scores.mean(1, keepdim=True)))
 
     def _scores_of(
         self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator

@@ -123,7 +123,7 @@ class MoreauSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             # theta <- theta - lr (grad f(theta) + lamda (theta - w))
-            for group, personal_weights, shared_weights in self._groups():
+            for group, personal_weights, shared_weights in self._trained_weights():
                 gradients = [theta.grad for theta in personal_weights if theta.grad is not None]
                 step = torch._foreach_sub(personal_weights, shared_weights)
                 torch._foreach_mul_(step, group["lamda"])
