@@ -99,12 +99,16 @@ class OwnModels(L.Callback):
                 evaluate = evaluate.with_batches(on_device(trainer, test_loader))
             scores_of_groups.append(self._scores_of(clients, server_model, evaluate))
         received, trained, global_scores = torch.cat(scores_of_groups, dim=1).mT
+        mean_global_scores = global_scores.mean(1, keepdim=True)
         self.scores["received"] = dict(zip(MEASURES, received))
         self.scores["trained"] = dict(zip(MEASURES, trained))
-        self.scores["global"] = dict(zip(MEASURES, global_scores.mean(1, keepdim=True)))
+        self.scores["global"] = dict(zip(MEASURES, mean_global_scores))
 
     def _scores_of(
-        self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator
+        self,
+        clients: Sequence[int],
+        server: Tensor,
+        evaluate: ModelEvaluator,
     ) -> Tensor:
         """Compute the scores of the received, the trained and the global models of k clients, in this order,
         ``[3, k, number of measures]``.
@@ -119,9 +123,11 @@ class OwnModels(L.Callback):
         vectors = []
         for vector_by_client in (received, trained, {}):
             for client in clients:
-                vectors.append(vector_by_client.get(client, server))
+                vector = vector_by_client.get(client, server)
+                vectors.append(vector)
         # Equal models are evaluated only once.
-        distinct, positions = torch.stack(vectors).unique(dim=0, return_inverse=True)
+        models = torch.stack(vectors)
+        distinct, positions = models.unique(dim=0, return_inverse=True)
         positions = positions.cpu()  # as scores are
         shape = (3, len(clients), -1)
         scores = _values(evaluate, distinct)[positions].view(shape)
