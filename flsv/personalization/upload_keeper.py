@@ -28,7 +28,10 @@ class UploadKeeper(Personalizer):
 
     def resume(self, federation: FederationInfo) -> None:
         device = federation.global_vector.device
-        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+        uploads = {}
+        for client, upload in self._uploads.items():
+            uploads[client] = upload.to(device)
+        self._uploads = uploads
 
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector

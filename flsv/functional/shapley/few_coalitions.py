@@ -111,7 +111,10 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
 
 @checked
-def few_coalitions_shapley(masks: Tensor, utilities: Tensor) -> ShapleyEstimate:
+def few_coalitions_shapley(
+    masks: Tensor,
+    utilities: Tensor,
+) -> ShapleyEstimate:
     """Compute Shapley values from some coalitions' utilities, by a Gaussian process.
 
     With all 2^n coalitions the values are exact. Otherwise they are those of the fitted game.
@@ -169,7 +172,10 @@ def _exact_values(masks: Tensor, utilities: Tensor) -> Tensor:
     return exact_shapley(utility, masks.shape[1]).values
 
 
-def _fitted_values(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
+def _fitted_values(
+    masks: Tensor,
+    utilities: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Fit a Gaussian process per game. Return Shapley values and standard errors, ``[n, M]``."""
     num_players = masks.shape[1]
     values_by_game = []
@@ -214,7 +220,10 @@ def retrained_shapley(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]
     return estimate.values.mean(1), half_widths
 
 
-def _fit_game(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_game(
+    masks: Tensor,
+    utilities: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     mean = utilities.mean()
     scale = float(utilities.std())
@@ -229,21 +238,26 @@ def _fit_game(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]:
     # units of the signal variance, which is the variance of one part.
     eigenvalues, eigenvectors = torch.linalg.eigh(kernel)
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]  # [penalties, K]
-    power = (eigenvectors.T @ standardized).square()
+    coordinates = eigenvectors.T @ standardized
+    power = coordinates.square()
     signal = (power / spectra).mean(1)
     signal = signal.clamp_min(TINY)
-    losses = signal.log() + spectra.log().mean(1)
-    likely_losses = losses.where(PENALTIES <= MAX_LIKELY_PENALTY, torch.inf)
+    mean_log_spectrum = spectra.log().mean(1)
+    losses = signal.log() + mean_log_spectrum
+    is_likely = PENALTIES <= MAX_LIKELY_PENALTY
+    likely_losses = losses.where(is_likely, torch.inf)
     best_penalty = int(likely_losses.argmin())
 
     # The Gaussian process's posterior mean and standard deviation of each player's value.
-    inverse = (eigenvectors / spectra[best_penalty]) @ eigenvectors.T
+    spectrum = spectra[best_penalty]
+    inverse = (eigenvectors / spectrum) @ eigenvectors.T
     solved = inverse @ kernel_values
     explained = (kernel_values * solved).sum(0)
     unexplained = (prior_variances - explained).clamp_min(0)
     variance = signal[best_penalty] * unexplained
     values = scale * kernel_values.T @ inverse @ standardized
-    return values, scale * variance.sqrt()
+    stderr = scale * variance.sqrt()
+    return values, stderr
 
 
 def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
