@@ -209,7 +209,7 @@ class CoalitionsAtSites(Strategy):
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates = updates
         self._clients = clients
-        self._absent_clients = {*self._run.cohort} - self._engine.heard
+        self._absent_clients = {*self._run.cohort} - self._engine.clients_that_trained
 
     def end_round(self, round: Round) -> None:
         self._check_unchanged(round)

@@ -184,7 +184,7 @@ class RemoteFederation(IdleEngine):
     def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
         """Do nothing: files about a site's data stay at the site."""
 
-    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+    def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
         personalizer = self._strategies.get("personalizer")
         if personalizer is None:
             return {}
