@@ -238,20 +238,18 @@ class FedBary(ValidatedArguments, SampleFilter):
         finally:
             map_clients(clients, lambda client: client.ask(questions.leave, key))
 
-        distances_and_flagged = dict(zip(answers, values))
-        distances = []
-        flagged_counts = []
-        for client, answer in zip(clients, first_answers):
-            no_values = (torch.tensor(torch.nan), None)
-            distance, flagged_count = distances_and_flagged.get(client, no_values)
-            distances.append(distance)
-            flagged_counts.append(answer.broken if flagged_count is None else flagged_count)
+        distances = dict.fromkeys(clients, torch.tensor(torch.nan))
+        flagged_counts = {client: answer.broken for client, answer in zip(clients, first_answers)}
+        for client, (distance, flagged_count) in zip(answers, values):
+            distances[client] = distance
+            if flagged_count is not None:
+                flagged_counts[client] = flagged_count
         return Valuation(
             tuple(client.id for client in clients),
             torch.tensor([answer.samples for answer in first_answers]),
             torch.tensor([answer.broken for answer in first_answers]),
-            distances=torch.stack(distances),
-            flagged=torch.tensor(flagged_counts),
+            distances=torch.stack(list(distances.values())),
+            flagged=torch.tensor(list(flagged_counts.values())),
             support=support,
         )
 
