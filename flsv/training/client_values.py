@@ -95,8 +95,7 @@ class ClientValues:
             A snapshot with the structure that the module has now.
         """
         first_state = self._changes[0].whole if self._changes else None
-        is_from_other_process = isinstance(first_state, dict)
-        if not is_from_other_process:
+        if not isinstance(first_state, dict):  # it is of this process, or there is none
             snapshot = first_state or initial
             self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)
