@@ -23,7 +23,7 @@ from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.base import LARGE, NOT_FINITE
-from flsv.results.curves import Monitored, curves_of
+from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
@@ -198,16 +198,17 @@ class RunReports:
             return []
         logger_sinks: Any = resolve_name("flsv.results.tensorboard")
         first_round = self._state.round_index
-        names: dict[str, Any] = {
-            "client_names": self._data.client_names,
-            "class_names": self._data.class_names,
-        }
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,
             **getattr(self._data, "hparams_initial", {}),
             **settings,
         }
-        per_class = curves_of(self._metrics, self._config.reporting.per_class)
+        curves = Curves(
+            self._metrics,
+            self._data.client_names,
+            self._data.class_names,
+            has_class_curves=self._config.reporting.per_class,
+        )
 
         sinks: list[Sink] = []
         tracked_loggers = []
@@ -220,17 +221,15 @@ class RunReports:
             if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
                 tensorboard = logger_sinks.TensorBoard(
                     logger,
-                    self._metrics,
-                    per_class=per_class,
+                    curves,
                     limits_drawing=self._config.reporting.figures is None,
-                    **names,
                 )
                 tensorboard.write_settings(first_round, all_settings, self._draw_partition)
                 sinks.append(tensorboard)
             else:
                 tracked_loggers.append(logger)
         if tracked_loggers:
-            sinks.append(logger_sinks.Trackers(tracked_loggers, per_class=per_class, **names))
+            sinks.append(logger_sinks.Trackers(tracked_loggers, curves))
         return sinks
 
     def _draw_partition(self) -> Figure:
