@@ -154,7 +154,7 @@ class RunReports:
 
     def _open_csv(self, path: Path, earlier_csv: str | None) -> CSV:
         """Return the sink of ``contributions.csv``, which goes on with a resumed run's file."""
-        csv = CSV(path, self._data.client_names)
+        csv = CSV(path)
         first_round = self._state.round_index
         full_path = path.resolve()
         earlier_path = full_path

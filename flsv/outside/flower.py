@@ -308,7 +308,7 @@ class _Files:
             metric_info["to_pay_by"] = False
         self._names: list[str] = []  # the names of all clients in the files
         self._results = ResultBuilder(metrics, self._names)
-        self._csv = CSV(folder / CONTRIBUTIONS, self._names)
+        self._csv = CSV(folder / CONTRIBUTIONS)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._tensorboard: TensorBoard | None = None
         self._samples: dict[int, int] = {}

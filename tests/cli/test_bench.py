@@ -74,7 +74,11 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     def stored_values() -> list[float]:
         if not values_file.is_file():
             return []
-        return [float(row["value"]) for row in read_rows(values_file) if row["metric"] == "Mine"]
+        values = []
+        for row in read_rows(values_file):
+            if row["metric"] == "Mine":
+                values += map(float, row["values"].split())
+        return values
 
     status, printed = run_with_edited_metric("torch.ones(2) + torch.ones(3)")
     assert status == 1
