@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: What is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
-#: What is imported when somebody is told of doubts about the data.
-_DOUBTS_MODULE = "flsv.federation.data_doubts"
+#: What is imported when somebody is told what may be wrong with the data.
+_DATA_EVENTS_MODULE = "flsv.federation.data_events"
 
 
 class RunReports:
@@ -82,8 +82,7 @@ class RunReports:
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
-        self._doubts = self._doubts_of_tables(folder, writes_files)
-        self._doubts += self._doubts_of_copies(writes_files)
+        self._events_of_data = self._check_data(folder, writes_files)
         settings = hyperparameters(
             self._config, self._metrics, data=self._data, seed=self._state.seed
         )
@@ -110,22 +109,19 @@ class RunReports:
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
-    def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
-        """Write the tables' data dictionary, and return the doubts. Of private clients nothing is told."""
-        is_reported = writes_files and self._trainer.is_global_zero
-        if self._data.dictionary is None or self._config.is_private or not is_reported:
-            return []
-        data_doubts: Any = import_module(_DOUBTS_MODULE)
-        data_doubts.write_dictionary(self._data, folder)
-        return data_doubts.events_of_tables(self._data)
-
-    def _doubts_of_copies(self, writes_files: bool) -> list[Event]:
-        """Return the doubts about samples that several clients have, if anybody is told of them."""
+    def _check_data(self, folder: Path, writes_files: bool) -> list[Event]:
+        """Write the tables' data dictionary, and return what may be wrong with the data. Of private clients nothing
+        is told."""
         is_told = writes_files or self._config.reporting.table
         if self._config.is_private or not is_told or not self._trainer.is_global_zero:
             return []
-        data_doubts: Any = import_module(_DOUBTS_MODULE)
-        return data_doubts.events_of_copies(self._data)
+        data_events: Any = import_module(_DATA_EVENTS_MODULE)
+        if writes_files:
+            data_events.write_dictionary(self._data, folder)
+        return [
+            *data_events.events_of_tables(self._data),
+            *data_events.events_of_copies(self._data),
+        ]
 
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
@@ -133,7 +129,7 @@ class RunReports:
             Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
             for doubt in self._federation.doubts
         ]
-        return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]
+        return [*self._events_of_data, *unlike_run, *events_of(self._config.filters, self._state)]
 
     @property
     def _prints(self) -> bool:
@@ -373,7 +369,8 @@ class RunReports:
                 "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
-        self.terminal.show_table(self._result(learning={}))
+        self.terminal.finish(self._result(learning={}))
+        self.terminal.show_table()
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         state = self._state
