@@ -41,16 +41,11 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write_round(self, result: RoundResult) -> None:
-        numbers = {
-            name: number
-            for name, number in self._numbers(result.table).items()
-            if not math.isnan(number)
-        }
-        names_without_value = self.names - numbers.keys()  # values of earlier rounds
-        for name in names_without_value:
+        for name in self.names:  # values of earlier rounds
             self._trainer.callback_metrics.pop(name, None)
         self.names = set()
-        self._store(numbers)
+        numbers = self._numbers(result.table)
+        self._store({name: number for name, number in numbers.items() if not math.isnan(number)})
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
