@@ -278,6 +278,7 @@ class RunReports:
         ``scores`` of clients' own models after the last round, if they were computed then.
         """
         last_round = self._state.round_index - 1
+        self.results.begin_late_results()
         results = []
         next_round = 0
         for index in sorted(values_by_round):
@@ -287,11 +288,12 @@ class RunReports:
             scores_of_round: Mapping[str, Tensor] = {}
             if index == last_round:
                 scores_of_round = scores
-            result = self.results.late_result(
+            result = self.results.round_result(
                 index,
                 values_by_round[index],
-                any(due_rounds),
                 scores=scores_of_round,
+                has_new_scores=True,
+                draws_pictures=any(due_rounds),
             )
             results.append(result)
 
