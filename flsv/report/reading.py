@@ -28,7 +28,7 @@ from flsv.results.folder import (
     repeated_folders,
 )
 from flsv.results.record import read_record
-from flsv.results.round_result import UNLIKE_RUN, Event, faults_in
+from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
     ESTIMATE,
     columns_in,
@@ -143,11 +143,6 @@ class Run:
             client_name=self.table["client"].map(name_of_client),
             class_name=class_names,
         )
-
-    @cached_property
-    def faulty_updates(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of clients with faults."""
-        return faults_in(self.record["events"])
 
     def hashes_by_owner(self) -> dict[str, str]:
         """Return the samples' hashes by owner."""
