@@ -384,7 +384,9 @@ class LightningFit(Rounds):
         own_validation = self._own_validation()
         difference = "" if own_validation is None else own_validation.difference()
         if difference:
-            self.running.doubts.append(f"in round {self.state.round_index}, {difference}")
+            self.running.coalition_differences.append(
+                f"in round {self.state.round_index}, {difference}"
+            )
             module_name = type(self.trainer.lightning_module).__name__
             warnings.warn(
                 f"models are scored in copies of {module_name}, and in round {self.state.round_index}, {difference}. "

@@ -126,8 +126,8 @@ class RunReports:
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
         unlike_run = [
-            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
-            for doubt in self._federation.doubts
+            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=difference)
+            for difference in self._federation.coalition_differences
         ]
         return [*self._events_of_data, *unlike_run, *events_of(self._config.filters, self._state)]
 

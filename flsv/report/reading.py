@@ -327,21 +327,21 @@ def over_seeds(run: Run) -> Run:
         **run.record,
         "paid_in": mean_performances,
         "logged": logged,
-        "events": [*run.record["events"], *_doubts_of_others(run, runs)],
+        "events": [*run.record["events"], *_differences_of_others(run, runs)],
     }
     return RepeatedRun(run.folder, record, run.table, runs)
 
 
-def _doubts_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
+def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
     """Return what was found in other runs to speak against values, each sentence once."""
     texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
-    doubts = []
+    differences = []
     for repeated in runs:
         for event in repeated.record["events"]:
             if event.what == UNLIKE_RUN and event.text not in texts:
                 texts.add(event.text)
-                doubts.append(event)
-    return doubts
+                differences.append(event)
+    return differences
 
 
 def _means_of_all(
