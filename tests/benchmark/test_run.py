@@ -181,10 +181,9 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
 
 def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_path):
     lines = [
-        "federation,seed,metric,client,value,identity",
-        "small,0,size,0,1,",
-        "small,0,cgsv,0,1,",
-        "small,0,",  # the row of cgsv's second client is cut off
+        "federation,seed,metric,values,identity",
+        "small,0,size,1 2,",
+        "small,0,cgsv,1 2",  # the row is cut off
     ]
     (tmp_path / "values.csv").write_text("\n".join(lines))
 
@@ -195,7 +194,7 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
     results.add("small", 1, RunResults({"shadow": torch.tensor(shadow_values)}))
     reread_results = BenchResults(tmp_path)
 
-    assert reread_results.values["small", 0, "size"].tolist() == [1]
+    assert reread_results.values["small", 0, "size"].tolist() == [1, 2]
 
     reread_shadow_values = reread_results.values["small", 1, "shadow"].tolist()
     assert reread_shadow_values == pytest.approx(shadow_values, nan_ok=True)
@@ -204,12 +203,12 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
 def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
     tmp_path,
 ):
-    # The columns low and high are of an earlier version.
+    # In earlier versions each client had a row.
     lines = [
-        "federation,seed,metric,client,value,low,high,identity",
-        "small,0,size,0,1,,,",
+        "federation,seed,metric,client,value,identity",
+        "small,0,size,0,1,",
     ]
     (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
 
-    with refused("value,low,high,identity: expected .*value,identity. Move the"):
+    with refused("client', 'value', 'identity': expected .*values, identity"):
         BenchResults(tmp_path)

@@ -123,7 +123,7 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
 
     judged = float(model.trainer.callback_metrics["shadow/judged"])
     assert judged == pytest.approx(accuracy, abs=1e-6)
-    assert federated.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
+    assert federated.metrics["shadow"].guide()["unit"] == "gain in clients' balanced accuracy"
 
     # The same values by flsv.retrain.
     trainer = trainer_for(make_loop({}), tmp_path, 2)

@@ -84,9 +84,9 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
     assert values["fast"].abs().min() > 0
     torch.testing.assert_close(values["fast"], values["logged"], rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(values["hits"], values["metric"])
-    assert loop.client_accuracy is not None
+    assert "accuracy" in loop.client_scores
 
-    for client, accuracy in enumerate(loop.client_accuracy.tolist()):
+    for client, accuracy in enumerate(loop.client_scores["accuracy"].tolist()):
         inputs, labels = zip(*data.client_loader(client, "test"))
         is_right = module(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
         assert accuracy == pytest.approx(is_right.float().mean().item())

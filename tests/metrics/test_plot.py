@@ -121,7 +121,7 @@ def test_metric_plots_show_client_names_class_names_and_units():
     assert label_texts(axis.get_xticklabels()) == ["Shirt", "Dress"]
     assert label_texts(axis.get_yticklabels()) == ["Boston", "Lyon"]
     assert figure.axes[1].get_ylabel() == "cosine with the aggregate"
-    assert cssv.guide().unit == "cosine with the aggregate"
+    assert cssv.guide()["unit"] == "cosine with the aggregate"
 
 
 def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values():

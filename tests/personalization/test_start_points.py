@@ -138,9 +138,7 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path, amp
     uploads: dict[int, Tensor] = {}
     own_models: dict[int, Tensor] = {}
     for round, *_ in entries:
-        initial_models = round.start_vectors
-        if initial_models is None:
-            initial_models = round.global_vector.expand(len(round), -1)
+        initial_models = round.matrix.starts
         for row, client in enumerate(round.client_ids.tolist()):
             expected = own_models.get(client, round.global_vector)
             torch.testing.assert_close(initial_models[row], expected)
@@ -214,7 +212,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
 
     weights = {}
     for round, _, _, traffic in rounds:
-        assert round.start_vectors is None  # everybody starts from the global one
+        assert all(model is round.global_vector for model in round.matrix.starts)
         clients = round.client_ids.tolist()
         for client, samples in zip(clients, round.num_samples.tolist()):
             key = round.round_index, client
@@ -270,7 +268,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
     def clusters_and_traffic(round: Any) -> Any:
         traffic = round.uploaded.tolist(), round.downloaded.tolist()
         # The clients are asked for these, which is not counted any more.
-        assert round.start_vectors is not None
+        assert round.matrix.starts
         return personalizer._clusters.clone(), traffic
 
     def clusters(*arguments: Any) -> Tensor:
@@ -299,7 +297,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
                     loss = torch.nn.functional.cross_entropy(module(x), y)
                     losses.append(float(loss))
             best = losses.index(min(losses))
-            assert torch.equal(round.start_vectors[row], earlier_clusters[best])
+            assert torch.equal(round.matrix.starts[row], earlier_clusters[best])
             assert int(round.reports["cluster"][row]) == best
             members.setdefault(best, []).append(round.client_vectors[row])
         for index in range(3):
@@ -335,7 +333,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
 
     cut = loop.space.num_parameters
     for round, reference, _, trained_network in entries[1:]:
-        for client, initial in zip(round.client_ids, round.start_vectors):
+        for client, initial in zip(round.client_ids, round.matrix.starts):
             torch.testing.assert_close(
                 initial[:cut],
                 reference(client).detach(),
@@ -344,7 +342,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.02)
         for client, initial, trained in zip(
             round.client_ids,
-            round.start_vectors,
+            round.matrix.starts,
             round.client_vectors,
         ):
             optimizer.zero_grad()
@@ -360,7 +358,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
             )
 
     last_round = entries[-1].round
-    first_initial, second_initial = last_round.start_vectors[:2]
+    first_initial, second_initial = last_round.matrix.starts[:2]
 
     assert not torch.equal(first_initial, second_initial)
 

@@ -14,7 +14,7 @@ import torch
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import STRONG_DOUBT
-from flsv.federation.data_doubts import events_of_copies, events_of_tables
+from flsv.federation.data_events import events_of_copies, events_of_tables
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS

@@ -109,7 +109,7 @@ def write_contributions(
     everybody = range(len(names))
     class_names = {str(label): str(label) for label in range(NUM_CLASSES)}
     path.unlink()
-    file = CSV(path, names)
+    file = CSV(path)
     file.keep_rows_before(0)
 
     for round_index in range(NUM_ROUNDS):

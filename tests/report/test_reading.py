@@ -227,7 +227,7 @@ def test_the_record_of_a_run_is_there_from_the_first_round_on(tmp_path: Path) ->
     assert record["logged"]["val_acc"] > 0
 
     cssv = record["metrics"]["cssv"]
-    assert cssv["guide"] == ClassSpecificShapley(3, 3).guide().lines()
+    assert cssv["guide"] == ClassSpecificShapley(3, 3).guide()
     assert cssv["per_class"] is True
     assert cssv["about"].startswith("Class-specific Shapley values (CSSV)")
     assert record["metrics"]["cost"]["columns"] == ["up", "down"]

@@ -104,7 +104,7 @@ def make_round_rows(round_index: int) -> list[Row]:
 def write_rounds(
     path: Path, rounds: Sequence[int], first_round: int = 0, earlier: Path | None = None
 ) -> Path:
-    file = CSV(path, NAMES)
+    file = CSV(path)
     file.keep_rows_before(first_round, earlier)
     for round_index in rounds:
         file.append(make_round_rows(round_index))
@@ -257,7 +257,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
     tmp_path: Path,
 ) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
-    file = CSV(path, NAMES)
+    file = CSV(path)
     num_earlier_rows = len(read_contributions(path))
     num_late_rows = 2 + 1  # in round 0 both clients have a new value, in round 1 the first one
 
@@ -272,7 +272,7 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
 
 def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
-    file = CSV(path, NAMES)
+    file = CSV(path)
     file.write_late_rounds(make_late_rounds(5.0))
     table = read_contributions(path)
 
@@ -283,7 +283,7 @@ def test_writing_no_late_values_changes_nothing(tmp_path: Path) -> None:
 
 def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path: Path) -> None:
     path = write_rounds(tmp_path / "c.csv", range(2))
-    file = CSV(path, NAMES)
+    file = CSV(path)
     path.unlink()
 
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):

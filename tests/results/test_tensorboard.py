@@ -18,6 +18,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
+from torchmetrics import MeanMetric
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
@@ -33,6 +34,7 @@ from flsv.metrics import (
     CumulativeShapley,
     ShadowShapley,
 )
+from flsv.results.curves import Curves
 from flsv.results.round_result import Row, RunResult
 from flsv.results.rows import draw_metric
 from flsv.results.run_table import frame
@@ -57,7 +59,7 @@ class Named(FederatedDataModule):
 def test_rounds_without_a_run_are_written(tmp_path: Path) -> None:
     """As those of another framework, which have no beginning and no end."""
     logger = TensorBoardLogger(tmp_path)
-    board = TensorBoard(logger, ["value"], NAMES, CLASSES, [])
+    board = TensorBoard(logger, Curves({"value": MeanMetric()}, NAMES, CLASSES))
     board.flush()
     board.close()
 
@@ -90,10 +92,10 @@ def make_logger(folder: Path) -> TensorBoardLogger:
 
 
 #: Of a run: steps and values by tag.
-Curves = dict[str, list[tuple[int, float]]]
+PointsByTag = dict[str, list[tuple[int, float]]]
 
 
-def read_scalars(folder: Path) -> dict[str, Curves]:
+def read_scalars(folder: Path) -> dict[str, PointsByTag]:
     """Read the scalars of every run in a folder, by its path."""
     runs = {}
     folders = {file.parent for file in folder.rglob("events*")}
@@ -103,9 +105,9 @@ def read_scalars(folder: Path) -> dict[str, Curves]:
     return runs
 
 
-def read_curves(run: Path) -> Curves:
+def read_curves(run: Path) -> PointsByTag:
     run_events = read_events(run)
-    curves: Curves = {}
+    curves: PointsByTag = {}
     for tag in run_events.Tags()["scalars"]:
         points = run_events.Scalars(tag)
         curves[tag] = [(point.step, point.value) for point in points]
@@ -272,13 +274,7 @@ def write_end(
     """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
-    sink = TensorBoard(
-        writes,
-        metrics=["gain"],
-        client_names=names,
-        class_names=None,
-        per_class=(),
-    )
+    sink = TensorBoard(writes, Curves({"gain": MeanMetric()}, names, class_names=None))
     settings = {"clients": len(names)}
     sink.write_settings(first_round, settings, partition=plt.figure)
 

@@ -19,7 +19,7 @@ from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.round_result import UNLIKE_RUN
-from flsv.results.verdict import doubt_inputs
+from flsv.results.verdict import inputs_of_events
 from flsv.utilities.errors import ConfigurationError
 from helpers.fits import trainer_for
 from helpers.hidden_state import SEED, Base, make_data
@@ -75,7 +75,7 @@ def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_
     assert of_twin.what == of_first_updates.what == UNLIKE_RUN
     assert "the coalition of all clients" in of_twin.text
     assert "clients train otherwise" in of_first_updates.text
-    inputs = doubt_inputs(run.record["events"], ["0", "1", "2"])
+    inputs = inputs_of_events(run.record["events"], ["0", "1", "2"])
     assert of_twin.text in inputs["unlike_run"]
 
 

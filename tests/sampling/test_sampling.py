@@ -295,8 +295,8 @@ def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
     assert [row["reached"] for row in counts.rows] == candidates
     for row in counts.rows:
         # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
-        assert row["down"] == [2 * size] * M
-        assert row["up"] == [size] * M
+        assert row["down"] == [2 * size] * M + [size] * (D - M)
+        assert row["up"] == [size] * M + [0] * (D - M)
     different_cohorts = {tuple(cohort) for cohort in cohorts}
     assert len(different_cohorts) > 1
 
