@@ -252,13 +252,10 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled():
     assert covariance[0, 1] != 0
 
 
-def test_patients_are_drawn_where_cases_belong_to_them():
+def test_covariance_over_cases_of_a_mean_is_its_squared_standard_error():
     generator = torch.Generator().manual_seed(0)
-    by_patient = torch.randn(60, 1, generator=generator).double()
-    patients = torch.arange(60).repeat_interleave(5)
-    cases = by_patient[patients]
-    covariance = covariance_over_cases(cases, groups=patients)
+    cases = torch.randn(60, 1, generator=generator).double()
 
-    assert float(covariance) == pytest.approx(float(by_patient.var()) / 60, rel=1e-9)
-    # As independent cases they would tell five times as much.
-    assert float(covariance_over_cases(cases)) < 0.25 * float(covariance)
+    covariance = covariance_over_cases(cases)
+
+    assert float(covariance) == pytest.approx(float(cases.var()) / 60, rel=1e-9)
