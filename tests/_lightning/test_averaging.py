@@ -42,7 +42,7 @@ pytestmark = [
 class GlobalModels(FedAvg):
     """Remembers what it made."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.global_models: list[Tensor] = []
 
@@ -125,9 +125,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     validated_models = []
 
     class Watch(Callback):
-        def on_validation_batch_start(
-            self, trainer: L.Trainer, module: L.LightningModule, *args: Any
-        ) -> None:
+        def on_validation_batch_start(self, trainer, module, *args):
             validated_models.append(state_vector(module))
 
     trainer = plain_trainer(tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
@@ -224,7 +222,7 @@ FAILED_ROUND = 1
 class Fails(Plain):
     fails = True
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         if self.trainer.current_epoch == FAILED_ROUND and self.fails:
             raise ArithmeticError
         super().validation_step(batch, batch_idx)
@@ -264,7 +262,7 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
 
 
 class PerBatch(averaging.WeightAveraging):
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         super().on_train_batch_end(*args)
 
 
@@ -288,22 +286,20 @@ def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
 class SeesThePlainModel(EMAWeightAveraging):
     """Delivers the average, and validates the model that is trained."""
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
+    def on_validation_epoch_start(self, *_):
         pass
 
-    def on_validation_epoch_end(self, *_: Any) -> None:
+    def on_validation_epoch_end(self, *_):
         pass
 
 
 class ModelsOfValidation(Callback):
     """Keeps a copy of each model that the run's validation sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.states: list[dict[str, Tensor]] = []
 
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_validation_batch_start(self, trainer, module, *args):
         self.states.append(copy.deepcopy(module.state_dict()))
 
 

@@ -44,7 +44,7 @@ class HandRound:
 class ClientBatches:
     """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
-    def __init__(self, data: FederatedDataModule, round_index: int, client: int) -> None:
+    def __init__(self, data: FederatedDataModule, round_index: int, client: int):
         self._data = data
         self._client = client
         self._visit = (round_index, client)
@@ -74,20 +74,18 @@ class ClientBatches:
 class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after its epochs of the many that the schedules are made for."""
 
-    def __init__(self, round_index: int, client: int, epochs: int) -> None:
+    def __init__(self, round_index: int, client: int, epochs: int):
         self.round_index = round_index
         self.client = client
         self._begun = False
         self._epochs_to_go = epochs
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self._begun:
             seed_global_rngs(SEED, "train", self.round_index, self.client)
         self._begun = True
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+    def on_train_epoch_end(self, trainer, module):
         self._epochs_to_go -= 1
         trainer.should_stop = self._epochs_to_go == 0
 

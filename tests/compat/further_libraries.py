@@ -220,14 +220,14 @@ def make_curve_data() -> L.LightningDataModule:
 
 
 class GaussianProcess(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         import gpytorch
 
         super().__init__()
         points = torch.linspace(0, 1, 5)[:, None]
 
         class Process(gpytorch.models.ApproximateGP):
-            def __init__(self) -> None:
+            def __init__(self):
                 distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
                 strategy = gpytorch.variational.VariationalStrategy(
                     self, points, distribution, learn_inducing_locations=True
@@ -236,7 +236,7 @@ class GaussianProcess(L.LightningModule):
                 self.mean_module = gpytorch.means.ConstantMean()
                 self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
 
-            def forward(self, x: Tensor) -> Any:
+            def forward(self, x):
                 mean = self.mean_module(x)
                 covariance = self.covar_module(x)
                 return gpytorch.distributions.MultivariateNormal(mean, covariance)
@@ -247,19 +247,19 @@ class GaussianProcess(L.LightningModule):
             self.likelihood, self.process, num_data=NUM_TRAINING
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return -self.bound(self.process(x), y)
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.process.variational_strategy._clear_cache()  # its graph cannot be copied
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         error = nn.functional.mse_loss(self.process(x).mean, y)
         self.log("val_loss", error, batch_size=len(y))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return sgd(self.parameters())
 
 
@@ -267,7 +267,7 @@ class GaussianProcess(L.LightningModule):
 
 
 class Spiking(Wrapped):
-    def __init__(self) -> None:
+    def __init__(self):
         import snntorch
 
         torch.manual_seed(0)

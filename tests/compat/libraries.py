@@ -20,7 +20,7 @@ BATCH_SIZE = 8
 class Samples(Dataset):
     """A list of samples of any kind."""
 
-    def __init__(self, samples: list[Any]) -> None:
+    def __init__(self, samples: list[Any]):
         self.samples = samples
 
     def __len__(self) -> int:
@@ -39,12 +39,12 @@ class Loaded(Sets):
         val: Dataset,
         make_loader: Callable[..., DataLoader] = DataLoader,
         **options: Any,
-    ) -> None:
+    ):
         super().__init__(train, val)
         self.make_loader = make_loader
         self.options = options
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return self.make_loader(
             self.train,
             batch_size=BATCH_SIZE,
@@ -52,7 +52,7 @@ class Loaded(Sets):
             **self.options,
         )
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         (val,) = self.val
         return self.make_loader(val, batch_size=BATCH_SIZE, **self.options)
 
@@ -60,20 +60,20 @@ class Loaded(Sets):
 class Wrapped(L.LightningModule):
     """A library's network with the loss of a batch, by SGD."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
     def loss(self, batch: Any) -> Tensor:
         raise NotImplementedError
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch), batch_size=BATCH_SIZE)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return sgd(self.parameters())
 
 
@@ -182,7 +182,7 @@ def make_scans_data() -> L.LightningDataModule:
 class Segmentation(Wrapped):
     """A U-Net."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from monai.losses import DiceLoss
         from monai.networks.nets import UNet
 
@@ -238,7 +238,7 @@ def make_graphs_data() -> L.LightningDataModule:
 class GraphClassification(Wrapped):
     """Two convolutions on graphs, and the mean of a graph's nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from torch_geometric.nn import GCN
 
         torch.manual_seed(0)
@@ -296,7 +296,7 @@ def make_series_data() -> L.LightningDataModule:
 class ResetsLoss(L.Callback):
     """Empties the loss, which keeps the last batch's autograd graph. It cannot be copied by hand else."""
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer, pl_module):
         pl_module.loss.reset()
 
 
@@ -320,7 +320,7 @@ def make_series_module() -> L.LightningModule:
 class Contrastive(Wrapped):
     """SimCLR, whose views are noise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from lightly.loss import NTXentLoss
         from lightly.models.modules import SimCLRProjectionHead
 
@@ -377,7 +377,7 @@ def make_texts_data() -> L.LightningDataModule:
 class TextClassification(Wrapped):
     """BERT with dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from transformers import BertConfig, BertForSequenceClassification
 
         torch.manual_seed(0)
@@ -428,7 +428,7 @@ def make_photos_data() -> L.LightningDataModule:
 class Detection(Wrapped):
     """Faster R-CNN on a small network."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from torchvision.models.detection import FasterRCNN
         from torchvision.models.detection.anchor_utils import AnchorGenerator
 
@@ -459,7 +459,7 @@ class Detection(Wrapped):
         losses = self.network(*batch)
         return sum(losses.values())
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         # In evaluation it returns boxes. Its losses are those of training.
         self.network.train()
         super().validation_step(batch, batch_idx)

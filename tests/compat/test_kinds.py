@@ -5,7 +5,6 @@ Modules of public libraries are tested in an environment of their own (``make li
 
 import json
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
@@ -49,13 +48,13 @@ def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
 class WatchesBuffers(L.Callback):
     """Stores the buffers' bytes and version counters before the loop begins, and before the first batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.contents: list[dict[str, tuple[int, bytes]]] = []
 
-    def on_fit_start(self, trainer: L.Trainer, module: Any) -> None:
+    def on_fit_start(self, trainer, module):
         self.contents.append(buffer_contents(module))
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: Any) -> None:
+    def on_train_epoch_start(self, trainer, module):
         self.contents.append(buffer_contents(module))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.metrics import (
@@ -31,11 +30,11 @@ from helpers.kinds_of_modules import NearItsAverage
 class TwoRates(Base):
     """Has two optimizers of unequal rates, and a loss that is annealed by epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch) / (self.current_epoch + 1)
         optimizers = self.optimizers()
         for optimizer in optimizers:
@@ -44,7 +43,7 @@ class TwoRates(Base):
         for optimizer in optimizers:
             optimizer.step()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         first_layer = torch.optim.SGD(self.net[0].parameters(), lr=0.05)
         later_layers = torch.optim.SGD(self.net[1:].parameters(), lr=0.1, momentum=0.9)
         return [first_layer, later_layers]
@@ -53,16 +52,16 @@ class TwoRates(Base):
 class WeighsByMeanLoss(Base):
     """Weighs its losses, also in validation, by their moving average."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mean_loss = torch.tensor(1.0)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.mean_loss = self.mean_loss.lerp(loss.detach(), 0.5)
         return loss * self.mean_loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch) * self.mean_loss)
 
 

@@ -92,26 +92,26 @@ def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, n
 class ChangesPartsOfTheRun(Base):
     """Changes optimizer, scheduler and data module after each validation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rates: list[tuple[float, float]] = []
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         optimizer: Any = self.optimizers()
         (group,) = optimizer.param_groups
         self.rates.append((group["lr"], group["weight_decay"]))
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
 
         optimizer: Any = self.optimizers()
         optimizer.param_groups[0]["weight_decay"] *= 2
 
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = self.trainer.datamodule
         data.num_validations = getattr(data, "num_validations", 0) + 1
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), RATE, weight_decay=0.1)
         return [optimizer], [ExponentialLR(optimizer, 0.9)]
 
@@ -136,7 +136,7 @@ def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_pa
 class CountsBatches(Base):
     """Counts its batches in a value of each kind."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.total = 0.0
         self.numbers = {"in": np.zeros(2)}
@@ -145,7 +145,7 @@ class CountsBatches(Base):
         self.count = 0
         self.batches: list[int] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.total += 1.0
         self.numbers["in"] += 1
         self.slots.number += 1.0
@@ -213,11 +213,11 @@ def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, 
 class Draws(FourGenerators):
     """Records what its generators draw in each client's first step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first_draws: list[list[float]] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         if batch_idx == 0:
             self.first_draws.append(self.draw())
         return super().training_step(batch, batch_idx)

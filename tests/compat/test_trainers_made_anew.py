@@ -45,14 +45,14 @@ def make_plateau_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.Red
 
 
 class Watching(Small):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rates: list[float] = []
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.rates.append(self.optimizers().param_groups[0]["lr"])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         return {
             "optimizer": optimizer,
@@ -63,11 +63,11 @@ class Watching(Small):
 class AtRates(Small):
     """Trains each round at a rate that is known."""
 
-    def __init__(self, rates: list[float]) -> None:
+    def __init__(self, rates: list[float]):
         super().__init__()
         self.rates = rates
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 

@@ -53,7 +53,7 @@ def test_question_to_a_client_of_another_process_has_its_answer():
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question: Any) -> None:
+    def __init__(self, question: Any):
         self.question = question
         self.answers = list[list[Any]]()
 
@@ -77,7 +77,7 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
     answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
 
-    clean_inputs, clean_labels = data.source[0].tensors  # type: ignore[index]
+    clean_inputs, clean_labels = data.source[0].tensors
     for client, (x, y) in enumerate(answers):
         indices = data.client_indices(client)
         expected_labels = clean_labels[indices]
@@ -291,12 +291,12 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name():
 
 def test_share_finds_normalization_layers_of_other_libraries():
     class TinyRMSNorm(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
     class PreLayerNorm(nn.Module):  # a block, which has more in it
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.Linear(3, 3)
             self.norm = nn.LayerNorm(3)

@@ -116,17 +116,17 @@ def test_shared_and_private_parts_equal_those_of_the_loop_by_hand(tmp_path, shar
 class PredictsItsOwnClass(Plain):
     """Whoever trains comes to predict the class of its own number, whatever it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(batch_norm=False))
         self.shift = nn.Parameter(torch.zeros(CLASSES), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         outputs = super().forward(x)
         if self.training:
             return outputs
         return outputs + self.shift
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         with torch.no_grad():
             self.shift[loop_of(self).current_client] = 100.0
         return super().training_step(batch, batch_idx)
@@ -245,11 +245,11 @@ def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
 class HasATargetNetwork(Plain):
     """The target requires no gradient, and follows the last layer after each batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(batch_norm=False))
         self.target = nn.Linear(8, CLASSES).requires_grad_(False)
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         for parameter, followed in zip(self.target.parameters(), self.net[4].parameters()):
             parameter.data = 0.9 * parameter.data + 0.1 * followed.data
 
@@ -313,11 +313,11 @@ def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
 
 
 class Scaled(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(batch_norm=False))
         self.scale = nn.Parameter(torch.ones(2))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         if loop_of(self).current_client == 2 and loop_of(self).round_index == 1:
             with torch.no_grad():
                 self.scale.fill_(float("inf"))

@@ -327,7 +327,7 @@ PLACES = Path(tempfile.mkdtemp()) / "places.txt"
 
 
 class Recorded(Plain):
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         with PLACES.open("a") as file:
             file.write(f"{os.getpid()} {self.device}\n")
 
@@ -443,7 +443,7 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")
 def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path):
     class Mixed(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be"):

@@ -31,7 +31,7 @@ ON_THREE = ("shapfed_wa", "scaffold", "in_run", "kept_values", "two_clients", "b
 
 
 @pytest.fixture(scope="module")
-def rank_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rank_runs(tmp_path_factory):
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
     names = {1: list(RANK_CASES), 2: list(RANK_CASES), 3: list(ON_THREE)}

@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
@@ -35,7 +35,7 @@ from helpers.tasks import Items
 class Augmented(Plainest):
     """Draws when batches are transferred."""
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         return (x + torch.randn_like(x) if self.trainer.training else x), y
 
@@ -43,7 +43,7 @@ class Augmented(Plainest):
 class Logs(Plainest):
     """What it logs is left out."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, on_epoch=True)
         self.log_dict({"twice": 2 * loss})
@@ -53,7 +53,7 @@ class Logs(Plainest):
 class Spare(Plainest):
     """A parameter without a gradient does not decay."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(MOMENTUM)
         self.spare = nn.Parameter(torch.ones(2))
 
@@ -115,7 +115,7 @@ def test_vmap_equals_the_sequential_engine(tmp_path, name):
 class Overflows(Plainest):
     """Of a sample with large numbers, the gradient is infinite."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return (
             super().training_step(batch, batch_idx)

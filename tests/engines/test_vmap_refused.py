@@ -18,11 +18,11 @@ from helpers.models import Plain, Plainest
 class Steps(Plainest):
     """Its step is a function of itself, the plain step's loss and what the plain step is given."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any]):
         super().__init__()
         self.function = function
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return self.function(self, super().training_step(batch, batch_idx), batch, batch_idx)
 
 
@@ -33,13 +33,13 @@ by_step = partial(
 
 
 class Manual(Plainest):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
 
 
 class Hooked(Plainest):
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         pass
 
 

@@ -34,7 +34,7 @@ def order_callbacks(
 
 
 class LogsValidationSteps(Logs):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         x, y = batch
         loss = nn.functional.cross_entropy(self(x), y)
@@ -134,7 +134,7 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
 class Adds(Callback):
     """A module, as Lightning's fine-tuners for self-supervised networks."""
 
-    def __init__(self, hook: str) -> None:
+    def __init__(self, hook: str):
         setattr(self, hook, self.add)
 
     def add(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

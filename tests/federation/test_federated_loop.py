@@ -4,7 +4,6 @@ import copy
 import gc
 from functools import partial
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -163,7 +162,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
     class Count(Callback):
         """Floats held in tensors as large as the model's largest layer, at the end of every round."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.initial_addresses = set(self.floats_by_address())  # what other tests have left
             self.floats: list[int] = []
 
@@ -181,7 +180,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
 
             return floats
 
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, module):
             new_sizes = []
             for address, size in self.floats_by_address().items():
                 if address not in self.initial_addresses and size >= 20_000:

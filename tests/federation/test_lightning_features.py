@@ -73,10 +73,10 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
 
 class Record(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.logged_values: list[dict[str, float]] = []
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, module):
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
         self.logged_values.append(
             {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
@@ -121,7 +121,7 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
 
 
 class Cohorts(ClientSampler):
-    def __init__(self, cohorts: list[list[int]]) -> None:
+    def __init__(self, cohorts: list[list[int]]):
         self.cohorts = cohorts
 
     def sample(

@@ -81,19 +81,19 @@ def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
 class BestAccuracy(Plain):
     """Logs the best accuracy of all validations since the training began."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.accuracy = MulticlassAccuracy(3, average="micro")
         self.best = MaxMetric()
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.best.reset()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.accuracy.update(self(x), y)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.best.update(self.accuracy.compute())
         self.accuracy.reset()
         self.log("best", self.best.compute())

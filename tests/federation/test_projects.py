@@ -47,25 +47,25 @@ def loss_of(net: nn.Module, batch: Any) -> Tensor:
 
 
 class Project(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = network(batch_norm=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch):
         return loss_of(self.net, batch)
 
-    def validation_step(self, batch: Any) -> None:
+    def validation_step(self, batch):
         self.log("val_loss", loss_of(self.net, batch))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return sgd(self.parameters())
 
 
 class Samples(TensorDataset):
-    def __init__(self, *tensors: Tensor, **columns: Any) -> None:
+    def __init__(self, *tensors: Tensor, **columns: Any):
         super().__init__(*tensors)
         vars(self).update(columns)
 
@@ -82,7 +82,7 @@ def first_beat(monitor: int, round_index: int) -> int:
 class Beats(IterableDataset[Any]):
     """A monitor's heart beats, which go on from round to round."""
 
-    def __init__(self, monitor: int) -> None:
+    def __init__(self, monitor: int):
         self.monitor = monitor
         self.epoch = 0
 
@@ -255,7 +255,7 @@ def read_parameters(module: nn.Module) -> Tensor:
 
 
 class ServersSamples(L.LightningDataModule):
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(TensorDataset(*VAL), BATCH)
 
 
@@ -353,11 +353,11 @@ def test_value_of_a_client_is_that_of_all_that_it_trains_on(name, options, tmp_p
 class WardData(L.LightningDataModule):
     """A ward's own loader."""
 
-    def __init__(self, ward: int) -> None:
+    def __init__(self, ward: int):
         super().__init__()
         self.ward = ward
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         stream = Stream(Beats(self.ward), STREAM_SIZES[self.ward])
         return DataLoader(stream, BATCH)
 

@@ -72,7 +72,7 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
-    def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
+    def __init__(self, hook: str, path: Path, batch: int = 0):
         self.path = path
         self.batch = batch
         setattr(self, hook, self.save)
@@ -180,7 +180,7 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
 class FollowsPlateau(Plain):
     """Its rate falls after each round but the first, since the accuracy never rises by 2."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         scheduler = ReduceLROnPlateau(
             optimizer,

@@ -249,7 +249,7 @@ def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_ch
 
 
 class Named(Plain):
-    def __init__(self, network: str) -> None:
+    def __init__(self, network: str):
         super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
         self.save_hyperparameters("network")
 

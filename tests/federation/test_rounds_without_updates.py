@@ -35,10 +35,10 @@ class OneAfterTheOther(ClientSampler):
 
 
 class ModelsAfterRounds(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.models: list[Tensor] = []
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.models.append(state_vector(pl_module).clone())
 
 

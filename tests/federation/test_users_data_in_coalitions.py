@@ -21,7 +21,7 @@ class Weighted(Net):
 
     label_source = "data set"
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         data = self.trainer.datamodule
         if self.label_source == "data set":
             labels = data.train.tensors[1]
@@ -34,7 +34,7 @@ class Weighted(Net):
             labels = torch.cat([y for _, y in loader])
         self.class_weights = class_weights_of(labels)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(
             self.net(x),
@@ -51,11 +51,11 @@ def class_weights_of(labels: Tensor) -> Tensor:
 class Hospitals(L.LightningDataModule):
     """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
 
-    def __init__(self, is_subset: bool = False) -> None:
+    def __init__(self, is_subset: bool = False):
         super().__init__()
         self.is_subset = is_subset
 
-    def setup(self, stage: str | None = None) -> None:
+    def setup(self, stage=None):
         x, y = make_samples(60, seed=0)
         order = y.argsort(stable=True)
         self.x = x[order]
@@ -65,10 +65,10 @@ class Hospitals(L.LightningDataModule):
             self.train = Subset(self.train, range(60))
         self.val = TensorDataset(*make_samples(30, seed=1))
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, 60, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         return DataLoader(self.val, 30)
 
 

@@ -20,7 +20,7 @@ from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_sample
 class Samples(Dataset):
     """Has an attribute that its owner sets, and labels."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor):
         self.x = x
         self.y = y
         self.epoch = 0
@@ -41,7 +41,7 @@ class Users(L.LightningDataModule):
 
     input_shape = (1, FEATURES)
 
-    def __init__(self, name: str = "Users") -> None:
+    def __init__(self, name: str = "Users"):
         super().__init__()
         self.save_hyperparameters()
         self.level = 0.0
@@ -52,18 +52,18 @@ class Users(L.LightningDataModule):
         self.seed = 99
         self.history: list[float] = []
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         x, y = make_samples(48, seed=0)
         self.train = Samples(x, y)
         self.val = TensorDataset(*make_samples(16, seed=1))
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, BATCH_SIZE, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         return DataLoader(self.val, BATCH_SIZE)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         return x + self.level, y
 
@@ -169,7 +169,7 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
     """Return a module that keeps what ``reads(trainer)`` finds in each hook, by the hook's name."""
 
     class Reads(Net):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             # A namespace is no client's state, as an attribute is.
             self.recorded = SimpleNamespace(by_hook={})
@@ -190,7 +190,7 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
             readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
 
-        hook.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        hook.__signature__ = inspect.signature(original)
         return hook
 
     for name in HOOKS:
@@ -257,18 +257,18 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
 
 def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
     class SetsEpoch(Net):
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             dataset = self.trainer.train_dataloader.dataset
             dataset.set_epoch(self.current_epoch)
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             x, _ = batch
             largest_input = x.abs().max()
             self.scales.append(float(largest_input))
             return super().training_step(batch, batch_idx)
 
     class Ones(Users):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             super().setup(stage)
             self.train.x.fill_(1.0)
 
@@ -289,7 +289,7 @@ def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
 class SetsLevel(L.Callback):
     """Curriculum: a callback that sets an attribute of the data module."""
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         trainer.datamodule.level = 0.5 * trainer.current_epoch
 
 
@@ -325,7 +325,7 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
 
 def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
     class MakesHead(Net):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             data = self.trainer.datamodule
             num_inputs = data.input_shape[1]
             self.net = nn.Linear(num_inputs, self.classes())
@@ -348,14 +348,14 @@ NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 class Counts(L.LightningDataModule):
     """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
 
-    def __init__(self, order: str, in_object: bool) -> None:
+    def __init__(self, order: str, in_object: bool):
         super().__init__()
         self.order = order
         self.in_object = in_object
         self.num_batches = 0
         self.counter = Counter()
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         inputs = []
         labels = []
         for name in self.order:
@@ -371,13 +371,13 @@ class Counts(L.LightningDataModule):
             names += [f"{position}{name}"] * NUM_SAMPLES[name]
         return names
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, 48, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         return DataLoader(self.val, 16)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         if not self.trainer.training:
             return batch
@@ -388,7 +388,7 @@ class Counts(L.LightningDataModule):
 
 
 class Counter:
-    def __init__(self) -> None:
+    def __init__(self):
         self.count = 0
 
 

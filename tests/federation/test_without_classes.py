@@ -35,7 +35,7 @@ class Texts(LanguageModel):
 
 
 class GraphModule(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         item = GraphNet.data().item
         return DataLoader([item(i) for i in range(N)], batch_size=8, collate_fn=Graphs)
 

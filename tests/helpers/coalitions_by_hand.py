@@ -23,7 +23,7 @@ SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
 class CoalitionByHand:
     """FedAvg of some clients, and a client's training, in plain torch."""
 
-    def __init__(self, net: nn.Module, optimizer: Any) -> None:
+    def __init__(self, net: nn.Module, optimizer: Any):
         self.net = net
         self.make = optimizer
 
@@ -90,7 +90,7 @@ class GameByFits:
         make_trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-    ) -> None:
+    ):
         self.make_trainer = make_trainer
         self.module = module
         self.data = data

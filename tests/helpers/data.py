@@ -25,7 +25,7 @@ def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
         ("loader", Loader),
     ):
         of_kind = {}
-        for field in fields(kind):  # type: ignore[arg-type]
+        for field in fields(kind):
             if field.name in arguments:
                 of_kind[field.name] = arguments.pop(field.name)
         if of_kind:

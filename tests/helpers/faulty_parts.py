@@ -132,7 +132,7 @@ METRICS: list[Fault] = [
 class Nameless(FedAvg):
     """Keeps a function, of which nobody can say what it is."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.function = lambda x: x
 

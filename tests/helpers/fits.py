@@ -121,7 +121,7 @@ def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
 class KeepUpdates(FedAvg):
     """Remembers the rounds it aggregated."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rounds: list[dict[int, Tensor]] = []
 
@@ -209,7 +209,7 @@ MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 class KeepsGames(LeaveOneOut):
     """Plays all coalitions, and keeps each round with the coalitions' utilities."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.__dict__["games"] = []
 
@@ -264,7 +264,7 @@ def validate_with_lightning(
 
 def make_untrainable(kind: Any) -> Any:
     class Never(kind):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             raise AssertionError("training had started")
 
     Never.__name__ = kind.__name__
@@ -358,11 +358,11 @@ class Mixture(Personalizer):
 
 
 class Noisy(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.log("val_noise", torch.rand(()))
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.log("epoch_noise", torch.rand(()))
 
 
@@ -371,7 +371,7 @@ class InRound(Callback):
 
     first_batch = 0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer, module):
         self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
     def place(self, trainer: L.Trainer) -> int:
@@ -381,14 +381,12 @@ class InRound(Callback):
 class StopInRound(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
-    def __init__(
-        self, round_index: int, batch: int, error: type[BaseException] | None = None
-    ) -> None:
+    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None):
         self.round_index = round_index
         self.batch = batch
         self.error = error
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, module, *args):
         if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:
             if self.error is not None:
                 raise self.error("stopped by the test")

@@ -17,7 +17,7 @@ class Forked:
 
     def __init__(
         self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str
-    ) -> None:
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
         self.output.touch()

@@ -45,7 +45,7 @@ def make_data(
 
 
 class Base(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Sequential(
@@ -56,19 +56,19 @@ class Base(L.LightningModule):
         )
         self.weight = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
     def loss(self, batch: Any) -> Tensor:
         return entropy(self.net(batch[0]), batch[1])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.weight * self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), RATE)
 
 
@@ -83,7 +83,7 @@ class Counting(Base):
     def next(self) -> float:
         raise NotImplementedError
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return (1 + 0.02 * self.next()) * self.loss(batch)
 
 
@@ -188,7 +188,7 @@ class FitWithValues(NamedTuple):
 
 
 class TrainsNothing(L.Callback):
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *_):
         raise AssertionError("it is trained")
 
 

@@ -24,13 +24,13 @@ from helpers.hidden_state import Base, Counting, Global, Kind, entropy
 class CarriesState(Base):
     """A recurrent state, None at first, and a bank of outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.state: Any = None
         self.bank = torch.zeros(4, CLASSES)
         self.num_outputs = 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         mean_output = self.bank.mean(0)
         outputs = self.net(x) + 0.1 * mean_output
@@ -46,12 +46,12 @@ class CarriesState(Base):
 
 
 class RecentLosses(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.recent = collections.deque([1.0], maxlen=5)
         self.losses: list[float] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         recent_loss = float(np.mean(self.recent))
         num_losses = len(self.losses)
@@ -64,14 +64,14 @@ class RecentLosses(Base):
 
 
 class LateMean:
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Tensor):
         self.value = value
 
 
 class MakesState(Base):
     """Makes buffers and an object in its first step, and replaces, extends or changes what it has in all others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
         self.register_buffer("changed", torch.zeros(FEATURES), persistent=False)
@@ -79,7 +79,7 @@ class MakesState(Base):
         self.samples: dict[str, dict[str, list[Tensor]]] = {"of": {"steps": []}}
         self.prior = Normal(0.0, 1.0)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         first_sample = x[:1]
         if not hasattr(self, "mean"):
@@ -104,7 +104,7 @@ class MakesState(Base):
 
 
 class FourGenerators(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = make_generator(1)
         self.numpy_generator = np.random.default_rng(1)
@@ -112,7 +112,7 @@ class FourGenerators(Base):
         old_generator = np.random.RandomState(3)
         self.old_generators = {"old": [old_generator]}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         (old_generator,) = self.old_generators["old"]
         noise = torch.randn(x.shape, generator=self.generator)
@@ -131,7 +131,7 @@ class FourGenerators(Base):
 class ReplacedStep(Base):
     """A method of the object takes the place of one of the class."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         step = self.training_step
         self.num_steps = 0
@@ -141,14 +141,14 @@ class ReplacedStep(Base):
             loss = step(batch, batch_idx)
             return loss / (1 + 0.02 * self.num_steps)
 
-        self.training_step = slower_step  # type: ignore[method-assign]
+        self.training_step = slower_step
 
 
 # ---- numbers of steps
 
 
 class Closure(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         calls = 0
 
@@ -166,12 +166,12 @@ class Closure(Counting):
 class Slots:
     __slots__ = ("number",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.number = 0
 
 
 class SlotsCounter(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.slots = Slots()
 
@@ -186,7 +186,7 @@ class Numbers:
 
 
 class HyperparametersThatCount(Counting):
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers):
         super().__init__()
         self.save_hyperparameters()
 
@@ -198,7 +198,7 @@ class HyperparametersThatCount(Counting):
 class Queue(Counting):
     """Its numbers pass through a queue, with its lock and its conditions."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.numbers: Any = queue.Queue()
         self.has_begun = threading.Event()
@@ -222,7 +222,7 @@ LOSSES_BY_ROUND: dict[int, float] = {}
 class GlobalCache(Base):
     """The loss that a round began with divides the others of that round."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         first_loss = LOSSES_BY_ROUND.setdefault(self.current_epoch, float(loss))
         return loss / (1 + first_loss)
@@ -236,7 +236,7 @@ def first_losses() -> dict[int, float]:
 class FunctionCache(Base):
     """As GlobalCache, in what a function has cached."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         first_loss = first_losses().setdefault(self.current_epoch, float(loss))
         return loss / (1 + first_loss)
@@ -253,18 +253,18 @@ class ClassCounter(Counting):
 class TemporaryFolder(Base):
     """Writes in ``setup`` what its steps read and write."""
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         self.folder = Path(tempfile.mkdtemp())
         (self.folder / "calls.txt").write_text("0")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         calls = int((self.folder / "calls.txt").read_text()) + 1
         (self.folder / "calls.txt").write_text(str(calls))
         return (1 + 0.02 * calls) * self.loss(batch)
 
 
 class OpenFile(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         path = Path(tempfile.mkdtemp(), "numbers")
         path.write_bytes(bytes(range(256)) * 20)
@@ -275,7 +275,7 @@ class OpenFile(Counting):
 
 
 class OfGenerator(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
 
         def steps() -> Iterator[nn.Module]:

@@ -48,7 +48,7 @@ class Lookahead(torch.optim.SGD):
 class CountsInObject(torch.optim.SGD):
     """Counts its steps in an object of a library."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any):
         super().__init__(parameters, RATE)
         self.meter = AverageMeter()
 
@@ -58,11 +58,11 @@ class CountsInObject(torch.optim.SGD):
 
 
 class OptimizedBy(Base):
-    def __init__(self, make_optimizer: Callable[[Any], Any]) -> None:
+    def __init__(self, make_optimizer: Callable[[Any], Any]):
         super().__init__()
         self.make_optimizer = make_optimizer
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return self.make_optimizer(self.parameters())
 
 
@@ -74,7 +74,7 @@ def persisting() -> dict[str, Any]:
 
 
 class AverageOfWeights:
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module):
         self.weights = copies_of(net.parameters())
 
     def update(self, net: nn.Module) -> Tensor:
@@ -88,11 +88,11 @@ class AverageOfWeights:
 
 
 class NearItsAverage(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.average = AverageOfWeights(self.net)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         distance = self.average.update(self.net)
         return self.loss(batch) + 0.05 * distance
 
@@ -100,11 +100,11 @@ class NearItsAverage(Base):
 class WithTeacher(Base):
     """Its teacher follows it, in a list and so beside its weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.teachers = [copy.deepcopy(self.net)]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         (teacher,) = self.teachers
         x = batch[0]
         targets = teacher(x).softmax(1).detach()
@@ -118,7 +118,7 @@ class WithTeacher(Base):
 
 
 class Parametrized(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         last_layer = self.net[3]
         self.net[3] = parametrizations.weight_norm(last_layer)
@@ -130,20 +130,20 @@ class Parametrized(Base):
 class FlatWeights(Base):
     """All parameters are views of one tensor, which is clamped as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         parameters = list(self.net.parameters())
         self.flat = nn.utils.parameters_to_vector(parameters).detach()
         nn.utils.vector_to_parameters(self.flat, parameters)
 
-    def on_before_zero_grad(self, optimizer: Any) -> None:
+    def on_before_zero_grad(self, optimizer):
         self.flat.clamp_(-0.3, 0.3)
 
 
 class HookOfTensor(Base):
     """The gradients of a parameter are halved by its own hook."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         weight = self.net[3].weight
         weight.register_hook(lambda gradient: 0.5 * gradient)
@@ -152,7 +152,7 @@ class HookOfTensor(Base):
 class HooksThatCount(Base):
     decay = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.counts = {"batches": 0}
         self.outputs: list[Tensor] = []
@@ -162,13 +162,13 @@ class HooksThatCount(Base):
         num_batches = self.counts["batches"]
         return output * (1 + 0.01 * num_batches)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.decay = 0.8**self.current_epoch
 
-    def on_after_backward(self) -> None:
+    def on_after_backward(self):
         self.counts["batches"] += 1
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.decay * self.weight * self.loss(batch)
         self.outputs.append(loss.detach())
         return loss
@@ -177,7 +177,7 @@ class HooksThatCount(Base):
 class ChangesItself(Base):
     """Changes its structure in its second step."""
 
-    def __init__(self, change: Callable[[Any], Any]) -> None:
+    def __init__(self, change: Callable[[Any], Any]):
         super().__init__()
         self.change = change
         self.activation: nn.Module = nn.Identity()
@@ -195,7 +195,7 @@ class ChangesItself(Base):
             loss = loss + (weight - anchor).square().sum()
         return loss
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.num_steps += 1
         if self.num_steps == 2:
             self.change(self)
@@ -266,12 +266,12 @@ CHANGES = (
 
 
 class MetricsInSteps(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
         self.mean_loss = torchmetrics.MeanMetric()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         loss = self.loss(batch)
 
@@ -285,7 +285,7 @@ class MetricsInSteps(Base):
 
 
 class ReadsProgress(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         num_batches = self.trainer.fit_loop.epoch_loop.total_batch_idx
         factor = 1 + 0.02 * num_batches + 0.01 * self.global_step
         return factor * self.loss(batch)
@@ -294,7 +294,7 @@ class ReadsProgress(Base):
 class LogsLoss(Base):
     options: ClassVar[dict[str, bool]] = {}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, **self.options)
         return loss
@@ -305,7 +305,7 @@ class LogsLoss(Base):
 
 
 class ReadsValidationLoss(LogsLoss):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * self.logged("val_loss")
 
@@ -313,13 +313,13 @@ class ReadsValidationLoss(LogsLoss):
 class ReadsLossOfBatch(LogsLoss):
     options: ClassVar = {"on_step": True, "on_epoch": False}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.weight = self.logged("train_loss")
         return super().training_step(batch, batch_idx)
 
 
 class WeightWhileValidating(Base):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.weight = float(self.loss(batch))
 

@@ -25,7 +25,7 @@ from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persistin
 
 
 class Samples(Dataset):
-    def __init__(self) -> None:
+    def __init__(self):
         x, y = toy_sets()[0].tensors
         self.x = x.clone()
         self.y = y
@@ -43,7 +43,7 @@ class Samples(Dataset):
 class NoisySamples(Samples):
     """Validation samples have no noise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = np.random.RandomState(0)
 
@@ -59,7 +59,7 @@ class NoisySamples(Samples):
 class SamplesWithKeptNoise(Samples):
     """The noise of a sample is drawn when it is read for the first time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.noise: dict[int, Tensor] = {}
 
@@ -73,17 +73,17 @@ class SamplesWithKeptNoise(Samples):
 
 
 class CountsAndScales(L.Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.num_batches = 0
         self.num_rounds = 0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_start(self, trainer, pl_module, *_):
         self.num_batches += 1
         divisor = 1 + 0.02 * self.num_batches
         pl_module.weight = 1 / divisor
 
     @torch.no_grad()
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.num_rounds += 1
         for parameter in pl_module.parameters():
             factor = 1 - 0.03 * self.num_rounds
@@ -91,16 +91,16 @@ class CountsAndScales(L.Callback):
 
 
 class PullsToTheRoundsModel(L.Callback):
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         self.anchors = copies_of(pl_module.parameters())
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+    def on_after_backward(self, trainer, pl_module):
         parameters = pl_module.parameters()
         for parameter, anchor in zip(parameters, self.anchors):
             difference = parameter.detach() - anchor
             parameter.grad.add_(0.5 * difference)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         parameters = pl_module.parameters()
         for parameter, anchor in zip(parameters, self.anchors):
             parameter.data.lerp_(anchor, 0.2)
@@ -109,7 +109,7 @@ class PullsToTheRoundsModel(L.Callback):
 class ReadsLoggedLoss(L.Callback):
     """Weighs the loss by a logged value, in one of the hooks."""
 
-    def __init__(self, name: str, hook: str) -> None:
+    def __init__(self, name: str, hook: str):
         self.name = name
         setattr(self, hook, self.weigh)
 
@@ -119,16 +119,16 @@ class ReadsLoggedLoss(L.Callback):
 
 
 class KeepsTheTrainer(L.Callback):
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer, pl_module, stage):
         self.parts_of_run = (trainer, pl_module)
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *_):
         trainer, module = self.parts_of_run
         module.weight = 1 / (1 + 0.02 * trainer.global_step)
 
 
 class WrapsTheOptimizersStep(L.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer, pl_module):
         self.make_step: Callable[..., Any] = trainer.optimizers[0].step
         self.num_steps = 0
         trainer.optimizers[0].step = self.step
@@ -139,7 +139,7 @@ class WrapsTheOptimizersStep(L.Callback):
 
 
 class SavesAndWeighs(ModelCheckpoint):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         super().on_train_epoch_end(trainer, pl_module)
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
 
@@ -151,12 +151,12 @@ def make_weight_averaging() -> L.Callback:
 
 
 class Scheduled(LogsLoss):
-    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any) -> None:
+    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any):
         super().__init__()
         self.make_scheduler = make_scheduler
         self.config = config
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(
             self.parameters(),
             0.3,
@@ -196,7 +196,7 @@ def make_momentum() -> Any:
 
 
 class WithoutBatchNorm(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net[1] = nn.Identity()
 
@@ -204,7 +204,7 @@ class WithoutBatchNorm(Base):
 class DivergesInRound2(Base):
     """At clients with few batches."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         has_few_batches = self.trainer.num_training_batches <= 4
         if self.current_epoch == 1 and has_few_batches:

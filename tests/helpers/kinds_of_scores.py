@@ -14,22 +14,22 @@ from helpers.hidden_state import Base, Kind, entropy
 class LogsLossOfForward(Base):
     """Logs what its forward gives."""
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", entropy(self(batch[0]), batch[1]))
 
 
 class ValidatesWithAverage(LogsLossOfForward):
     """Is trained with its weights, and used with their moving average, which is no part of its state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.average = [copy.deepcopy(self.net).eval()]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x) if self.training else self.average[0](x)
 
     @torch.no_grad()
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         earlier_state = self.average[0].state_dict()
         average_state = {}
         for name, value in self.net.state_dict().items():
@@ -45,25 +45,25 @@ class TunesItsTemperature(LogsLossOfForward):
 
     temperature = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x) if self.training else self.net(x) / self.temperature
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
 class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         pass
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
 class LogsInTraining(LogsLossOfForward):
     """One step serves training and validation, and logs one name in both."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("val_loss", loss, on_step=False, on_epoch=True)
         return loss
@@ -72,17 +72,17 @@ class LogsInTraining(LogsLossOfForward):
 class ClassifiesByNeighbours(Base):
     """An online classifier by nearest neighbours among the features of the round."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.bank: list[Any] = []
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.bank.clear()
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         if self.bank:
             is_right = self.predict_by_neighbours(x) == y
@@ -106,11 +106,11 @@ class ClassifiesByNeighbours(Base):
 class WarmsUp(Base):
     """Counts its steps, and has the whole loss from the twelfth on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         steps: Any = self.steps
         steps += 1
         return self.loss(batch) * min(1.0, float(steps) / 12)
@@ -119,8 +119,8 @@ class WarmsUp(Base):
 class DivergesButForClient2(Base):
     """A federation of the others has no finite model but its first."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+    def training_step(self, batch, batch_idx):
+        callbacks = self.trainer.callbacks
         (loop,) = (part for part in callbacks if isinstance(part, FederatedLoop))
         loss = self.loss(batch)
         if loop.current_client in (0, 1):

@@ -288,7 +288,7 @@ def assert_private_parts(
 class Batches:
     """A list that Lightning does not take for several loaders."""
 
-    def __init__(self, batches: list[Any]) -> None:
+    def __init__(self, batches: list[Any]):
         self._batches = batches
 
     def __len__(self) -> int:
@@ -308,7 +308,7 @@ def make_loop_of_three_clients(**options: Any) -> FederatedLoop:
 
 
 class KeepsRounds(FedAvg):
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any):
         super().__init__(**arguments)
         self.rounds: list[Round] = []
 
@@ -362,7 +362,7 @@ def fit_in_run(
         sample_values[client] = state["in_run_values"]
 
     by_class = loop.contributions["in_run"].by_class.double()
-    return by_class, sample_values, loop.aggregator.rounds  # type: ignore[attr-defined]
+    return by_class, sample_values, loop.aggregator.rounds
 
 
 def validation_gradient(

@@ -40,7 +40,7 @@ class MoreRounds(PreparedRounds):
 
     def __init__(
         self, *args: Any, cohorts: Sequence[Sequence[int]] = PreparedRounds.cohorts, **options: Any
-    ) -> None:
+    ):
         super().__init__(*args, **options)
         self.cohorts = cohorts
 
@@ -64,7 +64,7 @@ class MoreRounds(PreparedRounds):
 class OwnMetricCase(MetricCase):
     """A metric of flsv's own."""
 
-    def __init__(self, part: Any, **options: Any) -> None:
+    def __init__(self, part: Any, **options: Any):
         super().__init__(part, **options)
         contributes = isinstance(part, metrics.ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
@@ -214,13 +214,13 @@ METRICS += checks_of_unlisted_metrics()
 #: By its class' name; of two of a class the first.
 METRIC_CASES: dict[str, OwnMetricCase] = {}
 for checks in METRICS:
-    METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)  # type: ignore[arg-type]
+    METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)
 
 
 class SigmoidOfSum:
     """Scores models by the sigmoid of the sum of their entries."""
 
-    def __init__(self, models: Tensor) -> None:
+    def __init__(self, models: Tensor):
         self.models = models
 
     def value(self, metric: Any) -> Tensor:

@@ -49,21 +49,21 @@ class Plain(L.LightningModule):
         optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         interval: str = "epoch",
-    ) -> None:
+    ):
         super().__init__()
         self.net = net or network()
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.interval = interval
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
 
@@ -71,7 +71,7 @@ class Plain(L.LightningModule):
         x, y = batch
         self.log("test_acc", (self(x).argmax(-1) == y).float().mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         if self.make_scheduler is None:
             return optimizer
@@ -82,7 +82,7 @@ class Plain(L.LightningModule):
 class OfShape:
     """Shares what has so many dimensions."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int):
         self.dimensions = dimensions
 
     def __call__(self, name: str, tensor: Tensor) -> bool:
@@ -92,7 +92,7 @@ class OfShape:
 class Plainest(Plain):
     """Without BatchNorm."""
 
-    def __init__(self, optimizer: Any = sgd, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Any = sgd, **kwargs: Any):
         super().__init__(network(batch_norm=False), optimizer, **kwargs)
 
 
@@ -101,7 +101,7 @@ class Logs(Plain):
 
     own_step = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         if self.own_step:
@@ -112,29 +112,29 @@ class Logs(Plain):
 class Line(L.LightningModule):
     """Predicts the mean pixel: a regression, which logs its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(64, 1)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x = batch[0].flatten(1)
         return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.training_step(batch, batch_idx))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 
-    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]) -> None:
+    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]):
         super().__init__(copy.deepcopy(net), optimizer)
         self.failing = failing
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loop = loop_of(self)
         broken = (loop.round_index, loop.current_client) in self.failing
         return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
@@ -157,7 +157,7 @@ class Stepped(Plain):
         function: Callable[..., Any] | None = None,
         net: nn.Module | None = None,
         optimizer: Any = sgd,
-    ) -> None:
+    ):
         super().__init__(net or network(batch_norm=False), optimizer)
         self.function = function
         self.torch_rng = make_generator(1)
@@ -169,7 +169,7 @@ class Stepped(Plain):
         }
         self.measures = MetricCollection(train_metrics, prefix="train_")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx) * self.beta
         return loss if self.function is None else self.function(self, loss, batch)
 
@@ -177,7 +177,7 @@ class Stepped(Plain):
 class Hooks(L.Callback):
     """One hook, a function of the trainer and the module."""
 
-    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+    def __init__(self, hook: str, function: Callable[..., Any]):
         setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
 
 
@@ -199,9 +199,7 @@ def clamp_weights(trainer: L.Trainer, module: Any) -> None:
 class Clamps(Timer):
     """Not what it is known as."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer, pl_module, *_):
         clamp_weights(trainer, pl_module)
 
 
@@ -248,18 +246,18 @@ def loss_with_annealed_beta(module: Any, loss: Tensor, batch: Any) -> Tensor:
 class Twice(Stepped):
     """One layer under two names."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = self.net
 
 
 class Renormed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(8, 4, max_norm=1.0)
         self.head = nn.Linear(4 * FEATURES, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 

@@ -22,7 +22,7 @@ from helpers.sites import NAMES, SiteData, make_mlp_module, make_shapfed_loop
 class Job:
     """A server and its sites, with workspaces below a folder. ``code`` is the module of the job's own code."""
 
-    def __init__(self, folder: Path, code: ModuleType) -> None:
+    def __init__(self, folder: Path, code: ModuleType):
         self.folder = folder
         self.code = code
         self.number = 0
@@ -42,7 +42,7 @@ class Job:
     def run(self, server: RemoteServer) -> None:
         """Run the rounds that are left, as another job."""
         self.number += 1
-        self.code.server = server  # type: ignore[attr-defined]
+        self.code.server = server
         self.controller().control_flow(self.abort_signal, self.context("server"))
 
     def controller(self) -> FlsvController:
@@ -86,7 +86,7 @@ class Job:
 class Wire:
     """The Controller's communicator: it serializes both ways, as NVFlare does."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self._job = job
 
     def send(

@@ -61,7 +61,7 @@ def remote_is_equal(case: fits.FitCase) -> None:
 
 
 class ServerData(L.LightningDataModule):
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(
             TensorDataset(*fits.samples_of(-1)), batch_size=fits.NUM_VALIDATION_SAMPLES
         )

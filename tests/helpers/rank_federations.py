@@ -48,13 +48,13 @@ Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, An
 class Logging(Plain):
     """Logs everything that can be logged of a training step."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.micro_accuracy = torchmetrics.classification.MulticlassAccuracy(
             num_classes=CLASSES, average="micro"
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.micro_accuracy(self(batch[0]), batch[1])
         self.log(
@@ -82,14 +82,14 @@ class Logging(Plain):
 
         return loss
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.log("drawn", torch.rand(()))
 
 
 class Average:
     """A moving average of weights, as in libraries."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.shadows: list[Tensor] = []
         self.num_updates = 0
 
@@ -104,7 +104,7 @@ class Keeps(Plain):
     """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
     the Trainer's count of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(dropout=0.3))
         self.average = Average()
         self.lazy: Tensor | None = None
@@ -113,7 +113,7 @@ class Keeps(Plain):
         self.losses = {"train": losses}
         self.register_buffer("unsaved", torch.zeros(3), persistent=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         bias = self.net[4].bias
         array = torch.from_numpy(self.array).float()
@@ -143,18 +143,18 @@ class Validating(Plain):
     """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
     process group it reduces, where there are several processes it scales its loss: here is neither."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(loss)
         return loss * self.trainer.world_size
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
         self.log("val_hits", (self(x).argmax(-1) == y).float().mean())
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.trainer.strategy.barrier("the end of a validation")
 
 
@@ -176,7 +176,7 @@ class Broken(Attack):
 class Jittered(Dataset[Any]):
     """Draws from a generator of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
 
     def __len__(self) -> int:

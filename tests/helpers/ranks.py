@@ -58,12 +58,12 @@ class Die(Callback):
     """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
-    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+    def __init__(self, folder: Path, rank: int, kill: bool):
         self.mark = folder / "died"
         self.rank = rank
         self.kill = kill
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, trainer, *args):
         if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
             return
 
@@ -77,16 +77,14 @@ class Die(Callback):
 class Stop(Callback):
     """A rank stops in the middle of a round."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
 
 
 class SaveWithin(Callback):
     """Saves in the middle of the third round."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if trainer.current_epoch == 2 and batch_idx == 1:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
@@ -131,7 +129,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     quiet_loop = loop.replace(reporting=Reporting(table=False))
     trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
     checkpoint: Path | None = folder / "last.ckpt"
-    if not checkpoint.exists():  # type: ignore[union-attr]
+    if not checkpoint.exists():
         checkpoint = None
     trainer.fit(module, data, ckpt_path=checkpoint)
 
@@ -331,7 +329,7 @@ class Group:
 
     def __init__(
         self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
-    ) -> None:
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
         common = {

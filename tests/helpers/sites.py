@@ -67,7 +67,7 @@ def make_undivided_data(**options: Any) -> FederatedDataModule:
 class ServerData(L.LightningDataModule):
     """The validation samples that the server of :func:`make_undivided_data` has."""
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         return data.val_dataloader()
@@ -76,11 +76,11 @@ class ServerData(L.LightningDataModule):
 class SiteData(L.LightningDataModule):
     """One client's training samples of :func:`make_undivided_data`, as a project of its own would have them."""
 
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int):
         super().__init__()
         self.client = client
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         train = load_image_data("digits").train
@@ -145,7 +145,7 @@ def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
 class Replay:
     """Sites that send what they are given here, by the kind of what they are asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.says: dict[str, dict[int, Any]] = {}
 
     def present(self) -> dict[int, str]:
@@ -159,7 +159,7 @@ class Replay:
 class SiteTransport:
     """Sites behind a wire, by address; ``on_reply`` is what becomes of their replies there."""
 
-    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
+    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES):
         self.sites = dict(sites)
         self.names = dict(enumerate(names, start=BOSTON_ADDRESS))
         self.on_reply: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
@@ -186,9 +186,7 @@ def _through(packet: Packet) -> Packet:
 class SitesInProcess:
     """The same federation with a wire in it."""
 
-    def __init__(
-        self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any
-    ) -> None:
+    def __init__(self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any):
         self.tmp = tmp
         self.make = make
         self.make_module = make_module
@@ -275,7 +273,7 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
-    def __init__(self, folder: Path, policy: str, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, policy: str, names: Sequence[str]):
         self.folder = folder
         self._policy = policy
         port, *ports = free_ports(1 + len(names))

@@ -25,20 +25,20 @@ def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Net(L.LightningModule):
-    def __init__(self, inputs: int = FEATURES) -> None:
+    def __init__(self, inputs: int = FEATURES):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Linear(inputs, CLASSES)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         loss = Net.training_step(self, batch, batch_idx)
         self.log("val_loss", loss)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 

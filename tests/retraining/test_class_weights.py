@@ -73,8 +73,8 @@ def make_weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
 class OwnWeights(ClassifierClient):
     """A module that computes its weights from the data module's counts when training starts."""
 
-    def on_fit_start(self) -> None:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+    def on_fit_start(self):
+        data: Any = self.trainer.datamodule
         counts = data.class_counts.sum(0)
         weights = counts.sum() / (CLASSES * counts)
         self.class_weights = torch.where(counts > 0, weights, 1.0)
@@ -119,7 +119,7 @@ def values_by_hand(folder: Path, performance: str) -> list[float]:
         pytest.param("own weights", marks=pytest.mark.slow),
     ],
 )
-def test_coalitions_train_with_their_members_class_weights(tmp_path: Path, case: str) -> None:
+def test_coalitions_train_with_their_members_class_weights(tmp_path, case):
     options: dict[str, Any] = {"performance": "negative_loss"}
     module = make_weighted_client()
     if case == "logged":

@@ -19,12 +19,12 @@ HOLDERS: list[Any] = []
 class HoldsUntilTeardown(Base):
     """Holds something that only one fit of a program may have, such as a port."""
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         if HOLDERS:
             raise OSError("the port is in use")
         HOLDERS.append(self)
 
-    def teardown(self, stage: str) -> None:
+    def teardown(self, stage):
         HOLDERS.clear()
         torch.save(self, "by_module.pt")
 
@@ -34,17 +34,17 @@ class SavesTheModule(L.Callback):
 
     def teardown(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        stage: str,
-    ) -> None:
+        trainer,
+        pl_module,
+        stage,
+    ):
         torch.save(pl_module, "by_callback.pt")
 
 
 def test_coalitions_train_after_the_modules_teardown(
-    tmp_path: Path,
-    monkeypatch: Any,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     metric = ShadowShapley(coalitions="singles")
     reporting = Reporting(table=False)
@@ -71,7 +71,7 @@ def test_coalitions_train_after_the_modules_teardown(
     assert Path("by_callback.pt").is_file()
 
 
-def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """Its parts refer to each other, so that it is there until garbage is collected."""
     references = []
     numbers = []

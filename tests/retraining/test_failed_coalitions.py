@@ -22,7 +22,7 @@ class FailingAlone(Base):
 
     first_failing_round = 2
 
-    def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         loop = loop_of(self)
         is_alone = len(loop.state.cohort) == 1
         if is_alone and self.current_epoch >= self.first_failing_round:
@@ -48,8 +48,8 @@ def fit(
 
 
 def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     first_part = fit(tmp_path, rounds=2)
     assert first_part.contributions["shadow"].isfinite().all()
 
@@ -63,9 +63,7 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert "no batch norm" in record["why_no_values"]
 
 
-def test_coalitions_that_cannot_be_stored_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coalitions_that_cannot_be_stored_end_no_run(tmp_path, monkeypatch):
     """The other metric's values are kept, which were there before the coalitions were trained."""
 
     def add_to_full_disk(*args: Any, **kwargs: Any) -> None:
@@ -83,9 +81,7 @@ def test_coalitions_that_cannot_be_stored_end_no_run(
     assert "No space left" in text_of_page(write_report(tmp_path))
 
 
-def test_metric_that_has_failed_trains_no_coalition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
     score = ModelScoring.score
     scored_models = []
 

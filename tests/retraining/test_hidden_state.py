@@ -51,7 +51,7 @@ def parameters() -> list[Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def train_once() -> None:
+def train_once():
     """Fit once before any fork, which pays for imports and threads."""
     fit_with_values(Kind())
 
@@ -66,7 +66,7 @@ def fit_alone(name: str, members: tuple[int, ...]) -> FitAlone:
 
 
 @pytest.mark.parametrize("name", parameters())
-def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name: str) -> None:
+def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
     kind = KINDS[name]
     if kind.outcome == "refused":
         with pytest.raises(ConfigurationError, match=kind.message):

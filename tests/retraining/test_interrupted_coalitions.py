@@ -26,9 +26,7 @@ from helpers.models import loop_of
 
 
 @pytest.mark.parametrize("writes_files", [True, False])
-def test_interrupted_trainings_are_kept_and_the_rest_is_named(
-    writes_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, tmp_path, monkeypatch):
     add = UtilityStore.add
 
     def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
@@ -62,15 +60,15 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 class Looks(L.Callback):
     """Reads a file's first line in each round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
         self.first_lines: list[str] = []
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.first_lines.append(self.path.read_text().splitlines()[0])
 
 
-def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path: Path) -> None:
+def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path):
     path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
     rows_by_run = []
@@ -89,9 +87,7 @@ def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_p
     assert first_head == second_head != "of an earlier run"
 
 
-def test_bar_counts_the_coalitions_that_are_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
     counts = set()
 
     class Bar(Tqdm):
@@ -112,7 +108,7 @@ def test_bar_counts_the_coalitions_that_are_trained(
 class SignalsItself(Manual):
     """Sends itself the signal in FLSV_TEST_SIGNAL when clients 1 and 2 train alone."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         number = os.environ.get("FLSV_TEST_SIGNAL")
         cohort = loop_of(self).state.cohort
         if number and cohort == [1, 2]:
@@ -157,9 +153,7 @@ def fit_once(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(tmp_path, name, monkeypatch):
     number = signal.Signals[name]
     folder = tmp_path / "ended"
     variables = {"FLSV_TEST_SIGNAL": str(int(number))}
@@ -193,7 +187,7 @@ def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
 
 
 class StopsInSecondRound(L.Callback):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         trainer.should_stop = trainer.current_epoch > 0
 
 
@@ -222,8 +216,8 @@ def fit_with_checkpoints(
     [(1000, 2), (None, 2), (1000, 5)],
 )
 def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, rounds: int
-) -> None:
+    tmp_path, monkeypatch, every, rounds
+):
     """Also if no round was due for values but the last, and if the run has stopped early."""
     add = UtilityStore.add
 
@@ -247,7 +241,7 @@ def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
         assert torch.equal(resumed, whole)
 
 
-def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path: Path) -> None:
+def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
     """Those of the run itself, too."""
     folder = tmp_path / "run"
     whole = fit_with_checkpoints(folder, every=None, rounds=2)

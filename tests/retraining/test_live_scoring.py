@@ -48,8 +48,8 @@ def record_game(
 
 
 def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     run = record_game(
         tmp_path / "run",
         TunesItsTemperature(),
@@ -70,8 +70,8 @@ def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
 
 @pytest.fixture(scope="module")
 def scored_on_all_batches(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Recorded:
+    tmp_path_factory,
+):
     folder = tmp_path_factory.mktemp("all")
     return record_game(folder, Base())
 
@@ -85,10 +85,10 @@ def scored_on_all_batches(
     ],
 )
 def test_logged_value_is_of_all_validation_batches(
-    scored_on_all_batches: Recorded,
-    tmp_path: Path,
-    trainer_options: Any,
-) -> None:
+    scored_on_all_batches,
+    tmp_path,
+    trainer_options,
+):
     few_batches = record_game(
         tmp_path,
         Base(),

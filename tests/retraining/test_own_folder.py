@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
@@ -29,7 +28,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Path]:
+def program(tmp_path):
     """A program's folder, with what an earlier run has left and links to other folders."""
     elsewhere = tmp_path / "scratch"
     elsewhere.mkdir()
@@ -80,10 +79,10 @@ WRITES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_what_is_written_in_a_coalitions_folder_changes_no_other(
-    program: Path,
-    tmp_path: Path,
-    write: Callable[[], Any],
-) -> None:
+    program,
+    tmp_path,
+    write,
+):
     initial_contents = contents(tmp_path)
     folder = ProgramFolder()
 
@@ -100,9 +99,7 @@ def test_what_is_written_in_a_coalitions_folder_changes_no_other(
     assert Path.cwd() == program
 
 
-def test_large_file_that_is_written_is_named(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_that_is_written_is_named(program, monkeypatch):
     monkeypatch.setattr("flsv.retraining.own_folder.MAX_COPIED_BYTES", 0)
     folder = ProgramFolder()
 
@@ -118,23 +115,23 @@ def test_large_file_that_is_written_is_named(
 class WritesFiles(Base):
     """Writes by relative paths and by one that its constructor has made absolute. Trains by what is in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.best_path = Path.cwd() / "best.pt"
         self.history = os.path.join(os.getcwd(), "history.txt")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         with open(self.history, "a") as file:
             file.write(".")
         file_size = os.path.getsize(self.history)
         divisor = 1 + 0.1 * file_size
         return super().training_step(batch, batch_idx) / divisor
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         torch.save(self.state_dict(), self.best_path)
         torch.save(self.state_dict(), "last.pt")
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         torch.save(self.state_dict(), "final.pt")
 
 
@@ -151,7 +148,7 @@ def fit(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
     return loop
 
 
-def test_files_of_a_run_are_those_without_the_metric(tmp_path: Path) -> None:
+def test_files_of_a_run_are_those_without_the_metric(tmp_path):
     fit(tmp_path / "plain", metrics={})
     metric = ShadowShapley(coalitions="singles")
 

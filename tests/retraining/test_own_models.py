@@ -1,6 +1,5 @@
 """Doubts about models that clients say they have trained alone."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ def make_honest_models(num_clients: int = 5, size: int = 400) -> ModelsOfClients
     )
 
 
-def test_own_models_of_honest_clients_are_not_doubted() -> None:
+def test_own_models_of_honest_clients_are_not_doubted():
     assert doubtful_own_models(*make_honest_models()) == {}
 
 
@@ -93,7 +92,7 @@ LIES = [
 class UnequalClients:
     """Moves and updates of clients, which differ in length by a factor of up to four."""
 
-    def __init__(self, clients: int, seed: int) -> None:
+    def __init__(self, clients: int, seed: int):
         self.draw = torch.Generator().manual_seed(seed)
         length = torch.rand(clients, 1, generator=self.draw)
         length = 0.5 + 1.5 * length
@@ -120,9 +119,7 @@ class UnequalClients:
 
 @pytest.mark.parametrize("clients", [3, 4, 6])
 @pytest.mark.parametrize("lie", LIES)
-def test_liar_is_doubted_and_no_honest_client_is(
-    lie: Callable[[Tensor, Tensor], Tensor], clients: int
-) -> None:
+def test_liar_is_doubted_and_no_honest_client_is(lie, clients):
     for seed in range(20):
         cohort = UnequalClients(clients, seed)
         assert cohort.doubtful() == [], seed
@@ -133,7 +130,7 @@ def test_liar_is_doubted_and_no_honest_client_is(
         assert cohort.doubtful() == [1], seed
 
 
-def test_enlarged_own_update_makes_no_honest_client_doubtful() -> None:
+def test_enlarged_own_update_makes_no_honest_client_doubtful():
     """Its direction is its own, so that this check cannot see it."""
     for seed in range(20):
         cohort = UnequalClients(4, seed)
@@ -141,14 +138,14 @@ def test_enlarged_own_update_makes_no_honest_client_doubtful() -> None:
         assert cohort.doubtful() == [], seed
 
 
-def test_client_that_never_took_part_is_not_doubted() -> None:
+def test_client_that_never_took_part_is_not_doubted():
     cohort = UnequalClients(4, seed=0)
     cohort.moves[3] = 0
     cohort.updates[3] = 0
     assert cohort.doubtful() == []
 
 
-def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
+def test_own_model_copied_from_the_federation_or_a_client_is_found():
     models = make_honest_models()
     models.own_models[1] = models.model
     models.own_models[3] = models.own_models[4]
@@ -159,7 +156,7 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found() -> None:
     }
 
 
-def test_distance_to_the_federations_model_is_compared_with_the_models_own_way() -> None:
+def test_distance_to_the_federations_model_is_compared_with_the_models_own_way():
     own_models, initial, model, updates = make_honest_models()
     path_length = (model - initial).norm()
     noise = torch.randn(own_models.shape[1], generator=torch.Generator().manual_seed(1))
@@ -173,7 +170,7 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
     assert not is_doubtful_at(1.2 * MIN_RELATIVE_DISTANCE)
 
 
-def test_two_clients_are_not_compared_with_each_other() -> None:
+def test_two_clients_are_not_compared_with_each_other():
     models = make_honest_models(num_clients=2)
     swapped = models._replace(own_models=models.own_models.flip(0))
     assert doubtful_own_models(*swapped) == {}
@@ -184,11 +181,11 @@ class Counter(Strategy):
 
     saved = ("count",)
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0):
         self.count = count
 
 
-def test_coalitions_at_sites_save_strategies_in_the_runs_order() -> None:
+def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     """In another process, a resumed server restores them in this order."""
     strategies: dict[str, Any] = {"sampler": FullParticipation(), "aggregator": FedAvg()}
     for number in range(8):

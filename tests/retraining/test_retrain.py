@@ -30,7 +30,7 @@ from helpers.forked import Forked
 LOSS: dict[str, Any] = {"metric": "negative_loss"}
 
 
-def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
+def test_retrain_with_one_seed_equals_plain_loops(tmp_path):
     def make_module() -> Module:
         return Module(lambda: make_mlp(nn.Dropout(0.3)))
 
@@ -61,8 +61,8 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
 
 
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder_of_weights = tmp_path / "weights"
     folder_of_weights.mkdir()
 
@@ -140,37 +140,35 @@ def retrain_on_dask(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """In a process of its own: Dask leaves a thread, and a process with threads is not forked."""
     pytest.importorskip("distributed")
     status, output = Forked(tmp_path, retrain_on_dask, tmp_path).wait()
     assert status == 0, output
 
 
-def test_retrain_without_a_federated_loop_is_refused(tmp_path: Path) -> None:
+def test_retrain_without_a_federated_loop_is_refused(tmp_path):
     trainer = plain_trainer(tmp_path)
     with pytest.raises(ConfigurationError, match="no FederatedLoop"):
         flsv.retrain(trainer, partial(Plateau), make_three_clients())
 
 
 @pytest.fixture
-def fitted_trainer(tmp_path: Path) -> Any:
+def fitted_trainer(tmp_path):
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
     trainer = trainer_for(loop, tmp_path, rounds=1)
     trainer.fit(Plateau(), make_three_clients())
     return trainer
 
 
-def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer: Any) -> None:
+def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer):
     with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):
         flsv.retrain(fitted_trainer, Plateau, make_three_clients())
 
 
 @pytest.mark.usefixtures("fitted_trainer")
-def test_retrain_command_for_a_run_started_from_python_names_the_function(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_retrain_command_for_a_run_started_from_python_names_the_function(tmp_path, capsys):
     status = main(["retrain", str(tmp_path)])
 
     message = " ".join(capsys.readouterr().err.split())  # without the terminal's line breaks
@@ -182,19 +180,19 @@ def test_retrain_command_for_a_run_started_from_python_names_the_function(
 class EndsWithTheBest(Manual):
     """Gets worse from the second round on, and ends with the weights that its ModelCheckpoint found best."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
         if self.current_epoch > 0:
             with torch.no_grad():
                 self.net[0].weight.neg_()
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         checkpoint: Any = self.trainer.checkpoint_callback
         best = torch.load(checkpoint.best_model_path, weights_only=True)
         self.load_state_dict(best["state_dict"])
 
 
-def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path: Path) -> None:
+def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path):
     """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
 
     def make_trainer(loop: FederatedLoop, folder: Path) -> Any:

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +98,7 @@ def utilities_by_hand(
 
 
 @pytest.mark.parametrize("name", slow_except(["one of three"], SAMPLERS))
-def test_trained_coalitions_draw_cohorts_as_by_hand(tmp_path: Path, name: str) -> None:
+def test_trained_coalitions_draw_cohorts_as_by_hand(tmp_path, name):
     """The run trains as without them."""
     make_sampler, draw = SAMPLERS[name]
     module = Plain(network(batch_norm=False, dropout=0.3), adam)
@@ -135,7 +134,7 @@ def assert_near(values: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -> None:
+def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path):
     """Their last round's values, of which the metric's are the mean over three rounds."""
     make_sampler, draw = SAMPLERS["coins"]
     module = Plain(network(batch_norm=False))
@@ -176,7 +175,7 @@ def test_coalitions_with_a_sampler_equal_those_of_flsv_retrain(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path: Path) -> None:
+def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
     def federation() -> FederatedLoop:
         return make_shadow_loop(
             sampler=UniformSampler(1),
@@ -221,9 +220,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampler", REFUSED)
-def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
-) -> None:
+def test_samplers_that_cannot_draw_within_a_coalition_are_refused(tmp_path, monkeypatch, sampler):
     match, make = REFUSED[sampler]
 
     def step(*_: Any) -> Any:
@@ -243,8 +240,8 @@ def test_samplers_that_cannot_draw_within_a_coalition_are_refused(
 
 
 def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     loop = make_shadow_loop(ShadowShapley(), sampler=Elsewhere(2))
     with pytest.raises(
         ConfigurationError, match=r"RuntimeError: .* drew \[0, 2\] for the coalition \[\d\]"
@@ -262,9 +259,7 @@ def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(
         [0, 1, 2, 3, 4],
     ],
 )
-def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(
-    sampler: Any, members: list[int]
-) -> None:
+def test_coalition_samplers_inclusion_probabilities_are_its_frequencies(sampler, members):
     among_members = sampler.among(members)
     counts = torch.zeros(5)
     for index in range(2000):

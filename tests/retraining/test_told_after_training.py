@@ -13,7 +13,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
@@ -28,10 +27,10 @@ from helpers.hidden_state import SEED, Base, make_data
 class Notes(L.Callback):
     """Writes a file of its own into a fixed folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder = folder
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, *_):
         earlier_notes = list(self.folder.glob("note_*"))
         note = self.folder / f"note_{len(earlier_notes)}.txt"
         note.touch()
@@ -59,13 +58,13 @@ def fit_with_values(
 class CountsInC(Base):
     """Its loss grows with its steps, which are counted where no copy and no snapshot is made."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
 
 
 def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     with pytest.warns(UserWarning, match="came to another model than the run"):
         loop = fit_with_values(tmp_path, CountsInC())
 
@@ -82,15 +81,15 @@ def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_
 class OnlyTheRun(Base):
     """Trains in the second fit only, that of the run, which follows a trial."""
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         STEPS_IN_C.value += 1
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         is_run = STEPS_IN_C.value == 2
         return super().training_step(batch, batch_idx) * is_run
 
 
-def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path: Path) -> None:
+def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
     STEPS_IN_C.value = 0
     module = OnlyTheRun()
     module.net[0].requires_grad_(False)
@@ -100,13 +99,13 @@ def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path: Path)
         fit_with_values(tmp_path, module)
 
 
-def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
+def test_training_that_its_state_determines_is_not_doubted(tmp_path):
     fit_with_values(tmp_path, Base())
 
     assert open_run(tmp_path).record["events"] == []
 
 
-def test_callback_that_is_left_out_writes_in_no_coalition(tmp_path: Path) -> None:
+def test_callback_that_is_left_out_writes_in_no_coalition(tmp_path):
     fit_with_values(tmp_path, Base(), Notes(tmp_path), leave_out=["Notes"])
 
     assert len(list(tmp_path.glob("note_*"))) == 1
@@ -144,12 +143,12 @@ def install_package(folder: Path, requirement: str) -> None:
     ],
 )
 def test_callback_of_a_tool_takes_no_part_in_coalitions(
-    requirement: str,
-    options: dict[str, Any],
-    takes_part: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    requirement,
+    options,
+    takes_part,
+    tmp_path,
+    monkeypatch,
+):
     """A package that searches settings, and is not about training, is told of the run alone."""
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -168,14 +167,14 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
 class Saves(L.Callback):
     """Saves a checkpoint by a path of its own after each round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path):
         self.path = path
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         trainer.save_checkpoint(self.path)
 
 
-def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path: Path) -> None:
+def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
     path = tmp_path / "mine.ckpt"
     module = Base()
 
@@ -187,12 +186,12 @@ def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path: Path) -> None
         assert torch.equal(weights[name], value)
 
 
-def test_callback_that_is_not_there_cannot_be_left_out(tmp_path: Path) -> None:
+def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):
     with pytest.raises(ConfigurationError, match="the Trainer has no callback 'Note'"):
         fit_with_values(tmp_path, Base(), leave_out=["Note"])
 
 
-def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path: Path) -> None:
+def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path):
     module = Base()
     module.register_buffer("threshold", torch.zeros(3, 4)[:1, ::4])
 
@@ -208,8 +207,8 @@ class Other:
 
 
 def count_by_attribute() -> int:
-    count_by_attribute.num_calls += 1  # type: ignore[attr-defined]
-    return count_by_attribute.num_calls  # type: ignore[attr-defined]
+    count_by_attribute.num_calls += 1
+    return count_by_attribute.num_calls
 
 
 def count_by_default(counts: list[int] = [0]) -> int:  # noqa: B006
@@ -269,8 +268,8 @@ def count_by_import() -> int:
 
 
 def forget_steps() -> None:
-    count_by_attribute.num_calls = 0  # type: ignore[attr-defined]
-    count_by_default.__defaults__[0][0] = 0  # type: ignore[index]
+    count_by_attribute.num_calls = 0
+    count_by_default.__defaults__[0][0] = 0
     cached_counts.cache_clear()
     Other.num_steps = 0
     os.environ["FLSV_STEPS"] = "0"
@@ -303,14 +302,14 @@ COUNTERS = (
 class Counts(Base):
     """Trains by the number of a round's steps, which it does not hold itself."""
 
-    def __init__(self, counter: Callable[[], int]) -> None:
+    def __init__(self, counter: Callable[[], int]):
         super().__init__()
         self.count = counter
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         forget_steps()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss / (1 + 0.1 * self.count())
 
@@ -318,8 +317,8 @@ class Counts(Base):
 @pytest.mark.slow
 @pytest.mark.parametrize("counter", COUNTERS)
 def test_what_passes_from_client_to_client_within_a_round_is_told_with_clients_and_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counter: Callable[[], int]
-) -> None:
+    tmp_path, monkeypatch, counter
+):
     """The twin comes to the model of the run: each round forgets what the last one has counted."""
     monkeypatch.chdir(tmp_path)
     module = Counts(counter)

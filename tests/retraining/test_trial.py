@@ -67,7 +67,7 @@ class PatienceByHand(Base):
     num_bad_rounds = 0
     best_loss = 9.0
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is None:
             return
@@ -82,11 +82,11 @@ class PatienceByHand(Base):
 class PatienceInSteps(Base):
     """The same, by what its validation steps have kept."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.losses: list[float] = []
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("val_loss", loss)
         self.losses.append(float(loss))
@@ -99,9 +99,9 @@ class LoadsBest(L.Callback):
 
     def on_train_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+        trainer,
+        pl_module,
+    ):
         checkpoint: Any = trainer.checkpoint_callback
         if checkpoint is not None:
             best = torch.load(checkpoint.best_model_path, weights_only=True)
@@ -109,7 +109,7 @@ class LoadsBest(L.Callback):
 
 
 class Worsens(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         factor = 1.0 if self.current_epoch < 2 else -0.3
         return factor * loss
@@ -127,14 +127,14 @@ def saves_best() -> ModelCheckpoint:
 class SavesAndLoadsBest(LoadsBest):
     """Adds the ModelCheckpoint before any trainer is asked for it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.checkpoint = saves_best()
 
     def on_train_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+        trainer,
+        pl_module,
+    ):
         best_path = self.checkpoint.best_model_path
         best = torch.load(best_path, weights_only=True)
         pl_module.load_state_dict(best["state_dict"])
@@ -147,7 +147,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_training_that_depends_on_later_validations_is_that_of_members_alone(kind: Kind) -> None:
+def test_training_that_depends_on_later_validations_is_that_of_members_alone(kind):
     values = fit_with_values(kind)
 
     assert values.doubts == []
@@ -156,12 +156,12 @@ def test_training_that_depends_on_later_validations_is_that_of_members_alone(kin
 
 
 class WithBest(Worsens):
-    def configure_callbacks(self) -> list[L.Callback]:
+    def configure_callbacks(self):
         return [saves_best()]
 
 
 class HoldsBest(Worsens):
-    def configure_callbacks(self) -> list[L.Callback]:
+    def configure_callbacks(self):
         holder = SavesAndLoadsBest()
         return [holder, holder.checkpoint]
 
@@ -174,9 +174,9 @@ MODULE_AND_CALLBACK = [
 
 @pytest.mark.parametrize(("module", "callback"), MODULE_AND_CALLBACK)
 def test_coalition_ends_with_the_best_weights_of_its_own_checkpoint(
-    module: Any,
-    callback: Any,
-) -> None:
+    module,
+    callback,
+):
     kind = Kind(module, callback, rounds=4)
 
     values = fit_with_values(kind)
@@ -186,11 +186,11 @@ def test_coalition_ends_with_the_best_weights_of_its_own_checkpoint(
     assert values.game[ALONE] == pytest.approx(members_alone.utility, abs=1e-6)
 
 
-def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path: Path) -> None:
+def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
     saved: list[str] = []
 
     class Saves(Base):
-        def on_save_checkpoint(self, checkpoint: Any) -> None:
+        def on_save_checkpoint(self, checkpoint):
             saved.append(os.getcwd())
 
     callbacks = [
@@ -217,7 +217,7 @@ def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path: Pa
 class Node:
     """Refers to others that refer to it, in sets that ask for its name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str):
         self.name = name
         self.neighbours: set[Node] = set()
 
@@ -234,35 +234,35 @@ def make_ring() -> Node:
 
 
 class Holds(L.Callback):
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part: Any):
         self.part = part
 
 
 class FailsTwice(L.Callback):
     """Makes a folder that may not be there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder = folder
 
     def on_fit_start(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+        trainer,
+        pl_module,
+    ):
         self.folder.mkdir()
 
 
 class NeverTrains(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         raise AssertionError("it is trained")
 
 
 class FailsAtTheEnd(Base):
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         raise LookupError("no such thing")
 
 
-def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
     callback = Holds(make_ring())
     message = r"Holds\.part .Node. cannot be pickled and loaded"
 
@@ -276,12 +276,12 @@ LAYERS: list[tuple[Any]] = []
 class Carries(torch.nn.Module):
     """Adds a part of its last inputs, until all layers of the program are reset."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.memory: Any = 0.0
         LAYERS.append((self,))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.memory = x + 0.5 * self.memory
         return self.memory
 
@@ -289,7 +289,7 @@ class Carries(torch.nn.Module):
 class CarriesInARound(Base):
     """A copy of it resets the layers of the run, and never its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net.insert(1, Carries())
 
@@ -299,17 +299,17 @@ class CarriesInARound(Base):
         return super().loss(batch)
 
 
-def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path: Path) -> None:
+def test_training_that_fails_at_a_clients_second_batch_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="RuntimeError: .*second time|size of tensor"):
         fit(tmp_path, CarriesInARound())
 
 
-def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path: Path) -> None:
+def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path):
     with pytest.raises(ConfigurationError, match=r"test_trial.py:\d+ .on_train_end.: LookupError"):
         fit(tmp_path, FailsAtTheEnd())
 
 
-def test_lock_of_a_callback_is_free_in_a_coalition(tmp_path: Path) -> None:
+def test_lock_of_a_callback_is_free_in_a_coalition(tmp_path):
     lock = threading.Lock()
     callback = Holds(lock)
 
@@ -319,7 +319,7 @@ def test_lock_of_a_callback_is_free_in_a_coalition(tmp_path: Path) -> None:
     assert loop.contributions["shadow"].isfinite().all()
 
 
-def test_callback_that_acts_outside_can_be_left_out(tmp_path: Path) -> None:
+def test_callback_that_acts_outside_can_be_left_out(tmp_path):
     metric = ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
     loop = make_loop({"shadow": metric})
     folder = Path(tempfile.mkdtemp(), "once")
@@ -340,7 +340,7 @@ def test_callback_that_acts_outside_can_be_left_out(tmp_path: Path) -> None:
 
 
 class AsksLogger(Base):
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         logger: Any = self.logger
         assert isinstance(logger, TensorBoardLogger)
         writer = logger.experiment
@@ -351,7 +351,7 @@ class AsksLogger(Base):
         assert logger.version == "v1"
 
 
-def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path: Path) -> None:
+def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path):
     loggers = [
         TensorBoardLogger(tmp_path, "logs", version="v1"),
         CSVLogger(tmp_path, "other"),
@@ -372,16 +372,16 @@ HISTORY: list[int] = []
 class Remembers(Base):
     num_fits = 0
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         HISTORY.append(self.current_epoch)
         Remembers.num_fits += 1
         os.environ["FLSV_TEST_FITS"] = str(Remembers.num_fits)
 
 
 def test_globals_class_attributes_and_environment_are_those_of_the_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setenv("FLSV_TEST_FITS", "0")
     HISTORY.clear()
     Remembers.num_fits = 0
@@ -399,7 +399,7 @@ NETS: dict[str, Any] = {}
 class Registered(Base):
     """Trains by the module that a registry holds in a tuple, which in a coalition is the run's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         NETS["teachers"] = (self,)
 
@@ -410,7 +410,7 @@ class Registered(Base):
         return super().loss(batch)
 
 
-def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path: Path) -> None:
+def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
     module = Registered()
     loop = make_loop(metrics={})
     trainer = trainer_for(loop, tmp_path / "plain", rounds=2)
@@ -433,7 +433,7 @@ def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path: Pat
 class WaitsAlone(Base):
     """Waits for ever in the second round of a coalition of one client."""
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.current_epoch == 0:
             return
         cohort = loop_of(self).state.cohort
@@ -442,9 +442,9 @@ class WaitsAlone(Base):
 
 
 def test_coalition_that_waits_for_ever_is_given_up_by_name(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr("flsv.retraining.coalition_plan.MAX_EXTRA_WAIT", 1.0)
     message = "client 0, client 1, client 2: TimeoutError: it has begun"
 

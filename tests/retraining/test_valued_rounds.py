@@ -42,9 +42,7 @@ def fit_and_record_values(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"sampler": UniformSampler(2)}])
-def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(options, tmp_path):
     default_values = fit_and_record_values(tmp_path / "default", every=None, **options)
     all_values = fit_and_record_values(tmp_path / "all", every=1, **options)
 

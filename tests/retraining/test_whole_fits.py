@@ -44,14 +44,12 @@ def fit(
     ("max_fits", "clients", "costs"),
     [(10, 4, 7.0), (10, 5, 9.0), (15, 5, 15.0), (10, 6, 6.0), (10, 12, 1.0)],
 )
-def test_design_within_max_fits_has_the_expected_cost(
-    max_fits: float, clients: int, costs: float
-) -> None:
+def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
     assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
 def federated_loop_of(trainer: L.Trainer) -> Any:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks
     (loop,) = (callback for callback in callbacks if isinstance(callback, FederatedLoop))
     return loop
 
@@ -69,7 +67,7 @@ class DivergesForClient1Alone(Manual):
         return loss
 
 
-def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path: Path) -> None:
+def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path):
     utilities_by_module: dict[Any, dict[Members, float]] = {}
     for module in (Manual, DivergesForClient1Alone):
         recorded = Recorded(coalitions="all", performance="negative_loss")
@@ -90,11 +88,11 @@ def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path:
 
 
 class DrawsItsScore(Manual):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("luck", torch.rand(()))
 
 
-def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) -> None:
+def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     recorded = Recorded(coalitions="all", performance="luck", mode="max")
     loop = fit(tmp_path, {"shadow": recorded}, DrawsItsScore)
     metric: Any = loop.metrics["shadow"]
@@ -107,14 +105,14 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path: Path) 
 class FailsWithoutClient0(L.Callback):
     """Fails when client 1 trains, in coalitions without client 0, after the first round."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         loop = federated_loop_of(trainer)
         is_alone = loop.current_client == 1 and 0 not in loop.state.cohort
         if is_alone and loop.round_index:
             raise ZeroDivisionError("nobody there")
 
 
-def test_failed_coalitions_end_no_run(tmp_path: Path) -> None:
+def test_failed_coalitions_end_no_run(tmp_path):
     metrics: dict[str, Any] = {"shadow": ShadowShapley(coalitions="all")}
     failed = "2 coalitions failed to train, client 1, clients 1 and 2"
 
@@ -137,8 +135,8 @@ class WeighsByUnseededNumbers(Manual):
 
 
 def test_doubt_is_said_beside_the_values_if_the_full_coalition_differs_from_the_run(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     message = "shadow: the coalition of all clients.*came to another model than the run.*first in"
     with pytest.warns(UserWarning, match=message):
         loop = fit(tmp_path, {"shadow": ShadowShapley()}, WeighsByUnseededNumbers)
@@ -151,7 +149,7 @@ CACHE = SimpleNamespace(losses={})
 
 
 class ReadsCache(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         first_loss = CACHE.losses.setdefault(self.current_epoch, float(loss))
         return loss / (1 + first_loss)
@@ -160,8 +158,8 @@ class ReadsCache(Base):
 @pytest.mark.slow
 @pytest.mark.long
 def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     CACHE.losses.clear()
     metric = ShadowShapley(coalitions="singles", verify="all")
 
@@ -174,13 +172,13 @@ def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
 class StopsAlone(L.Callback):
     """Ends the training of a coalition after its first round, as an early stopping of one's own may."""
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         if len(federated_loop_of(trainer).state.cohort) == 1:
             trainer.should_stop = True
             trainer.fit_loop.min_epochs = 0
 
 
-def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path: Path) -> None:
+def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path):
     games = []
     for callbacks in ([], [StopsAlone()]):
         metric = Recorded(coalitions="all", performance="negative_loss")

@@ -33,7 +33,7 @@ from helpers.models import OfOtherPackage, Plain, network
 
 
 class NeverTrained(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         raise AssertionError("training had started")
 
 
@@ -43,7 +43,7 @@ def make_cssv_options(head: str | None = None) -> dict[str, Any]:
 
 def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
     class Convolutional(Plain):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.net(x[..., None]).flatten(1)
 
     loop = FederatedLoop(metrics=make_cssv_options("net"), seed=1)
@@ -83,19 +83,19 @@ def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_pat
 
 
 class Bare(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = network(batch_norm=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Calls(Bare):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
 
@@ -169,7 +169,7 @@ def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, mes
 class Wants(Metric):
     """A torchmetric of the user's own, which is no ContributionMetric."""
 
-    def __init__(self, shape: tuple[int, ...] = (3,)) -> None:
+    def __init__(self, shape: tuple[int, ...] = (3,)):
         super().__init__()
         self.shape = shape
         self.add_state("norms", torch.zeros(shape))
@@ -199,7 +199,7 @@ def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metri
 
 def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
     class Two(NeverTrained):
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             schedulers = [
                 {

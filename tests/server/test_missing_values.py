@@ -57,7 +57,7 @@ class Fails(ContributionMetric):
         self,
         method: str = "update",
         first_round: int = 2,
-    ) -> None:
+    ):
         self.method = method
         self.first_round = first_round
         super().__init__()
@@ -136,7 +136,7 @@ class RefusesToTrain(ShadowShapley):
 class ReadsValues(Callback):
     """It reads all metrics' values in every round, as a program may."""
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         find_loop(trainer.callbacks).contributions  # noqa: B018
 
 
@@ -171,7 +171,7 @@ def fit_run(
 
 
 @pytest.fixture(scope="module")
-def run_without(tmp_path_factory: Any) -> Any:
+def run_without(tmp_path_factory):
     folder = tmp_path_factory.mktemp("without")
     metrics = {"loo": LeaveOneOut()}
     return fit_run(folder, metrics)

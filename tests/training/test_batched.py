@@ -17,25 +17,25 @@ STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
-    def training_step(self, batch: Tensor) -> Tensor:
+    def training_step(self, batch):
         return (self.net(batch) - 1).square().mean()
 
 
 class Decayed(Step):
     """The first weight is in the loss twice, once by itself."""
 
-    def training_step(self, batch: Tensor) -> Tensor:
-        return super().training_step(batch) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+    def training_step(self, batch):
+        return super().training_step(batch) + self.net[0].weight.square().sum()
 
 
 class Penalized(Step):
     """A gradient by the inputs is in the loss."""
 
-    def training_step(self, batch: Tensor) -> Tensor:
+    def training_step(self, batch):
         slope = torch.func.grad(lambda x: self.net(x).square().mean())(batch)
         return super().training_step(batch) + slope.square().sum()
 
@@ -47,13 +47,13 @@ def make_mlp(*between: nn.Module) -> nn.Module:
 class Tied(nn.Module):
     """One weight in two layers, and once as a bare tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4, bias=False)
         self.tied.weight = self.layer.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return nn.functional.linear(
             x @ self.tied.weight.T,
             weight=self.layer.weight,
@@ -61,25 +61,25 @@ class Tied(nn.Module):
 
 
 class Recurrent(nn.LSTM):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x):
         return super().forward(x)[0][:, -1]
 
 
 class OneVector(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x[0])
 
 
 class Counting(nn.Module):
     """Puts a new tensor in its buffer's place, and writes into the other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
         self.register_buffer("input_sum", torch.zeros(4))
         self.register_buffer("steps", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.input_sum = self.input_sum + x.sum(0)
         self.steps += 1
         return x * self.weight + self.input_sum

@@ -23,7 +23,7 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
-    def __init__(self, failure: BaseException, where: str) -> None:
+    def __init__(self, failure: BaseException, where: str):
         super().__init__()
         self.failure = failure
         self.where = where
@@ -37,11 +37,11 @@ class Failing(Plain):
                 raise self.failure
             self.num_calls += is_at_client
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.maybe_fail("training_step")
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.maybe_fail("on_train_batch_start")
         if self.where == "skip" and self.trainer.current_epoch == ROUND:
             return -1

@@ -17,20 +17,20 @@ BATCH_SIZE = 5
 class Last(nn.Module):
     """Logits of three classes from whatever comes."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.flatten(1)[:, :3].sin()
 
 
 class Twice(nn.Module):
     """One layer's weights in two places."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4)
         self.tied.weight = self.layer.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.tied(self.layer(self.layer(x)).relu())
 
 

@@ -36,7 +36,7 @@ class SAM(torch.optim.Optimizer):
         parameters: Any,
         base: Make,
         rho: float = 0.05,
-    ) -> None:
+    ):
         super().__init__(parameters, {"rho": rho})
         self.base_optimizer = base(self.param_groups)
         self.param_groups = self.base_optimizer.param_groups
@@ -76,7 +76,7 @@ class SAM(torch.optim.Optimizer):
 class Averaged:
     """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner: torch.optim.Optimizer):
         self.inner = inner
         self.defaults = inner.defaults
         self.num_steps = 0
@@ -137,16 +137,16 @@ class Stepping(Plain):
         self,
         make: Make,
         stepped_by: str = "automatic",
-    ) -> None:
+    ):
         super().__init__(network(batch_norm=False), make)
         self.stepped_by = stepped_by
         self.automatic_optimization = stepped_by == "automatic"
 
     def training_step(
         self,
-        batch: Any,
-        batch_idx: int,
-    ) -> Tensor:
+        batch,
+        batch_idx,
+    ):
         loss = super().training_step(batch, batch_idx)
         if self.stepped_by == "wrapper":
             self.take_step(self.optimizers(), loss)
@@ -199,26 +199,26 @@ class Holding(Stepping):
         self,
         make: Make,
         stepped_by: str,
-    ) -> None:
+    ):
         super().__init__(make, "own")
         self.created_in = stepped_by
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         if self.created_in == "on_fit_start":
             self.optimizer = self.make_optimizer(self.parameters())
 
     def training_step(
         self,
-        batch: Any,
-        batch_idx: int,
-    ) -> Tensor:
+        batch,
+        batch_idx,
+    ):
         loss = super().training_step(batch, batch_idx)
         if self.created_in == "first batch" and not hasattr(self, "optimizer"):
             self.optimizer = self.make_optimizer(self.parameters())
         self.optimizer.step(partial(self.evaluate, self.optimizer, batch))
         return loss
 
-    def configure_optimizers(self) -> None:
+    def configure_optimizers(self):
         return None
 
 
@@ -423,9 +423,9 @@ class ComputesGradientBeforeTheStep(Stepping):
 
     def training_step(
         self,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+        batch,
+        batch_idx,
+    ):
         optimizer = self.optimizers(use_pl_optimizer=False)
         self.evaluate(optimizer, batch)
         optimizer.step(partial(self.evaluate, optimizer, batch))
@@ -464,15 +464,15 @@ def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_pat
 
 
 class Stepless(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(batch_norm=False))
         self.automatic_optimization = False
 
     def training_step(
         self,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+        batch,
+        batch_idx,
+    ):
         with torch.no_grad():
             self.net[0].bias.add_(0.1)
 
@@ -485,13 +485,13 @@ def test_model_that_changes_without_a_step_is_refused(tmp_path):
 class Words(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self, sparse: bool):
         optimizer = partial(torch.optim.SGD, lr=0.1)
         super().__init__(network(batch_norm=False), optimizer)
         self.words = nn.Embedding(5, 6, sparse=sparse)
         nn.init.constant_(self.words.weight, 0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         is_positive = x[:, 0] > 0
         return self.net(x + self.words(is_positive.long()))
 

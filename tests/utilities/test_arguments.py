@@ -60,7 +60,7 @@ def test_lists_given_to_a_loop_cannot_change_it_later():
     assert len(loop.uploads) == 1
     for mapping in (loop.metrics, loop.strategies):
         with pytest.raises(TypeError, match="does not support item assignment"):
-            mapping["mine"] = None  # type: ignore[index]
+            mapping["mine"] = None
 
     with pytest.raises(ConfigurationError, match=r"loop.replace\(seed=3\)"):
         loop.config.seed = 3
@@ -73,7 +73,7 @@ def test_plain_name_refuses_paths_and_other_types():
     paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
     for refused in (*paths, "x" * 101, 3):
         with pytest.raises(ConfigurationError, match="picture .*expected a plain name"):
-            plain_name(refused, "picture")  # type: ignore[arg-type]
+            plain_name(refused, "picture")
 
 
 def test_a_client_is_told_by_name_or_number():
@@ -91,7 +91,7 @@ def test_failing_attribute_is_not_taken_for_a_missing_one():
     class Part:
         @property
         def needs_classes(self) -> Any:
-            return self.misspelt  # type: ignore[attr-defined]
+            return self.misspelt
 
     assert attribute_of(Part(), "prior", 0.0) == 0.0
 

@@ -249,7 +249,7 @@ class Own(Aggregator):
 
     def __init__(
         self, low: NonNegative = 0, high: float = 1, name: str | None = None, **kwargs: Any
-    ) -> None:
+    ):
         super().__init__(**kwargs)
         self.low = low
         self.high = high
@@ -277,7 +277,7 @@ def test_user_subclass_has_checked_arguments_and_a_repr():
         Own(3)
 
     with pytest.raises(TypeError, match="unexpected keyword argument 'hihg'"):
-        TrimmedMean(hihg=2)  # type: ignore[call-arg]
+        TrimmedMean(hihg=2)
 
 
 @pytest.mark.parametrize(

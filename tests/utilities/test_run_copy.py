@@ -34,7 +34,7 @@ def run_copy_of(module: Any, folder: Path, data: Any = None) -> RunCopy:
 
 
 class Refers(L.Callback):
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any):
         self.module = module
         first_layer = module.net[0]
         self.first_layer = weakref.ref(first_layer)
@@ -46,7 +46,7 @@ class Refers(L.Callback):
 
 
 def referring_callback_of(trainer: L.Trainer) -> Refers:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks = trainer.callbacks
     (callback,) = (part for part in callbacks if isinstance(part, Refers))
     return callback
 
@@ -265,7 +265,7 @@ def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path):
     data = make_data()
     run_copy = RunCopy(trainer, module, data=data)
     data.trainer = trainer  # as Lightning sets it
-    trainer.run_copy = run_copy  # type: ignore[attr-defined]
+    trainer.run_copy = run_copy
 
     copied_by_worker = pickle.loads(cloudpickle.dumps(run_copy))
 

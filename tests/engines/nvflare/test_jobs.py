@@ -71,15 +71,15 @@ def server_of(
 class AbortAfter(L.Callback):
     """Somebody who aborts the job after a round."""
 
-    def __init__(self, round_index: int, abort_signal: Signal) -> None:
+    def __init__(self, round_index: int, abort_signal: Signal):
         self._round_index = round_index
         self._abort_signal = abort_signal
 
     def on_train_epoch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+        trainer,
+        pl_module,
+    ):
         if trainer.current_epoch == self._round_index:
             self._abort_signal.trigger(True)
 
@@ -318,7 +318,7 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
 
 def test_name_of_something_else_in_a_job_is_refused(job):
     with refused("is no flsv.engines.remote.RemoteServer"):
-        job.run("a server")  # type: ignore[arg-type]
+        job.run("a server")
     job.run(server_of(rounds=0))
     job.executors["Lyon"] = FlsvExecutor("os:path")
 

@@ -26,7 +26,7 @@ from helpers.sites import (
 class Echoes:
     """An exchange in which each site repeats its packet's text, and that notes who was asked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sites_of_exchanges: list[list[int]] = []
 
     def __call__(self, packets: Mapping[int, Packet]) -> dict[int, Any]:
@@ -162,7 +162,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
             num_asked_sites.append(len(packets))
         return exchange(packets, seconds)
 
-    transport.exchange = noted_exchange  # type: ignore[method-assign]
+    transport.exchange = noted_exchange
     remote = remotely.fit()
     local = fit_in_one_process(tmp_path / "local", make_client_valued_loop, **SPLITS)
 

@@ -36,24 +36,24 @@ STARTED_FROM = "flsv.core.round:started_from"
 class OneWeightPerSample(L.LightningModule):
     """Its prediction of each sample is a weight of its own, so that a server can set each prediction."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(NUM_SAMPLES, NUM_CLASSES, bias=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return self.linear(inputs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         return nn.functional.cross_entropy(self(inputs), labels)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class SiteData(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), LABELS), batch_size=8)
 
 
@@ -74,7 +74,7 @@ def model_that_picks(sample: int | None) -> Tensor:
 class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, **options: Any):
         all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)

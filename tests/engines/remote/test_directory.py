@@ -54,7 +54,7 @@ SIZES = {"train": 3, "val": 0, "test": 0}
 class BostonThatComesLate:
     """Boston, which cannot be reached at first, or does not say who it is when it is first asked."""
 
-    def __init__(self, absences: int = 0, refusals: int = 0) -> None:
+    def __init__(self, absences: int = 0, refusals: int = 0):
         self.absences_left = absences
         self.refusals_left = refusals
 
@@ -95,7 +95,7 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
 
-    assert replies[0].plain == {"address": BOSTON_ADDRESS}  # type: ignore[union-attr]
+    assert replies[0].plain == {"address": BOSTON_ADDRESS}
     assert replies[1] == "it is away"
 
     messages = [str(warning.message) for warning in recwarn]
@@ -169,7 +169,7 @@ def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
 class OsakaThatComesLate(Replay):
     """Osaka comes while the answer of Boston is awaited for the whole time, and Boston has none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.num_exchanges = 0
 

@@ -75,7 +75,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
     states_of_osaka = []
 
     class Recorder(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             relevance = find_loop(trainer.callbacks).contributions["relevance"]
             relevances.append(relevance.by_class.clone())
             states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
@@ -199,7 +199,7 @@ def rounds_of_site_states(folder: Path, name: str) -> list[int]:
 class HurriedSite:
     """A site that is given no time in round 1."""
 
-    def __init__(self, site: Any) -> None:
+    def __init__(self, site: Any):
         self.site = site
 
     def answer(self, packet: Packet) -> Packet:
@@ -232,7 +232,7 @@ def test_absent_site_keeps_its_value(tmp_path):
     values_by_round = {}
 
     class OsakaComesBack(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             values = find_loop(trainer.callbacks).contributions["cssv"]
             values_by_round[trainer.current_epoch] = values.clone()
             remote.transport.sites[OSAKA_ADDRESS] = osaka
@@ -426,7 +426,7 @@ def change_samples_of_sites(
     def train_dataloader(data: sites.SiteData) -> DataLoader[Any]:
         samples = SampleList(load(data).dataset)
         change(samples)
-        return DataLoader(samples, batch_size=BATCH_SIZE)  # type: ignore[arg-type]  # map-style
+        return DataLoader(samples, batch_size=BATCH_SIZE)  # map-style
 
     patch.setattr(sites.SiteData, "train_dataloader", train_dataloader)
 

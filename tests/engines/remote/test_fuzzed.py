@@ -102,7 +102,7 @@ def draw_tensor_of_type(draw: st.DrawFn, shape: Any, dtype: torch.dtype) -> torc
 def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
     """Variants of a packet."""
     fields = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
-    some_fields = st.fixed_dictionaries({}, optional=fields)  # type: ignore[arg-type]
+    some_fields = st.fixed_dictionaries({}, optional=fields)
     plain = st.builds(dict, some_fields) | PLAIN
     like = next(iter(good.tensors.values()), torch.zeros(3))
     sent = {}
@@ -132,7 +132,7 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
         packet_of,
         st.just(good.kind) | KINDS,
         plain | st.just(good.plain),
-        st.fixed_dictionaries(sent),  # type: ignore[arg-type]
+        st.fixed_dictionaries(sent),
         more_tensors,
     ).filter(bool)
 

@@ -44,7 +44,7 @@ def spoil(reply: Packet) -> Packet:
 class Federation(SitesInProcess):
     """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
 
-    def __init__(self, folder: Path, change: Any, in_run: bool) -> None:
+    def __init__(self, folder: Path, change: Any, in_run: bool):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 

@@ -44,7 +44,7 @@ Steps = tuple[Tensor, Tensor]
 class ByLength(ClassifierClient):
     """A rate that follows from the run's number of rounds, which the server names."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         if self.trainer.max_epochs == FEW_ROUNDS:
             rate = 0.5
         else:
@@ -181,7 +181,7 @@ def test_noise_differs_for_other_samples(message_and_folder, tmp_path):
 
     def steps_on_samples_of_two_clients(site: Site) -> Steps:
         (privacy,) = site._config.uploads
-        make = partial(make_private_loop, privacy.noise_multiplier)  # type: ignore[attr-defined]
+        make = partial(make_private_loop, privacy.noise_multiplier)
         another_site = Site(make_module_by_length, partial(SiteData, 1), make, site._folder)
         return step_of_site(site, packet), step_of_site(another_site, packet)
 

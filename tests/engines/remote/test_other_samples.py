@@ -36,13 +36,13 @@ OTHER_SAMPLES = "its samples or labels are other ones than when this run began"
 class ChangedData(L.LightningDataModule):
     """Lyon's samples, each pixel brighter, or with each label the next class's: as many as before."""
 
-    def __init__(self, brighter: float = 0.0, label_shift: int = 0, left_out: int = 0) -> None:
+    def __init__(self, brighter: float = 0.0, label_shift: int = 0, left_out: int = 0):
         super().__init__()
         self.brighter = brighter
         self.label_shift = label_shift
         self.left_out = left_out
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         images, labels = [], []
         for image, label in SiteData(client=1).train_dataloader().dataset:
             images.append(image + self.brighter)
@@ -68,7 +68,7 @@ def make_lyon(folder: Path, **changes: Any) -> Site:
 class Federation(SitesInProcess):
     """Three sites, whose server can be started once more."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         super().__init__(folder, make_loop)
         self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
 

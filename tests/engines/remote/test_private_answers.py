@@ -47,7 +47,7 @@ SKIPS = 88.0
 
 
 class Reacts(ClassifierClient):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if (batch[0] == FAILS).any():
             raise ValueError(f"a sample of {FAILS}")
         if (batch[0] == SKIPS).any():
@@ -71,7 +71,7 @@ def make_samples(
     labels[::4] = largest_label
 
     class SiteData(L.LightningDataModule):
-        def train_dataloader(self) -> DataLoader:
+        def train_dataloader(self):
             return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
@@ -355,33 +355,33 @@ def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_pa
 
 
 class Skips(Client):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+    def on_train_batch_start(self, batch, batch_idx):
         return -1
 
 
 class Stops(Client):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.trainer.should_stop = True
         return super().training_step(batch, batch_idx)
 
 
 class Grows(Client):
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.network.extra = nn.Linear(3, 3)
 
 
 class Replaces(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.network = nn.Linear(64, 3)
 
 
 class Widens(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.double()
 
 
 class LosesItsUpdate(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         for parameter in self.parameters():
             parameter.data.fill_(float("nan"))
 

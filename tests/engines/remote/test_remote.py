@@ -53,7 +53,7 @@ from helpers.sites import (
 class Scheduled(ClassifierClient):
     """A rate that falls with the rounds."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         return [optimizer], [{"scheduler": schedule, "interval": "epoch", "frequency": 2}]
@@ -62,7 +62,7 @@ class Scheduled(ClassifierClient):
 class Decaying(ClassifierClient):
     """Ends at zero after the last of a client's steps."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         total = self.trainer.estimated_stepping_batches
 
@@ -77,18 +77,18 @@ class Decaying(ClassifierClient):
 class Dropping(ClassifierClient):
     """Draws random numbers in every step."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
 
 
 class CountingBatches(ClassifierClient):
     """Counts its batches in an object that is not the model's."""
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         super().on_fit_start()
         self.counter = COUNTER
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         next(self.counter)
         return super().training_step(batch, batch_idx)
 
@@ -282,10 +282,10 @@ def test_halves_at_sites_are_those_of_first_updates(tmp_path):
 class ChangesWeights(L.Callback):
     """Changes the module's weights after a round."""
 
-    def __init__(self, round_index: int) -> None:
+    def __init__(self, round_index: int):
         self.round_index = round_index
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == self.round_index:
             with torch.no_grad():
                 next(pl_module.parameters()).mul_(1.01)
@@ -312,7 +312,7 @@ def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_pat
 class LyonThatSendsTheGlobalModel:
     """Trains in the federation's run, and sends in the runs of coalitions the last global model that it was sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.run_of_the_federation: str | None = None
         self.global_model: torch.Tensor | None = None
         self.end_honest_training = SiteVisit._end_training
@@ -424,7 +424,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
 def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path, monkeypatch):
     """Its own log says why, and the server only learns where."""
     owners = []
-    for index, (_, label) in enumerate(load_image_data("digits").train):  # type: ignore[arg-type]
+    for index, (_, label) in enumerate(load_image_data("digits").train):
         if int(label) == 0:
             owners.append(OSAKA)
         else:
@@ -448,7 +448,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_p
 def osaka_lacks_the_last_classes(monkeypatch):
     """Deal all digits of the last classes to other sites than Osaka."""
     train = load_image_data("digits").train
-    labels = torch.tensor([int(train[i][1]) for i in range(len(train))])  # type: ignore[arg-type]
+    labels = torch.tensor([int(train[i][1]) for i in range(len(train))])
     owners = torch.tensor(site_of_each_digit())
     dealt = owners.where((owners != OSAKA) | (labels < CLASSES_AT_OSAKA), 0).tolist()
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: dealt)
@@ -524,7 +524,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
     make_module = make_momentum_module
 
     class Anew:
-        def __init__(self, client: int) -> None:
+        def __init__(self, client: int):
             self.client = client
 
         def answer(self, packet: Packet) -> Packet:

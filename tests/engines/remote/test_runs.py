@@ -33,7 +33,7 @@ class Server:
     """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
     checkpoint."""
 
-    def __init__(self, folder: Path, make: Make, shared: Path) -> None:
+    def __init__(self, folder: Path, make: Make, shared: Path):
         self.remote = SitesInProcess(folder, make)
         sites_by_address = {}
         for client, address in enumerate(ADDRESSES):

@@ -65,7 +65,7 @@ class Hospitals:
         make: Any = make_shapfed_loop,
         dictionary: Any = MERGED,
         partitioners: Sequence[Partitioner] = (),
-    ) -> None:
+    ):
         self.folder = folder
         self.make = make
         sites = {}
@@ -266,7 +266,7 @@ def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
 
 
 class Arrays(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)
         return torch.utils.data.DataLoader(samples, batch_size=3, shuffle=True)
 

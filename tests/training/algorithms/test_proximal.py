@@ -25,7 +25,7 @@ def distance_of_start(client: int) -> int:
 class StartsApart(Personalizer):
     """Lets each client start far from the global model, and records how far its model is from that when it ends."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.moves: list[tuple[int, torch.Tensor]] = []
 
     def start(self, client: int, state: FederationState) -> torch.Tensor:
