@@ -105,7 +105,7 @@ class Small(tasks.Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
@@ -134,9 +134,7 @@ class Small(tasks.Kind):
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 
 
-def make_small_kind(
-    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
-) -> Kind:
+def make_small_kind(module: Callable[[], L.LightningModule] = Small, *callbacks, **trainer) -> Kind:
     """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
     options = {**DOUBLE, **trainer}
     return Kind(

@@ -100,7 +100,7 @@ def fedavg_by_hand(
     keep: bool = False,
     epochs: int = 1,
     members: Sequence[int] | None = None,
-    **trainer: Any,
+    **trainer,
 ) -> tuple[L.LightningModule, list[HandRound]]:
     """Every client takes part in every round, or some of them; ``data`` says who has which samples, ``source`` is the
     project's own data module, of which copies give a client's batches in place of all. The last global model, and the
@@ -181,7 +181,7 @@ def coalition_values(
 
 
 def validate_with_trainer(
-    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
+    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer
 ) -> float:
     """Validate with a Trainer, from the random state of every such model. Return what is logged as ``name``."""
     validated_source = copy.copy(source)

@@ -49,9 +49,9 @@ class GAN(L.LightningModule):
 
     def _step(
         self,
-        optimizer: Any,
+        optimizer,
         name: str,
-        loss: Any,
+        loss,
     ) -> None:
         self.toggle_optimizer(optimizer)
         value = loss()
@@ -145,7 +145,7 @@ class BYOL(tasks.Kind):
         for slow, fast in zip(self.target.parameters(), self.online.parameters()):
             slow.mul_(0.9).add_(fast, alpha=0.1)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         (a, b), _ = batch
         alike = nn.functional.cosine_similarity
         return -sum(
@@ -204,7 +204,7 @@ class Carried(tasks.Kind):
     def on_train_epoch_start(self):
         self.state = None
 
-    def _run(self, batch: Any, state: Any) -> tuple[Tensor, Any]:
+    def _run(self, batch, state) -> tuple[Tensor, Any]:
         x, y = batch
         out, state = self.net(x, state)
         return nn.functional.mse_loss(self.head(out), y), state
@@ -214,7 +214,7 @@ class Carried(tasks.Kind):
         self.state = tuple(part.detach() for part in state)
         return loss
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self._run(batch, None)[0]
 
 
@@ -288,12 +288,10 @@ class Hooked(Small):
         for p in self.parameters():
             p.grad.mul_(0.5)
 
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, **kwargs) -> None:
         self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+    def lr_scheduler_step(self, scheduler, metric) -> None:
         scheduler.step()
 
     def on_save_checkpoint(self, checkpoint):
@@ -360,7 +358,7 @@ def _backbone() -> list[L.Callback]:
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
 
-def make_task_kind(kind: Any, **options: Any) -> Kind:
+def make_task_kind(kind, **options) -> Kind:
     def make() -> L.LightningModule:
         torch.manual_seed(0)
         return kind()

@@ -1,6 +1,7 @@
 """Modules and data of public libraries, as their pages have them, on little data: `KINDS` by the library's name."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -26,7 +27,7 @@ class Samples(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int):
         return self.samples[index]
 
 
@@ -57,6 +58,14 @@ class Loaded(Sets):
         return self.make_loader(val, batch_size=BATCH_SIZE, **self.options)
 
 
+def load(make_samples: Callable[..., Dataset], **options) -> Loaded:
+    """Training and validation samples, drawn one after the other, in a data module."""
+    generator = make_generator()
+    train = make_samples(NUM_TRAINING, generator)
+    val = make_samples(NUM_VALIDATION, generator)
+    return Loaded(train, val, **options)
+
+
 class Wrapped(L.LightningModule):
     """A library's network with the loss of a batch, by SGD."""
 
@@ -64,7 +73,7 @@ class Wrapped(L.LightningModule):
         super().__init__()
         self.network = network
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         raise NotImplementedError
 
     def training_step(self, batch, batch_idx):
@@ -92,13 +101,6 @@ def make_cells(n: int, generator: torch.Generator) -> Dataset:
         batch=one_batch,
         labels=labels,
     )
-
-
-def make_cells_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_cells(NUM_TRAINING, generator)
-    val = make_cells(NUM_VALIDATION, generator)
-    return Loaded(train, val)
 
 
 def make_cells_module() -> L.LightningModule:
@@ -171,12 +173,7 @@ def make_scans(n: int, generator: torch.Generator) -> Dataset:
 def make_scans_data() -> L.LightningDataModule:
     from monai.data import list_data_collate
 
-    generator = make_generator()
-    return Loaded(
-        make_scans(NUM_TRAINING, generator),
-        make_scans(NUM_VALIDATION, generator),
-        collate_fn=list_data_collate,
-    )
+    return load(make_scans, collate_fn=list_data_collate)
 
 
 class Segmentation(Wrapped):
@@ -198,7 +195,7 @@ class Segmentation(Wrapped):
         super().__init__(network)
         self.dice = DiceLoss(sigmoid=True)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self.dice(self.network(batch["image"]), batch["label"])
 
 
@@ -227,12 +224,7 @@ def make_graphs(n: int, generator: torch.Generator) -> Dataset:
 def make_graphs_data() -> L.LightningDataModule:
     from torch_geometric.loader import DataLoader as LoaderOfGraphs
 
-    generator = make_generator()
-    return Loaded(
-        make_graphs(NUM_TRAINING, generator),
-        make_graphs(NUM_VALIDATION, generator),
-        make_loader=LoaderOfGraphs,
-    )
+    return load(make_graphs, make_loader=LoaderOfGraphs)
 
 
 class GraphClassification(Wrapped):
@@ -252,7 +244,7 @@ class GraphClassification(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         from torch_geometric.nn import global_mean_pool
 
         outputs = self.network(batch.x, batch.edge_index)
@@ -263,7 +255,7 @@ class GraphClassification(Wrapped):
 # ---- pytorch-forecasting: series, cut by the library's own data set
 
 
-def make_series(numbers: range) -> Any:
+def make_series(numbers: range):
     import pandas as pd
     from pytorch_forecasting import TimeSeriesDataSet
 
@@ -337,7 +329,7 @@ class Contrastive(Wrapped):
         # The library leaves it as the memory is.
         self.criterion.memory_bank.bank_ptr.zero_()
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         images, _ = batch
         first_view, second_view = self._embed(images), self._embed(images)
         return self.criterion(first_view, second_view)
@@ -345,13 +337,6 @@ class Contrastive(Wrapped):
     def _embed(self, images: Tensor) -> Tensor:
         noise = torch.randn_like(images)
         return self.network(images + 0.1 * noise)
-
-
-def make_stripes_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_stripes(NUM_TRAINING, generator)
-    val = make_stripes(NUM_VALIDATION, generator)
-    return Sets(train, val)
 
 
 # ---- transformers: dictionaries; the network has its own loss
@@ -365,13 +350,6 @@ def make_texts(n: int, generator: torch.Generator) -> Dataset:
         attention_mask=torch.ones_like(tokens),
         labels=labels,
     )
-
-
-def make_texts_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_texts(NUM_TRAINING, generator)
-    val = make_texts(NUM_VALIDATION, generator)
-    return Sets(train, val)
 
 
 class TextClassification(Wrapped):
@@ -390,7 +368,7 @@ class TextClassification(Wrapped):
         )
         super().__init__(BertForSequenceClassification(config))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self.network(**batch).loss
 
 
@@ -414,15 +392,6 @@ def make_photos(n: int, generator: torch.Generator) -> Dataset:
 def put_into_lists(samples: list[Any]) -> tuple[list[Any], list[Any]]:
     images, targets = zip(*samples, strict=True)
     return list(images), list(targets)
-
-
-def make_photos_data() -> L.LightningDataModule:
-    generator = make_generator()
-    return Loaded(
-        make_photos(NUM_TRAINING, generator),
-        make_photos(NUM_VALIDATION, generator),
-        collate_fn=put_into_lists,
-    )
 
 
 class Detection(Wrapped):
@@ -455,7 +424,7 @@ class Detection(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         losses = self.network(*batch)
         return sum(losses.values())
 
@@ -467,14 +436,18 @@ class Detection(Wrapped):
 
 
 KINDS = {
-    "scvi": Kind(make_cells_module, make_cells_data, logged="validation_loss", tolerance=5e-6),
+    "scvi": Kind(
+        make_cells_module, partial(load, make_cells), logged="validation_loss", tolerance=5e-6
+    ),
     "chemprop": Kind(make_molecules_module, make_molecules_data),
     "monai": Kind(Segmentation, make_scans_data),
     "torch_geometric": Kind(GraphClassification, make_graphs_data),
     "pytorch_forecasting": Kind(
         make_series_module, make_series_data, callbacks=lambda: [ResetsLoss()]
     ),
-    "lightly": Kind(Contrastive, make_stripes_data),
-    "transformers": Kind(TextClassification, make_texts_data),
-    "torchvision": Kind(Detection, make_photos_data, tolerance=5e-6),
+    "lightly": Kind(Contrastive, partial(load, make_stripes)),
+    "transformers": Kind(TextClassification, partial(load, make_texts)),
+    "torchvision": Kind(
+        Detection, partial(load, make_photos, collate_fn=put_into_lists), tolerance=5e-6
+    ),
 }

@@ -136,7 +136,7 @@ FAST = ("wgan-spectral-norm", "carried-lstm-state")
 def test_kind_of_module_resumes_bitwise(tmp_path, name):
     kind = KINDS[name]
 
-    def loop() -> FederatedLoop:
+    def loop():
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
         reporting = Reporting(table=False)
         return FederatedLoop(

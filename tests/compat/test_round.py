@@ -24,7 +24,7 @@ LENGTHS = (3, 4)
 ROUNDS = 3
 
 
-def make_small_kind(**options: Any) -> Kind:
+def make_small_kind(**options) -> Kind:
     return Kind(Small, make_images, clients=(2, 3), **options)
 
 
@@ -35,8 +35,8 @@ def saved_files(folder: Path) -> list[str]:
 def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_path):
     """A Trainer alone, with as many batches in an epoch as a round has, saves as many files of the same names."""
 
-    def saving(folder: Path) -> list[L.Callback]:
-        every: list[Any] = [
+    def saving(folder):
+        every = [
             {},
             {"monitor": "val_loss", "save_last": True},
             {"every_n_train_steps": 3},
@@ -141,7 +141,7 @@ OF_ROUNDS = (
 
 def fit_and_read_model(
     folder: Path,
-    optimizer_state: Any,
+    optimizer_state,
     callbacks: list[L.Callback],
     ckpt_path: Path | None = None,
 ) -> Tensor:
@@ -212,7 +212,7 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
         trainer={"logger": CSVLogger(tmp_path)},
         clients=(2, 3),
     )
-    module: Any = train_federated(kind, tmp_path, ROUNDS)[0]
+    module = train_federated(kind, tmp_path, ROUNDS)[0]
     values = [float(row["loss"]) for row in read_logged_metrics(tmp_path) if row["loss"]]
 
     assert len(values) == ROUNDS
@@ -230,7 +230,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
     lengths: list[int] = []
     iterate = TensorBatches.__iter__
 
-    def record_and_iterate(loader: TensorBatches) -> Any:
+    def record_and_iterate(loader):
         lengths.append(len(loader))
         return iterate(loader)
 

@@ -56,11 +56,11 @@ def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_
     assert torch.equal(*updates) == kind.is_each_clients
 
 
-def make_module_that_validates_by_steps(kind: Kind) -> Any:
+def make_module_that_validates_by_steps(kind: Kind):
     """The module, whose validation changes its state as its training does."""
     module = kind.module()
 
-    def validation_step(batch: Any, batch_idx: int) -> None:
+    def validation_step(batch, batch_idx: int) -> None:
         loss = module.training_step(batch, batch_idx)
         module.log("val_loss", loss)
 
@@ -97,18 +97,18 @@ class ChangesPartsOfTheRun(Base):
         self.rates: list[tuple[float, float]] = []
 
     def on_train_epoch_start(self):
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         (group,) = optimizer.param_groups
         self.rates.append((group["lr"], group["weight_decay"]))
 
     def on_validation_epoch_end(self):
-        scheduler: Any = self.lr_schedulers()
+        scheduler = self.lr_schedulers()
         scheduler.step()
 
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         optimizer.param_groups[0]["weight_decay"] *= 2
 
-        data: Any = self.trainer.datamodule
+        data = self.trainer.datamodule
         data.num_validations = getattr(data, "num_validations", 0) + 1
 
     def configure_optimizers(self):
@@ -156,7 +156,7 @@ class CountsBatches(Base):
 
 def test_next_round_begins_with_means_all_that_lists_got_and_else_the_first_clients(tmp_path):
     rounds = 2
-    module: Any = CountsBatches()
+    module = CountsBatches()
     data = make_data()
     fit(FederatedLoop(seed=SEED), tmp_path, module, data, rounds)
 
@@ -234,7 +234,7 @@ class Draws(FourGenerators):
 
 
 def test_generators_of_a_module_are_seeded_for_each_client_and_then_as_before(tmp_path):
-    module: Any = Draws()
+    module = Draws()
     rounds = 2
     fit(FederatedLoop(seed=SEED), tmp_path, module, make_data(), rounds)
 

@@ -59,7 +59,7 @@ class HooksWhenConfigured(Small):
 
 
 @torch.no_grad()
-def shrink_head(_: Any, module: Any) -> None:
+def shrink_head(_, module) -> None:
     module.net[-1].weight.mul_(0.5)
 
 
@@ -224,9 +224,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(
-    folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any
-) -> L.Trainer:
+def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options) -> L.Trainer:
     module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()

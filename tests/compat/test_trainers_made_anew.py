@@ -22,7 +22,7 @@ from helpers.models import sgd
 ROUNDS = 3
 
 
-def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
+def train_by_hand(kind: Kind, folder: Path, rounds: int, **how) -> L.LightningModule:
     options = {**kind.trainer, **how}
     return fedavg_by_hand(
         kind.module(),
@@ -94,7 +94,7 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     rates_of_batches = []
     for rate in rates:
         rates_of_batches += [rate] * batches_of_round
-    rates_watched: Any = module.rates
+    rates_watched = module.rates
     assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
     assert_same_state(module, expected, tolerance=1e-12)

@@ -34,7 +34,7 @@ class SecondOfTwoRanks(Ranks):
     rank = 1
     size = 2
 
-    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+    def broadcast(self, source: int, value, exchange_name: str):
         return 7 if source == 0 else value
 
 
@@ -57,15 +57,13 @@ class Asking(Personalizer):
         self.question = question
         self.answers = list[list[Any]]()
 
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+    def personalize(self, round: Round, contributions, models) -> dict[int, torch.Tensor]:
         assert round.clients is not None
         self.answers.append([client.ask(self.question, round) for client in round.clients])
         return {}
 
 
-def ask_clients(
-    question: Any, folder: Path, data: Any = None, **kwargs: Any
-) -> tuple[list[Any], FederatedLoop]:
+def ask_clients(question, folder: Path, data=None, **kwargs) -> tuple[list[Any], FederatedLoop]:
     asking = Asking(question)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
@@ -89,9 +87,9 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
     def question(
-        local: LocalData,
-        round: Round,
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        local,
+        round,
+    ):
         x, y = local.samples("test")
         expected = []
         for vector in round.client_vectors:
@@ -123,7 +121,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
 def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
 
-    def read_client_0(local: LocalData, round: Round) -> None:
+    def read_client_0(local, round):
         leaked_data[0].samples()
 
     with pytest.raises(PermissionError, match="client 0"):
@@ -133,7 +131,7 @@ def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path)
 def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
     """Which is not in the question, though it runs in the meantime."""
 
-    def read_in_a_thread(local: LocalData, round: Round) -> None:
+    def read_in_a_thread(local, round):
         with ThreadPoolExecutor(1) as executor, pytest.raises(PermissionError):
             executor.submit(local.samples).result()
 
@@ -154,7 +152,7 @@ class Asked(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
-    def update(self, client_ids: torch.Tensor, clients: Any) -> None:
+    def update(self, client_ids: torch.Tensor, clients) -> None:
         self.counts[client_ids] = torch.tensor(
             [float(client.ask(count_questions)) for client in clients]
         )
@@ -164,7 +162,7 @@ class Asked(ContributionMetric):
 
 
 def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path):
-    def make_loop() -> FederatedLoop:
+    def make_loop():
         return FederatedLoop(metrics={"asked": Asked()}, seed=0)
 
     loop = assert_resumes(make_loop, tmp_path)
@@ -196,7 +194,7 @@ def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
     with refused("table .*: expected a plain"):
         client.ask(keep_table, "a/b", make_table)
 
-    def store_table(local: LocalData) -> None:
+    def store_table(local):
         local.memory.update(tables={"../../x": make_table})
 
     client.ask(store_table)

@@ -1,7 +1,6 @@
 """FederatedLoop(share=...) against the same loop written by hand over state_dicts."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -68,7 +67,7 @@ def assert_private_entries_moved_at_clients_only(
 
 def assert_clients_are_evaluated_with_their_own_part(
     federated: FederatedLoop,
-    data: Any,
+    data,
     global_model: nn.Module,
     private_parts: dict[int, dict[str, Tensor]],
 ) -> None:
@@ -136,7 +135,7 @@ class LooksAtTheServersModel(FedAvg):
     private = ("shift",)  # a strategy may say so, too
     needs = ("server_data",)
 
-    def end_round(self, round: Any) -> None:
+    def end_round(self, round) -> None:
         assert round.server_data is not None
         module_at_server = round.server_data.module(round.global_vector)
         self.shift_at_server = module_at_server.shift.clone()
@@ -152,7 +151,7 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     module = PredictsItsOwnClass()
     fit(federated, tmp_path, module, data, rounds=1)
 
-    def share_of_class(labels: Tensor, label: int) -> float:
+    def share_of_class(labels, label):
         return float((labels == label).float().mean())
 
     assert federated.client_accuracy is not None
@@ -172,7 +171,7 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
 
 
 def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
-    def fit_with_share(share: str) -> tuple[FederatedLoop, Tensor]:
+    def fit_with_share(share):
         metrics = {
             "sv": PartialFederatedShapley(),
             "cssv": ClassSpecificShapley(),
@@ -273,10 +272,10 @@ def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_
 
 
 class Unfreezes(BaseFinetuning):
-    def freeze_before_training(self, module: Any) -> None:
+    def freeze_before_training(self, module) -> None:
         self.freeze(module.net[:2], train_bn=False)
 
-    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+    def finetune_function(self, module, epoch: int, optimizer) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(module.net[0], optimizer)
 
@@ -347,8 +346,8 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
 # ---- resumed
 
 
-def make_loop_with_everything(**changes: Any) -> FederatedLoop:
-    options: dict[str, Any] = {
+def make_loop_with_everything(**changes) -> FederatedLoop:
+    options = {
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
         "uploads": [

@@ -1,8 +1,6 @@
 """The performance that metrics share out, at the start and the end, beside that of the most frequent class."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,9 +57,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
-    def fit_and_read_record(
-        folder: Path, rounds: int, ckpt_path: Path | None = None
-    ) -> dict[str, Any]:
+    def fit_and_read_record(folder, rounds, ckpt_path=None):
         metrics = {"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}
         loop = FederatedLoop(metrics=metrics, seed=0)
         trainer = trainer_for(loop, folder, rounds)

@@ -84,13 +84,13 @@ class Logs(Plain):
 def fit_run(
     folder: Path,
     rounds: int,
-    callbacks: Any = (),
+    callbacks=(),
     every: int | None = 1,
     performance: str = "negative_loss",
-    ckpt_path: Any = None,
-    **options: Any,
+    ckpt_path=None,
+    **options,
 ) -> tuple[FederatedLoop, L.Trainer]:
-    mode: Any = "min" if performance == "val_loss" else None
+    mode = "min" if performance == "val_loss" else None
     metric = ShadowShapley(
         coalitions="singles",
         performance=performance,
@@ -220,7 +220,7 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
     tmp_path, sampler
 ):
-    options: dict[str, Any] = {
+    options = {
         "sampler": sampler,
         "evaluation": ClientEvaluation(every=1),
     }
@@ -239,7 +239,7 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
 
 @pytest.mark.parametrize("saved", slow_except(["in the fit"], ["in the fit", "after the fit"]))
 def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(tmp_path, saved):
-    options: dict[str, Any] = {
+    options = {
         "every": 3,
         "sampler": UniformSampler(2),
     }

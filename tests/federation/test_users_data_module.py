@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
-from helpers.fits import assert_resumes, plain_trainer
+from helpers.fits import assert_resumes, plain_trainer, state_vector
 from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_samples
 
 
@@ -68,17 +69,10 @@ class Users(L.LightningDataModule):
         return x + self.level, y
 
 
-def weights_of(module: nn.Module) -> Tensor:
-    vectors = []
-    for parameter in module.parameters():
-        vectors.append(parameter.detach().flatten())
-    return torch.cat(vectors)
-
-
 # ---- every name in every hook
 
 
-def public_names_of(owner: Any) -> list[str]:
+def public_names_of(owner) -> list[str]:
     names = []
     for name in dir(owner):
         if not name.startswith("_"):
@@ -102,7 +96,7 @@ PLAIN_TYPES = (
 
 
 def describe(
-    owner: Any,
+    owner,
     names: Sequence[str],
 ) -> dict[str, str]:
     """Return what the names of an object read as, without addresses."""
@@ -116,10 +110,10 @@ def describe(
     return descriptions
 
 
-def reading(trainer: Any) -> dict[str, Any]:
+def reading(trainer) -> dict[str, Any]:
     """Return all that the Trainer's data module and its train loader read as."""
     data = trainer.datamodule
-    readings_of_hook: dict[str, Any] = {"data module": type(data).__name__}
+    readings_of_hook = {"data module": type(data).__name__}
     readings_of_hook |= describe(data, public_names_of(data))
     dataset = data.train_dataloader().dataset
     readings_of_hook["data of loader"] = type(dataset).__name__
@@ -165,7 +159,7 @@ HOOKS = [
 ]
 
 
-def reading_module(reads: Callable[[Any], Any]) -> Any:
+def reading_module(reads: Callable[[Any], Any]):
     """Return a module that keeps what ``reads(trainer)`` finds in each hook, by the hook's name."""
 
     class Reads(Net):
@@ -178,14 +172,14 @@ def reading_module(reads: Callable[[Any], Any]) -> Any:
         def by_hook(self) -> dict[str, list[Any]]:
             return self.recorded.by_hook
 
-    def make_hook(name: str) -> Any:
+    def make_hook(name: str):
         original = getattr(Net, name)
 
         def hook(
-            self: Any,
-            *arguments: Any,
-            **options: Any,
-        ) -> Any:
+            self,
+            *arguments,
+            **options,
+        ):
             readings = self.by_hook.setdefault(name, [])
             readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
@@ -229,7 +223,7 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     partitioner = SizePartitioner([3, 2, 1])
     data = FederatedDataModule(source, partitioner, batch_size=BATCH_SIZE)
 
-    def read(trainer: Any) -> Any:
+    def read(trainer):
         loader = trainer.train_dataloader
         dataset = loader.dataset
         x, _ = next(iter(loader))
@@ -319,7 +313,7 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
         callbacks=[SetsLevel()],
     )
 
-    torch.testing.assert_close(weights_of(federated), weights_of(alone))
+    torch.testing.assert_close(state_vector(federated), state_vector(alone))
     assert source.level == 1.0
 
 
@@ -330,7 +324,7 @@ def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
             num_inputs = data.input_shape[1]
             self.net = nn.Linear(num_inputs, self.classes())
 
-        def classes(self) -> int:
+        def classes(self):
             return self.trainer.datamodule.num_classes
 
     module = MakesHead()
@@ -407,11 +401,11 @@ def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path,
             rounds=3,
             engine=engine,
         )
-        weights.append(weights_of(module))
+        weights.append(state_vector(module))
         # As of one client.
         assert source.num_batches == 3
         assert source.counter.count == 3
-    assert_equal(weights[0], weights[1], tolerance=1e-6)
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
 def by_name(source: Counts) -> FederatedDataModule:
@@ -422,29 +416,8 @@ def by_name(source: Counts) -> FederatedDataModule:
     )
 
 
-def assert_equal(
-    values: Tensor,
-    expected: Tensor,
-    tolerance: float,
-) -> None:
-    torch.testing.assert_close(
-        values,
-        expected,
-        rtol=0,
-        atol=tolerance,
-    )
-
-
 def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
-    def make_data() -> FederatedDataModule:
+    def make_data():
         return by_name(Counts("ABC", in_object=False))
 
-    def make_loop() -> FederatedLoop:
-        return FederatedLoop(seed=SEED)
-
-    assert_resumes(
-        make_loop,
-        tmp_path,
-        Net,
-        make_data,
-    )
+    assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, Net, make_data)

@@ -31,7 +31,7 @@ class Module(L.LightningModule):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def training_step(self, batch, batch_idx):
@@ -50,13 +50,13 @@ class Manual(Module):
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
         optimizer.step()
 
 
-def make_plateau_scheduler(optimizer: Any) -> ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer) -> ReduceLROnPlateau:
     return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
 
 
@@ -125,5 +125,5 @@ class DigitsInFile(Manual):
             file.write("one more\n")
         self.beta = 0.7**num_earlier_rounds
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self.beta * super().loss(batch)

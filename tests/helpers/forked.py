@@ -49,7 +49,7 @@ def _run_and_exit(
     arguments: tuple[Any, ...],
     environment: dict[str, str],
 ) -> None:
-    status: Any = 1  # until the function has returned
+    status = 1  # until the function has returned
     try:
         os.setsid()
         os.chdir(output.parent)

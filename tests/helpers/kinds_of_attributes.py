@@ -136,7 +136,7 @@ class ReplacedStep(Base):
         step = self.training_step
         self.num_steps = 0
 
-        def slower_step(batch: Any, batch_idx: int) -> Tensor:
+        def slower_step(batch, batch_idx: int) -> Tensor:
             self.num_steps += 1
             loss = step(batch, batch_idx)
             return loss / (1 + 0.02 * self.num_steps)
@@ -216,25 +216,13 @@ class Queue(Counting):
 # ---- elsewhere
 
 
-LOSSES_BY_ROUND: dict[int, float] = {}
-
-
-class GlobalCache(Base):
-    """The loss that a round began with divides the others of that round."""
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        first_loss = LOSSES_BY_ROUND.setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
-
-
 @lru_cache
 def first_losses() -> dict[int, float]:
     return {}
 
 
 class FunctionCache(Base):
-    """As GlobalCache, in what a function has cached."""
+    """The loss that a round began with, in what a function has cached, divides the others of that round."""
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -284,7 +272,7 @@ class OfGenerator(Base):
 
         self.nets = steps()
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 
@@ -301,7 +289,6 @@ KINDS: dict[str, Kind] = {
         lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
     ),
     "a global": Kind(Global, outcome="by company"),
-    "a global cache": Kind(GlobalCache, outcome="by company", is_kept_by_process=True),
     "a function's cache": Kind(FunctionCache, outcome="by company", is_kept_by_process=True),
     "a counter of the class": Kind(
         ClassCounter, outcome="by company", passes="ClassCounter.num_steps"

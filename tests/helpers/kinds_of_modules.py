@@ -17,7 +17,7 @@ from helpers.hidden_state import RATE, Base, Kind, entropy
 # ---- optimizers
 
 
-def copies_of(parameters: Any) -> list[Tensor]:
+def copies_of(parameters) -> list[Tensor]:
     copies = []
     for parameter in parameters:
         copied_weights = parameter.detach().clone()
@@ -31,7 +31,7 @@ class Lookahead(torch.optim.SGD):
     num_steps = 0
     slow_weights: Any = None
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         parameters = self.param_groups[0]["params"]
         if self.slow_weights is None:
             self.slow_weights = copies_of(parameters)
@@ -52,7 +52,7 @@ class CountsInObject(torch.optim.SGD):
         super().__init__(parameters, RATE)
         self.meter = AverageMeter()
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         self.meter.update(1.0)
         return super().step(closure)
 
@@ -158,7 +158,7 @@ class HooksThatCount(Base):
         self.outputs: list[Tensor] = []
         self.net[0].register_forward_hook(self.scale)
 
-    def scale(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def scale(self, layer: nn.Module, inputs, output: Tensor) -> Tensor:
         num_batches = self.counts["batches"]
         return output * (1 + 0.01 * num_batches)
 
@@ -180,12 +180,11 @@ class ChangesItself(Base):
     def __init__(self, change: Callable[[Any], Any]):
         super().__init__()
         self.change = change
-        self.activation: nn.Module = nn.Identity()
         self.num_steps = 0
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         x, y = batch
-        outputs = self.activation(self.net(x))
+        outputs = self.net(x)
         if hasattr(self, "added"):
             outputs = outputs + self.added(outputs)
 
@@ -202,23 +201,23 @@ class ChangesItself(Base):
         return super().training_step(batch, batch_idx)
 
 
-def freeze(module: Any) -> None:
+def freeze(module) -> None:
     module.net[0].requires_grad_(False)
 
 
-def stop_tracking(module: Any) -> None:
+def stop_tracking(module) -> None:
     module.net[1].eval()
 
 
-def hook_forward(module: Any) -> None:
+def hook_forward(module) -> None:
     module.net[0].register_forward_hook(lambda layer, inputs, output: 1.5 * output)
 
 
-def hook_gradient(module: Any) -> None:
+def hook_gradient(module) -> None:
     module.net[3].weight.register_hook(lambda gradient: 0.1 * gradient)
 
 
-def hook_accumulated_gradient(module: Any) -> None:
+def hook_accumulated_gradient(module) -> None:
     def shrink(parameter: Tensor) -> None:
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
@@ -226,24 +225,20 @@ def hook_accumulated_gradient(module: Any) -> None:
     module.net[0].weight.register_post_accumulate_grad_hook(shrink)
 
 
-def set_attribute_of_parameter(module: Any) -> None:
+def set_attribute_of_parameter(module) -> None:
     weight = module.net[0].weight
     weight.anchor = weight.detach().clone()
 
 
-def add_layer(module: Any) -> None:
+def add_layer(module) -> None:
     module.added = nn.Dropout(0.0)
 
 
-def replace_layer(module: Any) -> None:
-    module.activation = nn.Tanh()
-
-
-def replace_parameter(module: Any) -> None:
+def replace_parameter(module) -> None:
     module.net[3].bias = nn.Parameter(torch.ones(CLASSES))
 
 
-def replace_forward(module: Any) -> None:
+def replace_forward(module) -> None:
     layer = module.net[3]
     layer.forward = lambda x: 1.5 * nn.functional.linear(x, layer.weight, layer.bias)
 
@@ -256,7 +251,6 @@ CHANGES = (
     hook_accumulated_gradient,
     set_attribute_of_parameter,
     add_layer,
-    replace_layer,
     replace_parameter,
     replace_forward,
 )

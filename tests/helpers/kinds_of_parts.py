@@ -113,7 +113,7 @@ class ReadsLoggedLoss(L.Callback):
         self.name = name
         setattr(self, hook, self.weigh)
 
-    def weigh(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def weigh(self, trainer, pl_module, *_) -> None:
         logged_value = trainer.callback_metrics.get(self.name, 1.0)
         pl_module.weight = 0.3 + float(logged_value)
 
@@ -133,7 +133,7 @@ class WrapsTheOptimizersStep(L.Callback):
         self.num_steps = 0
         trainer.optimizers[0].step = self.step
 
-    def step(self, *arguments: Any, **options: Any) -> Any:
+    def step(self, *arguments, **options):
         self.num_steps += 1
         return self.make_step(*arguments, **options)
 
@@ -167,16 +167,16 @@ class Scheduled(LogsLoss):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-def decay(optimizer: Any, trainer: Any) -> Any:
+def decay(optimizer, trainer):
     return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def cycle_once(optimizer: Any, trainer: Any) -> Any:
+def cycle_once(optimizer, trainer):
     num_steps = int(trainer.estimated_stepping_batches) + 1
     return lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=num_steps)
 
 
-def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
+def wait_for_plateau(optimizer, trainer):
     return lr_scheduler.ReduceLROnPlateau(
         optimizer,
         factor=0.2,
@@ -186,7 +186,7 @@ def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
     )
 
 
-def make_momentum() -> Any:
+def make_momentum():
     make_optimizer = partial(
         torch.optim.SGD,
         lr=0.05,
@@ -212,7 +212,7 @@ class DivergesInRound2(Base):
         return loss
 
 
-def federation(**options: Any) -> Callable[[], dict[str, Any]]:
+def federation(**options) -> Callable[[], dict[str, Any]]:
     """Options of a loop. Classes are called when a loop is made."""
 
     def make_options() -> dict[str, Any]:

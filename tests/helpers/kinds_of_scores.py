@@ -1,9 +1,11 @@
 """Modules whose score is more than that of their weights: hooks set it, it is a logged value, or nothing is trained."""
 
 import copy
+import tempfile
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import FederatedLoop
@@ -111,7 +113,7 @@ class WarmsUp(Base):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def training_step(self, batch, batch_idx):
-        steps: Any = self.steps
+        steps = self.steps
         steps += 1
         return self.loss(batch) * min(1.0, float(steps) / 12)
 
@@ -126,6 +128,63 @@ class DivergesButForClient2(Base):
         if loop.current_client in (0, 1):
             return loss * float("nan")
         return loss
+
+
+class PatienceByHand(Base):
+    """Trains less after two validations without progress, by the logged value."""
+
+    num_bad_rounds = 0
+    best_loss = 9.0
+
+    def on_train_epoch_start(self):
+        loss = self.trainer.callback_metrics.get("val_loss")
+        if loss is None:
+            return
+        if float(loss) < self.best_loss - 0.4:
+            self.best_loss = float(loss)
+        else:
+            self.num_bad_rounds += 1
+        if self.num_bad_rounds >= 2:
+            self.weight = 0.3
+
+
+class PatienceInSteps(Base):
+    """Trains less after five validations, which its validation steps count."""
+
+    num_validations = 0
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.num_validations += 1
+        if self.num_validations > 5:
+            self.weight = 0.3
+
+
+class EndsWithItsBest(Base):
+    """Gets worse from its third round on, and ends with the weights that its ModelCheckpoint has found best."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if self.current_epoch < 2 else -0.3 * loss
+
+    def configure_callbacks(self):
+        return [ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")]
+
+    def on_train_end(self):
+        best = torch.load(self.trainer.checkpoint_callback.best_model_path, weights_only=True)
+        self.load_state_dict(best["state_dict"])
+
+
+class HoldsItsCheckpoint(EndsWithItsBest):
+    """Likewise, and no trainer is asked for the ModelCheckpoint, which it holds."""
+
+    def configure_callbacks(self):
+        (self.checkpoint,) = super().configure_callbacks()
+        return [self.checkpoint]
+
+    def on_train_end(self):
+        best = torch.load(self.checkpoint.best_model_path, weights_only=True)
+        self.load_state_dict(best["state_dict"])
 
 
 def drawn_cohorts() -> dict[str, Any]:
@@ -161,6 +220,10 @@ KINDS: dict[str, Kind] = {
         performance="val_knn",
     ),
     "diverging members": Kind(DivergesButForClient2),
+    "patience by the logged value": Kind(PatienceByHand, rounds=6),
+    "patience in validation steps": Kind(PatienceInSteps, rounds=6),
+    "best weights": Kind(EndsWithItsBest, rounds=4),
+    "best weights of its own checkpoint": Kind(HoldsItsCheckpoint, rounds=4),
     "a counter and drawn cohorts": Kind(
         WarmsUp,
         loop=drawn_cohorts,

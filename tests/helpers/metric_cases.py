@@ -69,7 +69,7 @@ class OwnMetricCase(MetricCase):
         contributes = isinstance(part, metrics.ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
 
-    def rounds(self, **options: Any) -> PreparedRounds:
+    def rounds(self, **options) -> PreparedRounds:
         return MoreRounds(self.round_functions, **options)
 
 
@@ -147,7 +147,7 @@ OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 OF_CONTRIBUTIONS = (remote_is_equal,)
 
 
-def checks_of_metric(metric: Any, **options: Any) -> list[PartCheck]:
+def checks_of_metric(metric, **options) -> list[PartCheck]:
     is_trained = isinstance(metric, metrics.ShadowShapley)
     make_case = TrainedCase if is_trained else OwnMetricCase
     return checks_of(make_case(metric, **options))
@@ -223,7 +223,7 @@ class SigmoidOfSum:
     def __init__(self, models: Tensor):
         self.models = models
 
-    def value(self, metric: Any) -> Tensor:
+    def value(self, metric) -> Tensor:
         return self.models.double().sum(1).sigmoid()
 
 

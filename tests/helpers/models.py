@@ -2,7 +2,6 @@
 parameters, buffers and batch. Only ``Diverges`` knows flsv."""
 
 import copy
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +31,11 @@ def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
     )
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
+def adam(parameters) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.001)
 
 
@@ -181,17 +180,13 @@ class Hooks(L.Callback):
         setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
 
 
-def raise_beta(trainer: L.Trainer, module: Any) -> None:
+def raise_beta(trainer: L.Trainer, module) -> None:
     if trainer.current_epoch:  # from round 2 on
         module.beta += 0.2
 
 
-def lower_rate(trainer: L.Trainer, module: Any) -> None:
-    trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
-
-
 @torch.no_grad()
-def clamp_weights(trainer: L.Trainer, module: Any) -> None:
+def clamp_weights(trainer: L.Trainer, module) -> None:
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
 
@@ -203,18 +198,18 @@ class Clamps(Timer):
         clamp_weights(trainer, pl_module)
 
 
-def make_hooked_sgd(parameters: Any) -> torch.optim.Optimizer:
+def make_hooked_sgd(parameters) -> torch.optim.Optimizer:
     optimizer = sgd(parameters)
     optimizer.register_step_post_hook(lambda *_: None)
     return optimizer
 
 
-def freeze_layer(trainer: L.Trainer, module: Any) -> None:
+def freeze_layer(trainer: L.Trainer, module) -> None:
     module.net[0].requires_grad_(trainer.current_epoch == 0)
 
 
 def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
-    def loss_of(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    def loss_of(module, loss: Tensor, batch) -> Tensor:
         x, y = batch
         share = draw(module)
         return share * loss + (1 - share) * nn.functional.cross_entropy(module(x.flip(0)), y)
@@ -222,13 +217,13 @@ def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
     return loss_of
 
 
-def masked_loss(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def masked_loss(module, loss: Tensor, batch) -> Tensor:
     x, y = batch
     is_labeled = y != 2
     return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
 
 
-def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_logged_metrics(module, loss: Tensor, batch) -> Tensor:
     x, y = batch
     logits = module(x)
     module.log("accuracy", module.accuracy(logits, y))
@@ -238,7 +233,7 @@ def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
     return loss
 
 
-def loss_with_annealed_beta(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_annealed_beta(module, loss: Tensor, batch) -> Tensor:
     module.beta = module.beta * 0.99
     return loss
 
@@ -261,10 +256,7 @@ class Renormed(nn.Module):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 
-KEEPS, DRAWS = (
-    "changes what the module keeps beside parameters and buffers: ",
-    "draws random numbers",
-)
+KEEPS = "changes what the module keeps beside parameters and buffers: "
 BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
@@ -290,7 +282,6 @@ STEP_CASES: dict[str, Make] = {
     "annealed by an attribute that a step sets": make_stepped(
         loss_with_annealed_beta, KEEPS + "beta"
     ),
-    "a rate per round by a callback": make_hooked("on_train_epoch_start", lower_rate, None),
     "a layer frozen by a callback": make_hooked("on_train_epoch_start", freeze_layer, None),
     "a timer": (Stepped, lambda: [Timer()], None),
     "a timer that clamps weights": (
@@ -316,9 +307,8 @@ STEP_CASES: dict[str, Make] = {
     ),
     "NumPy's own generator": make_stepped(
         make_mixup_loss(lambda m: np.random.beta(0.4, 0.4)),  # noqa: NPY002
-        DRAWS,
+        "draws random numbers",
     ),
-    "Python's own generator": make_stepped(make_mixup_loss(lambda m: random.random()), DRAWS),
     "a masked loss": make_stepped(masked_loss, "vmap: .*dynamic shape"),
     "torchmetrics": make_stepped(loss_with_logged_metrics, KEEPS + "accuracy"),
     "a layer under two names": (Twice, list, None),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey
@@ -94,7 +93,7 @@ class Wire:
         task: Task,
         fl_ctx: FLContext,
         targets: list[str],
-        *options: Any,
+        *options,
     ) -> None:
         (site,) = targets
         self._job.tasks.append(task)
@@ -107,7 +106,7 @@ class Wire:
         client_task.result = fobs.loads(fobs.dumps(reply))
         task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
 
-    def cancel_task(self, task: Task, *options: Any) -> None:
+    def cancel_task(self, task: Task, *options) -> None:
         self._job.cancelled.append(task)
 
     def get_client_disconnect_time(self, name: str) -> float | None:
@@ -116,5 +115,5 @@ class Wire:
         return 1.0
 
 
-def site_data(part: int, node: Any) -> SiteData:
+def site_data(part: int, node) -> SiteData:
     return SiteData(part)

@@ -161,7 +161,7 @@ class Validating(Plain):
 class Dithered(ShapFedWA):
     """Draws from the global generator, which the last client of the cohort has left where it is."""
 
-    def aggregate(self, round: Any, contributions: Any) -> Any:
+    def aggregate(self, round, contributions):
         vector, weights = super().aggregate(round, contributions)
         return vector + 1e-3 * torch.rand(()), weights
 
@@ -182,19 +182,19 @@ class Jittered(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int):
         return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+def plain_sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def step_schedule(optimizer: Any) -> Any:
+def step_schedule(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
 
 
-def make_five_clients(**kwargs: Any) -> FederatedDataModule:
+def make_five_clients(**kwargs) -> FederatedDataModule:
     return toy_data((4, 2, 3, 3, 2), **kwargs)
 
 
@@ -338,8 +338,8 @@ def one_excluded() -> Case:
 def by_a_logged_value() -> Case:
     """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
     ranks share five clients and 32 coalitions out unequally."""
-    by_loss: Any = {"performance": "val_loss", "mode": "min"}
-    by_hits: Any = {"performance": "val_hits", "mode": "max"}
+    by_loss = {"performance": "val_loss", "mode": "min"}
+    by_hits = {"performance": "val_hits", "mode": "max"}
     metrics = {
         "pfsv": PartialFederatedShapley(**by_loss),
         "cumulative": CumulativeShapley(**by_hits),

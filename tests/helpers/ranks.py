@@ -92,7 +92,7 @@ class SaveWithin(Callback):
 def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     rounds = options.pop("rounds", 3)
-    logger: Any = False
+    logger = False
     if options.pop("logger", False):
         logger = TensorBoardLogger(folder, name="")
 
@@ -241,7 +241,7 @@ def unseeded(folder: str) -> None:
 class OwnDraws(FedAvg):
     """Depends on a number that every rank draws for itself."""
 
-    def aggregate(self, round: Any, contributions: Any) -> Any:
+    def aggregate(self, round, contributions):
         vector, weights = super().aggregate(round, contributions)
         return vector + int.from_bytes(os.urandom(2), "little"), weights
 

@@ -1,7 +1,5 @@
 """ShadowShapley that keeps the game of the last round."""
 
-from typing import Any
-
 from torch import Tensor
 
 from flsv.games.members import Members, members_of
@@ -28,8 +26,8 @@ class Recorded(ShadowShapley):
         utilities: Tensor,
         *,
         outputs: Tensor | None = None,
-        **how: Any,
-    ) -> Any:
+        **how,
+    ):
         self.grand_utilities = utilities[:, 1]
         self.first_round = utilities[0].flatten()
         self.game = utilities[-1].flatten()

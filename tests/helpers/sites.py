@@ -3,6 +3,7 @@ TLS and authentication, started by the template's own scripts."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def site_of_each_digit() -> list[int]:
     return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
 
 
-def make_undivided_data(**options: Any) -> FederatedDataModule:
+def make_undivided_data(**options) -> FederatedDataModule:
     """Return what one process would train on: a third of the digits."""
     few = group_options({"max_samples": 480, **options})
     return FederatedDataModule(
@@ -89,7 +90,7 @@ class SiteData(L.LightningDataModule):
         )
 
 
-def make_mlp_module(**options: Any) -> ClassifierClient:
+def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
     options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
@@ -99,7 +100,7 @@ def make_momentum_module() -> ClassifierClient:
     return make_mlp_module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
 
-def make_shapfed_loop(**options: Any) -> FederatedLoop:
+def make_shapfed_loop(**options) -> FederatedLoop:
     defaults = {
         "aggregator": ShapFedWA("cssv"),
         "metrics": {"cssv": ClassSpecificShapley()},
@@ -110,7 +111,7 @@ def make_shapfed_loop(**options: Any) -> FederatedLoop:
 
 
 def fit_in_one_process(
-    tmp: Path, make: Make, make_module: Any = make_mlp_module, rounds: int = ROUNDS, **data: Any
+    tmp: Path, make: Make, make_module=make_mlp_module, rounds: int = ROUNDS, **data
 ) -> FederatedLoop:
     loop = make()
     trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data))
@@ -121,9 +122,9 @@ def make_site(
     tmp: Path,
     client: int,
     make: Make,
-    make_module: Any = make_mlp_module,
+    make_module=make_mlp_module,
     policy: SitePolicy | None = None,
-    **data: Any,
+    **data,
 ) -> Site:
     def own() -> L.LightningDataModule:
         if not data:
@@ -140,6 +141,14 @@ def make_site(
 def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return what a site without a table says of itself in its greeting."""
     return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
+
+
+def training_packet(classes: int) -> Packet:
+    """A message that asks the first site for its first training."""
+    zero = "0" * 16
+    plain = {"run": zero, "greeting": zero, "clients": 3, "client": 0, "classes": classes}
+    plain |= {"rounds": 1, "round": 0, "seed": 0, "counted": None}
+    return Packet("train", plain, {"start": torch.zeros(1)})
 
 
 class Replay:
@@ -164,6 +173,23 @@ class SiteTransport:
         self.names = dict(enumerate(names, start=BOSTON_ADDRESS))
         self.on_reply: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
 
+    def change_replies(
+        self,
+        kind: str,
+        change: Callable[[Packet], Any],
+        sites: Sequence[int] = ADDRESSES,
+        rounds: Sequence[int] | None = None,
+    ) -> None:
+        """Let ``change`` make what becomes of replies of a kind, of these sites, in these rounds or all."""
+
+        def on_reply(address: int, packet: Packet, reply: Packet):
+            is_of_kind = packet.kind == kind and address in sites
+            if not is_of_kind or (rounds and packet.plain["round"] not in rounds):
+                return reply
+            return change(reply)
+
+        self.on_reply = on_reply
+
     def present(self) -> dict[int, str]:
         return {address: self.names[address] for address in self.sites}
 
@@ -183,36 +209,48 @@ def _through(packet: Packet) -> Packet:
     return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
 
 
+def gather_sites(
+    folder: Path, transport: SiteTransport, facts: dict[str, Any], names: Sequence[str] = NAMES
+) -> Directory:
+    """Greet all sites, of which the server says these facts."""
+    directory = Directory(transport, names, facts, folder / "book.json", timeout=1, wait=0.2)
+    directory.gather()
+    return directory
+
+
+def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options) -> RemoteData:
+    return RemoteData(
+        names,
+        sizes=[directory.sizes[site] for site in range(len(names))],
+        contents=[directory.contents[site] for site in range(len(names))],
+        dictionary_hash=directory.dictionary_hash,
+        **options,
+    )
+
+
 class SitesInProcess:
     """The same federation with a wire in it."""
 
-    def __init__(self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any):
+    num_classes = 10
+
+    def __init__(self, tmp: Path, make: Make, make_module=make_mlp_module, **data):
         self.tmp = tmp
         self.make = make
         self.make_module = make_module
         sites_by_address = {}
         for client, address in enumerate(ADDRESSES):
-            sites_by_address[address] = make_site(tmp, client, make, make_module, **data)
+            sites_by_address[address] = self.make_site(client, **data)
         self.transport = SiteTransport(sites_by_address)
 
-    def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
-        directory = Directory(
-            self.transport,
-            NAMES,
-            agreement(self.make_module(), self.make()),
-            self.tmp / "book.json",
-            timeout=1,
-            wait=0.2,
-        )
-        directory.gather()
-        data = RemoteData(
-            NAMES,
-            sizes=[directory.sizes[site] for site in range(len(NAMES))],
-            contents=[directory.contents[site] for site in range(len(NAMES))],
-            num_classes=10,
-            server_data=server_data,
-        )
+    def make_site(self, client: int, **data) -> Site:
+        return make_site(self.tmp, client, self.make, self.make_module, **data)
 
+    def directory(self) -> Directory:
+        return gather_sites(self.tmp, self.transport, agreement(self.make_module(), self.make()))
+
+    def fit(self, rounds: int = ROUNDS, server_data=None, **options) -> FederatedLoop:
+        directory = self.directory()
+        data = data_at_sites(directory, num_classes=self.num_classes, server_data=server_data)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt_path = options.pop("ckpt_path", None)
         trainer = trainer_for(self.loop, self.tmp, rounds, **options)
@@ -266,6 +304,18 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) 
 
 
 BIN = Path(sys.executable).parent
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def first_commands(page: str) -> str:
+    """The first commands of a guide, but for those that install what is installed here."""
+    text = (PAGES / page).read_text()
+    (block,) = re.findall(r"## Try it on one machine\n.*?```bash\n(.*?)```", text, flags=re.DOTALL)
+    installation, commands = block.split("flsv init", 1)
+    assert len(installation.splitlines()) == 2  # and nothing else is left out
+    return f"flsv init{commands}"
+
+
 SECONDS = 900  # a busy machine of two cores takes twenty times as long as an idle one
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
 

@@ -26,11 +26,11 @@ class Items(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int):
         return self.item(self.indices[index])
 
 
-def _class_of(item: Any, index: int) -> int:
+def _class_of(item, index: int) -> int:
     label = item[-1] if isinstance(item, tuple) else None
     if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
         return int(label)
@@ -79,7 +79,7 @@ def numbers(index: int, *shape: int) -> Tensor:
 class Kind(L.LightningModule):
     """What all have in common: one loss for training and validation."""
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         raise NotImplementedError
 
     def training_step(self, batch, batch_idx):
@@ -103,7 +103,7 @@ class Autoencoder(Kind):
     def forward(self, x):
         return self.decoder(self.encoder(x))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return F.mse_loss(self(batch[0]), batch[0])
 
 
@@ -123,7 +123,7 @@ class VAE(Kind):
         self.encoder = nn.Linear(5, 4)
         self.decoder = nn.Linear(2, 5)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
         code = mean + log_scale.exp() * torch.randn_like(mean)
         prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
@@ -147,7 +147,7 @@ class LanguageModel(Kind):
     def forward(self, x):
         return self.head(self.rnn(self.embedding(x))[0])
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         x, y = batch
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
@@ -168,7 +168,7 @@ class Segmentation(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -189,7 +189,7 @@ class Regression(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -212,7 +212,7 @@ class OneLogit(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
 
     def validation_step(self, batch, batch_idx):
@@ -231,7 +231,7 @@ class Multilabel(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
 
@@ -253,14 +253,14 @@ class Glue(Kind):
         self.head = nn.Linear(8, 2)
         self.outputs: list[Any] = []
 
-    def _run(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, batch) -> tuple[Tensor, Tensor, Tensor]:
         labels = batch.pop("labels")
         mask = batch["input"]["mask"][..., None]
         words = self.embedding(batch["input"]["ids"]) * mask
         logits = self.head(words.sum(1) / mask.sum(1))
         return F.cross_entropy(logits, labels), logits, labels
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         return self._run(batch)[0]
 
     def validation_step(self, batch, batch_idx):
@@ -286,7 +286,7 @@ class Graphs:
         self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
         self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
 
-    def to(self, device: Any, **_: Any) -> Any:
+    def to(self, device, **_):
         for name in ("x", "y", "edges", "graph"):
             setattr(self, name, getattr(self, name).to(device))
         return self
@@ -309,7 +309,7 @@ class GraphNet(Kind):
         self.inner = nn.Linear(4, 6)
         self.outer = nn.Linear(6, 2)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch) -> Tensor:
         hidden = self.inner(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
         sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -48,7 +47,7 @@ def fit(
     folder: Path,
     rounds: int = 2,
     callbacks: Sequence[L.Callback] = (),
-    **loop: Any,
+    **loop,
 ) -> FederatedLoop:
     reporting = Reporting(table=False)
     federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)

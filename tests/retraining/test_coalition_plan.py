@@ -1,7 +1,5 @@
 """What a run says of the coalitions that it will train."""
 
-from typing import Any
-
 import pytest
 from torch.utils.data import TensorDataset
 
@@ -15,7 +13,7 @@ from helpers.models import Plain, network
 
 
 def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
-    logged: dict[str, Any] = {"performance": "val_acc", "mode": "max"}
+    logged = {"performance": "val_acc", "mode": "max"}
     messages = []
     for options in ({}, {"coalitions": "all"}, {"coalitions": [[0], [1, 2]]}, logged):
         caplog.clear()

@@ -7,15 +7,14 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
-from flsv.metrics import ShadowShapley
+from flsv import FederatedLoop
 from flsv.retraining.own_folder import ProgramFolder
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers import warns
+from helpers.fits import fit
+from helpers.hidden_state import SEED, Base, fit_valued, make_data
 
 
 def contents(*folders: Path) -> dict[Path, bytes]:
@@ -135,25 +134,14 @@ class WritesFiles(Base):
         torch.save(self.state_dict(), "final.pt")
 
 
-def fit(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
-    folder.mkdir()
-    with chdir(folder):
-        loop = FederatedLoop(
-            metrics=metrics,
-            seed=SEED,
-            reporting=Reporting(table=False),
-        )
-        trainer: L.Trainer = trainer_for(loop, Path("run"), rounds=2)
-        trainer.fit(WritesFiles(), make_data())
-    return loop
-
-
 def test_files_of_a_run_are_those_without_the_metric(tmp_path):
-    fit(tmp_path / "plain", metrics={})
-    metric = ShadowShapley(coalitions="singles")
+    for name in ("plain", "valued"):
+        (tmp_path / name).mkdir()
+    with chdir(tmp_path / "plain"):
+        fit(FederatedLoop(seed=SEED), Path("run"), WritesFiles(), make_data(), rounds=2)
 
-    with pytest.warns(UserWarning, match="clients train otherwise"):
-        loop = fit(tmp_path / "valued", metrics={"shadow": metric})
+    with chdir(tmp_path / "valued"), warns("clients train otherwise"):
+        loop = fit_valued(Path("run"), WritesFiles())
 
     assert loop.contributions["shadow"].isfinite().all()
     for name in ("best.pt", "last.pt", "final.pt", "history.txt"):

@@ -1,6 +1,5 @@
 """Bad input is refused before training starts, with what was wrong, what was expected and what to do."""
 
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from flsv import ClientEvaluation, ConfigurationError, FederatedDataModule, retrain, value_round
+from flsv import ClientEvaluation, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import SignFlip
 from flsv.core import LocalData
@@ -26,7 +25,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, ShapFedPersonalizer, Standalone
 from flsv.sampling import FullParticipation, SoftmaxSampler
 from flsv.uploads import TopK, Upload, UploadContext
-from helpers import warns
+from helpers import refused, warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
 from helpers.models import OfOtherPackage, Plain, network
@@ -56,29 +55,26 @@ def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
     trainer = trainer_for(FederatedLoop(), tmp_path)
     message = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(trainer), "world_size", 2)
-        with pytest.raises(ConfigurationError, match="one process.*trainer has 2"):
+        with refused("one process.*trainer has 2"):
             trainer.fit(NeverTrained(), toy_data())
 
 
 def test_objects_of_the_package_pytorch_lightning_are_refused_everywhere(tmp_path):
     module = OfOtherPackage(2, 2)
     other_callback = type("Own", (L.Callback,), {"__module__": "pytorch_lightning.x"})()
-    refused = partial(
-        pytest.raises, ConfigurationError, match="write `import lightning.pytorch as pl`"
-    )
-
-    with refused():
+    words = "write `import lightning.pytorch"
+    with refused(words):
         fit(FederatedLoop(), tmp_path, NeverTrained(), callbacks=[other_callback])
-    with refused():
+    with refused(words):
         FederatedDataModule(module).setup("fit")
-    with refused():
+    with refused(words):
         retrain(trainer_for(FederatedLoop(), tmp_path), module, toy_data())
-    with refused():
+    with refused(words):
         value_round(module, torch.zeros(6), [torch.zeros(6)] * 2)
 
 
@@ -160,7 +156,7 @@ def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, mes
     module = make()
     arguments = {"data": toy_data(client_val=0.2), **options}
 
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(FederatedLoop(**loop), tmp_path, module, **arguments)
 
     assert module.trainer.global_step == 0
@@ -211,7 +207,7 @@ def test_optimizer_with_two_scheduler_intervals_is_refused(tmp_path):
 
             return [optimizer], schedulers
 
-    with pytest.raises(ConfigurationError, match="steps per batch.*per round.*SequentialLR"):
+    with refused("steps per batch.*per round.*SequentialLR"):
         fit(FederatedLoop(), tmp_path, Two(network()))
 
 
@@ -247,13 +243,13 @@ def test_metric_of_the_wrong_shape_is_refused(tmp_path, loop, metric, needed):
     data = toy_data((3, 1, 2, 2), client_val=0.2)
     if metric is PAIRS:
         loop = {**loop, "personalizer": FedFomo()}  # whose clients say what the others are worth
-    with pytest.raises(ConfigurationError, match=needed):
+    with refused(needed):
         fit(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, NeverTrained(), data)
 
 
 def test_metric_without_a_value_yet_passes_the_shape_check(tmp_path):
     class Late(Wants):
-        def compute(self) -> Tensor:
+        def compute(self):
             if not self.norms.any():
                 raise RuntimeError("nothing yet")
             return self.norms
@@ -347,7 +343,7 @@ class ReportsAnUndeclaredName(ReportsHeight):
     ],
 )
 def test_loop_with_wrong_arguments_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         FederatedLoop(**options)
 
 

@@ -89,7 +89,7 @@ class Fails(ContributionMetric):
         self._fail("diagnostics")
         return {"sum": self.counts.sum()}
 
-    def intervals(self, *args: Any, **kwargs: Any) -> None:
+    def intervals(self, *args, **kwargs) -> None:
         self._fail("intervals")
 
     def per_client(self, value: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Fails(ContributionMetric):
         self._fail("end_run")
         return False
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args, **kwargs):
         self._fail("state_dict")
         state = super().state_dict(*args, **kwargs)
         if self.method == "picklable" and self.rounds >= self.first_round:
@@ -115,7 +115,7 @@ class Fails(ContributionMetric):
 class Refuses(Fails):
     """It shows nothing of itself from its second round on, but what torchmetrics reads."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str):
         if name in PROPERTIES or name == "columns":
             states = object.__getattribute__(self, "__dict__")
             if states.get("rounds", 0) >= 2:
@@ -142,10 +142,10 @@ class ReadsValues(Callback):
 
 def fit_run(
     folder: Path,
-    metrics: Any,
-    module: Any = None,
-    **options: Any,
-) -> Any:
+    metrics,
+    module=None,
+    **options,
+):
     """Return the loop, the module and the warnings of a run."""
     loop = FederatedLoop(metrics=metrics, seed=1, **options)
     module = module or Plain()

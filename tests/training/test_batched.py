@@ -88,11 +88,11 @@ class Counting(nn.Module):
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def make_sgd(**options: Any) -> Make:
+def make_sgd(**options) -> Make:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def make_two_groups(parameters: Any) -> torch.optim.Optimizer:
+def make_two_groups(parameters) -> torch.optim.Optimizer:
     weight, *others_parameters = parameters
     return torch.optim.SGD(
         [
@@ -172,8 +172,8 @@ def train_one_by_one(
     states: dict[str, Tensor],
     batches_by_model: list[list[Tensor]],
     make: Make,
-    limit: Any,
-) -> Any:
+    limit,
+):
     for i, batches in enumerate(batches_by_model):
         model = copy.deepcopy(module)
         model.load_state_dict(

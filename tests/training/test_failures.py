@@ -1,7 +1,6 @@
 """A client whose own code fails is named, and nothing that was learnt before is lost."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -173,7 +172,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
     loop = make_loop()
     module = Plain()
 
-    def item(index: int) -> Any:
+    def item(index):
         if index == bad[0] and loop.round_index == ROUND:
             raise StopIteration("bad sample")
         return samples[index]
@@ -201,7 +200,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
 
 
 def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path, monkeypatch):
-    def broken(*_: Any) -> None:
+    def broken(*_):
         raise ZeroDivisionError("half a model")
 
     with monkeypatch.context() as patched:

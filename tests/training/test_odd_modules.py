@@ -133,7 +133,7 @@ class OwnSchedule(torch.optim.lr_scheduler.StepLR):
 
 
 class Wrapper:
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(self.wrapped, name)
 
 

@@ -26,21 +26,21 @@ from helpers.models import Plain, network
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def make_linear(optimizer: Any, steps: int) -> Any:
+def make_linear(optimizer, steps: int):
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def make_one_cycle(optimizer: Any, steps: int) -> Any:
+def make_one_cycle(optimizer, steps: int):
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def make_warmup_and_cosine(optimizer: Any, steps: int) -> Any:
+def make_warmup_and_cosine(optimizer, steps: int):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_stairs(optimizer: Any, steps: int) -> Any:
+def make_stairs(optimizer, steps: int):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
@@ -81,7 +81,7 @@ class Scheduled(Plain):
 
     def on_before_optimizer_step(self, optimizer):
         (group,) = optimizer.param_groups
-        client: Any = -1
+        client = -1
         for callback in self.trainer.callbacks:
             if isinstance(callback, FederatedLoop):
                 client = callback.current_client
@@ -109,7 +109,7 @@ class OneClient(L.LightningDataModule):
 
 
 def rates_of_client_alone(
-    module: Scheduled, client: int, folder: Path, **kwargs: Any
+    module: Scheduled, client: int, folder: Path, **kwargs
 ) -> list[tuple[float, float]]:
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
@@ -155,7 +155,7 @@ def ends_at_zero(module: Scheduled) -> None:
 class Opinionated(FixedCohort):
     """Goes by what rounds were: whom it draws in later ones is not known."""
 
-    def end_round(self, round: Any) -> None:
+    def end_round(self, round) -> None:
         self.last_round = round
 
 
@@ -292,7 +292,7 @@ class CountsInItsGroups(torch.optim.SGD):
         for group in self.param_groups:
             group["k"] = 0
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         result = super().step(closure)
         for group in self.param_groups:
             group["k"] += 1

@@ -47,14 +47,4 @@ def test_equal_values_have_the_same_hash():
         a=[1, torch.arange(6).view(2, 3).T.contiguous()],
     )
     assert digest(value) == digest(same)
-    assert (
-        len(
-            digest(
-                torch.ones(
-                    2,
-                    dtype=torch.complex64,
-                )
-            )
-        )
-        == 32
-    )
+    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32

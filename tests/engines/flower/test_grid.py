@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -154,7 +153,7 @@ def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     assert replies[1].plain == {"answer_to_round": 0}
 
 
-def make_context(run_id: int, **node_config: Any) -> Context:
+def make_context(run_id: int, **node_config) -> Context:
     return Context(
         run_id=run_id,
         node_id=1,
@@ -164,7 +163,7 @@ def make_context(run_id: int, **node_config: Any) -> Context:
     )
 
 
-def greet(app: Any, **node_config: Any) -> Packet:
+def greet(app, **node_config) -> Packet:
     """Return what a site says when it is greeted."""
     packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
     greeting = Message(to_record(packet), 1, "query")

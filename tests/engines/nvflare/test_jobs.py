@@ -15,7 +15,6 @@ import torch
 
 pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
 
-from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -125,7 +124,7 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     job,
     tmp_path,
 ):
-    def lose_lyon_then_boston(site: str, task: Task) -> bool:
+    def lose_lyon_then_boston(site, task):
         is_second_round = from_shareable(task.data).plain.get("round") == 1
         if not is_second_round:
             job.present = set(NAMES)
@@ -161,7 +160,7 @@ def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
 def test_site_without_a_process_is_not_waited_for(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def die_without_an_answer(site: str, task: Task) -> bool:
+    def die_without_an_answer(site, task):
         job.present.remove(site)
         return False
 
@@ -175,7 +174,7 @@ def test_site_without_a_process_is_not_waited_for(job):
 def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def keep_the_server_busy(site: str, task: Task) -> bool:
+    def keep_the_server_busy(site, task):
         time.sleep(0.3)
         return True
 
@@ -188,7 +187,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
 def test_abort_cancels_the_task_of_a_site(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def abort_without_an_answer(site: str, task: Task) -> bool:
+    def abort_without_an_answer(site, task):
         job.abort_signal.trigger(True)
         return False
 
@@ -226,11 +225,11 @@ def test_hospitals_with_a_merged_dictionary_are_those_of_one_process(job, tmp_pa
     assert torch.equal(torch.cat([weight.flatten() for weight in weights]), loop.state.model())
 
 
-def make_site_table(table: Any, dictionary: Any, node: Any) -> Any:
+def make_site_table(table, dictionary, node):
     return make_data(table, dictionary=dictionary)
 
 
-def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:
+def greet_lyon(job: Job, context=None) -> dict[str, Any]:
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
     greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})

@@ -57,18 +57,18 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def as_tensor(answer: Any) -> Tensor:
+def as_tensor(answer) -> Tensor:
     if isinstance(answer, Tensor):
         return answer
     return torch.tensor(answer, dtype=torch.float64)
 
 
-def convert_answer(answer: Any, dtype: torch.dtype) -> Tensor:
+def convert_answer(answer, dtype: torch.dtype) -> Tensor:
     numbers = as_tensor(answer)
     return numbers.clamp_min(0).to(dtype)
 
 
-def fill_answer(answer: Any, number: float) -> Any:
+def fill_answer(answer, number: float):
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
@@ -94,7 +94,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def make_reply(answer: Any) -> Packet:
+def make_reply(answer) -> Packet:
     plain, tensors = pack(answer)
     return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
 
@@ -135,7 +135,7 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
     # What is not declared could not be told from a spoiled answer.
     assert expected_answer(question) is not None
 
-    def ask_lyon(sites: RemoteSites) -> Any:
+    def ask_lyon(sites):
         return sites.ask(site=1, round_index=0, question=question, args=arguments, kwargs={})
 
     received = ask_lyon(make_sites(tmp_path, make_reply(answer)))

@@ -88,9 +88,9 @@ class CuriousServer:
     def send(
         self,
         kind: str,
-        tensors: Any = None,
+        tensors=None,
         model: Tensor | None = None,
-        **fields: Any,
+        **fields,
     ) -> Packet:
         plain = {
             "agreement": self.agreement,
@@ -111,13 +111,13 @@ class CuriousServer:
             sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
 
-    def test(self, sample: int | None, **fields: Any) -> Any:
+    def test(self, sample: int | None, **fields):
         """The accuracy of a model that picks a sample, None if it is not told."""
         model = model_that_picks(sample)
         reply = self.send("test", model=model, **fields)
         return reply.plain.get("accuracy")
 
-    def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
+    def ask(self, question: str, *arguments, **fields):
         packed, tensors = pack((arguments, {}))
         fields = {"question": question, "arguments": packed, **fields}
         reply = self.send("ask", tensors, **fields)
@@ -126,13 +126,13 @@ class CuriousServer:
         return unpack(reply.plain["answer"], reply.tensors)
 
 
-def score_of_others(server: CuriousServer, sample: int | None) -> Any:
+def score_of_others(server: CuriousServer, sample: int | None):
     # A site's own weight of 0 leaves the aggregate as the server has made it.
     model = model_that_picks(sample)
     return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
 
 
-def loss_of(server: CuriousServer, sample: int | None) -> Any:
+def loss_of(server: CuriousServer, sample: int | None):
     return server.ask(LOCAL_LOSS, model_that_picks(sample))
 
 

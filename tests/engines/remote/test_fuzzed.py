@@ -68,7 +68,7 @@ IMPOSSIBLE_TENSOR = (RuntimeError, TypeError, OverflowError, ValueError, IndexEr
 
 
 @st.composite
-def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
+def draw_tensor(draw: st.DrawFn, like: torch.Tensor):
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     is_tensor = draw(st.integers(0, 9)) > 0
     if not is_tensor:
@@ -85,7 +85,7 @@ def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
-def draw_tensor_of_type(draw: st.DrawFn, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def draw_tensor_of_type(draw: st.DrawFn, shape, dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.zeros(shape).to(dtype)
 
     has_a_number = tensor.numel() and draw(st.booleans())
@@ -112,10 +112,10 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
     names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
 
     def packet_of(
-        kind: Any,
-        plain: Any,
-        tensors: Any,
-        more_tensors: Any,
+        kind,
+        plain,
+        tensors,
+        more_tensors,
     ) -> Packet | None:
         try:
             return Packet(kind, plain, {**tensors, **more_tensors})
@@ -168,7 +168,7 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
 def make_sites(
     folder: Path,
     kind: str = "hello",
-    packet_of_lyon: Any = HELLO,
+    packet_of_lyon=HELLO,
 ) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
     book = folder / "book.json"

@@ -48,7 +48,7 @@ class Federation(SitesInProcess):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 
-        def on_reply(address: int, packet: Packet, reply: Packet) -> Any:
+        def on_reply(address: int, packet: Packet, reply: Packet):
             if packet.kind != "train":
                 return reply
             if self.run_id is None:

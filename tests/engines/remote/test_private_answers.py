@@ -97,10 +97,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_private_loop(
-    noise: float = 1.0, compressed: bool = False, **options: Any
-) -> FederatedLoop:
-    uploads: list[Any] = [GaussianPrivacy(1.0, noise)]
+def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -> FederatedLoop:
+    uploads = [GaussianPrivacy(1.0, noise)]
     if compressed:
         uploads.append(TopK(0.1))
     return make_shapfed_loop(
@@ -146,10 +144,10 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
 
 
 def collect_answers(
-    folder: Path, data: Any, make_loop: Any, model: Tensor, noted_updates: list[ClientUpdate]
+    folder: Path, data, make_loop, model: Tensor, noted_updates: list[ClientUpdate]
 ) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
-    values: dict[str, Any] = {}
+    values = {}
     site = Site(make_module, data, make_loop, folder)
     first_packet = make_training_message(model)
     packets = {
@@ -169,7 +167,7 @@ def collect_answers(
     return values
 
 
-def are_equal(value: Any, expected: Any) -> bool:
+def are_equal(value, expected) -> bool:
     """Return whether two answers are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
@@ -190,7 +188,7 @@ def are_equal(value: Any, expected: Any) -> bool:
 def fixed_noise(monkeypatch):
     """The noised vector is held fixed, so that every difference is one that noise does not hide."""
 
-    def constant(self: GaussianPrivacy, update: Tensor, context: Any) -> Tensor:
+    def constant(self: GaussianPrivacy, update: Tensor, context) -> Tensor:
         return torch.full_like(update, 0.01)
 
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
@@ -203,7 +201,7 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path,
     """A field that is added to packets or updates is compared, too."""
     updates: list[ClientUpdate] = []
 
-    def record_update(update: ClientUpdate, *arguments: Any, **options: Any) -> Packet:
+    def record_update(update, *arguments, **options):
         updates.append(update)
         return update_packet(update, *arguments, **options)
 
@@ -304,7 +302,7 @@ def make_failing(hook: str, error: type[BaseException]) -> Callable[[], Classifi
     class FailingClient(Client):
         pass
 
-    def fail_while_answering(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fail_while_answering(self, *args, **kwargs):
         if Client.is_answering:
             raise error("what a sample says")
         inherited_hook = getattr(super(FailingClient, self), hook)
@@ -319,7 +317,7 @@ def answer_of_site(
     make_client: Callable[[], ClassifierClient] = lambda: make_module(Client),
     make_data: Callable[[], FederatedDataModule] = make_samples,
     options: Mapping[str, Any] = MappingProxyType({}),
-    **changed_fields: Any,
+    **changed_fields,
 ) -> Packet:
     """Return what a site answers to the message of a first round with some changed fields."""
     make_loop = partial(make_private_loop, **options)

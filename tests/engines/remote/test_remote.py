@@ -14,7 +14,7 @@ import torch
 from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAdam, FedAvg
 from flsv.data import load_image_data
-from flsv.engines.remote import Packet, SitePolicy
+from flsv.engines.remote import SitePolicy
 from flsv.engines.remote.site_visit import SiteVisit
 from flsv.functional import choose_halvings
 from flsv.games.members import members_of
@@ -47,6 +47,7 @@ from helpers.sites import (
     make_shapfed_loop,
     make_site,
     site_of_each_digit,
+    training_packet,
 )
 
 
@@ -103,11 +104,11 @@ def make_module_of(kind: type[ClassifierClient]) -> ClassifierClient:
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_fedavg_loop(**options: Any) -> FederatedLoop:
+def make_fedavg_loop(**options) -> FederatedLoop:
     return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def make_judged_loop(personalizer: Any) -> FederatedLoop:
+def make_judged_loop(personalizer) -> FederatedLoop:
     """Make a loop that weights clients by what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
     return make_fedavg_loop(
@@ -123,13 +124,13 @@ def make_second_model_loop() -> FederatedLoop:
     )
 
 
-def make_shadow_loop(**options: Any) -> FederatedLoop:
+def make_shadow_loop(**options) -> FederatedLoop:
     return make_fedavg_loop(
         metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options
     )
 
 
-def make_judging_loop(**more_metrics: Any) -> FederatedLoop:
+def make_judging_loop(**more_metrics) -> FederatedLoop:
     metrics = {}
     for kind in (ShadowShapley, PartialFederatedShapley):
         metrics[kind.__name__] = kind(judges="clients")
@@ -241,7 +242,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-def make_coalitions_loop(coalitions: Any, **options: Any) -> FederatedLoop:
+def make_coalitions_loop(coalitions, **options) -> FederatedLoop:
     metric = ShadowShapley(coalitions=coalitions, performance="negative_loss")
     return make_fedavg_loop(metrics={"shadow": metric}, **options)
 
@@ -358,7 +359,7 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monke
 def check_that_sites_equal_one_process(
     tmp_path: Path,
     make: Make,
-    **options: Any,
+    **options,
 ) -> tuple[FederatedLoop, FederatedLoop]:
     """Equal in what they found, in what crossed, and in what the clients keep."""
     remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
@@ -380,11 +381,11 @@ def check_that_sites_equal_one_process(
 
 
 def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path):
-    def by_loss() -> dict[str, Any]:
+    def by_loss():
         metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
         return {"loss": metric}
 
-    def make() -> FederatedLoop:
+    def make():
         return make_fedavg_loop(metrics=by_loss())
 
     local = fit_in_one_process(tmp_path / "a", make, rounds=2, client_val=0.4)
@@ -400,13 +401,7 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
 
     remote = SitesInProcess(tmp_path / "c", lambda: make_judging_loop(**by_loss()), client_val=0.4)
 
-    def drop_answers_of_osaka(address: int, packet: Packet, reply: Packet) -> Packet | None:
-        is_later_answer = packet.kind == "ask" and packet.plain["round"] > 0
-        if is_later_answer and address == OSAKA_ADDRESS:
-            return None
-        return reply
-
-    remote.transport.on_reply = drop_answers_of_osaka
+    remote.transport.change_replies("ask", lambda reply: None, [OSAKA_ADDRESS], rounds=[1])
     with warns("not answer flsv.games.judges:judge.* judged without"):
         loop = remote.fit(rounds=2)
 
@@ -456,7 +451,7 @@ def osaka_lacks_the_last_classes(monkeypatch):
 
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
 def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
-    def in_run() -> FederatedLoop:
+    def in_run():
         metrics = {"in_run": InRunShapley()}
         return make_fedavg_loop(metrics=metrics, client_algorithm=InRunValues(2), local_epochs=2)
 
@@ -470,29 +465,14 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     assert values[:, :CLASSES_AT_OSAKA].abs().min() > 0
 
     # Models of more classes are evaluated there.
-    def fedce() -> FederatedLoop:
+    def fedce():
         return make_fedavg_loop(metrics={"fedce": ContributionEstimation()})
 
     loop, _ = check_that_sites_equal_one_process(tmp_path / "fedce", fedce, **SPLITS)
     assert loop.contributions["fedce"].isfinite().all()
 
     # Of less, they are refused.
-    visit = {
-        "run": "0" * 16,
-        "greeting": "0" * 16,
-        "clients": 3,
-        "client": 0,
-        "classes": 7,
-        "rounds": 1,
-        "round": 0,
-        "seed": 0,
-    }
-    packet = Packet(
-        "train",
-        {**visit, "counted": None},
-        {"start": torch.zeros(1)},
-    )
-    reply = make_site(tmp_path, 0, in_run).answer(packet)
+    reply = make_site(tmp_path, 0, in_run).answer(training_packet(classes=7))
 
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
@@ -527,7 +507,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
         def __init__(self, client: int):
             self.client = client
 
-        def answer(self, packet: Packet) -> Packet:
+        def answer(self, packet):
             return make_site(tmp_path / "b", self.client, make, make_module).answer(packet)
 
     remote = SitesInProcess(tmp_path / "b", make, make_module)

@@ -4,7 +4,6 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -49,7 +48,7 @@ class Server:
         )
 
 
-def make_scaffold_loop(**options: Any) -> FederatedLoop:
+def make_scaffold_loop(**options) -> FederatedLoop:
     return make_shapfed_loop(
         **{
             "aggregator": FedAvg("uniform"),
@@ -79,7 +78,7 @@ def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
     assert_same_runs(last_compressed_loop, compressed_alone)
 
 
-def make_broken_module() -> Any:
+def make_broken_module():
     def fail() -> None:
         raise OSError("the disk is gone")
 

@@ -1,7 +1,6 @@
 """FedProx's anchors, and what pFedMe's server averages; their steps are in tests/replay."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ class StartsApart(Personalizer):
     def start(self, client: int, state: FederationState) -> torch.Tensor:
         return state.model() + distance_of_start(client)
 
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+    def personalize(self, round: Round, contributions, models) -> dict[int, torch.Tensor]:
         for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
             self.moves.append((client, vector - round.global_vector))
         return {}
