@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
+from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
     Directory,
@@ -31,6 +32,7 @@ from flsv.engines.remote import (
     SitePolicy,
     agreement,
 )
+from flsv.engines.remote.federation import RemoteSites
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator
 from helpers.data import group_options
@@ -163,6 +165,15 @@ class Replay:
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
         for address, packet in packets.items():
             yield address, self.says[packet.kind][address]
+
+
+def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:
+    """What a server of one round holds of sites that send what they are given."""
+    directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
+    state = FederationState(run="0" * 16, num_clients=3)
+    return RemoteSites(
+        directory, state, rounds=1, max_steps=lambda site, samples: samples, **options
+    )
 
 
 class SiteTransport:

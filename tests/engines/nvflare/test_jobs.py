@@ -254,20 +254,10 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
 
     policy.unlink()
     (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
-    reply = greet_lyon(job)
-    assert "its policy /nowhere.toml cannot be read" in reply["error"]
+    assert "/nowhere.toml cannot be read" in greet_lyon(job)["error"]
 
 
-MISSPELT_NAMES = [
-    "flsv-sites.toml",
-    "flsv_site.toml",
-    "FLSV-site.toml",
-    "fslv-site.tml",
-    "flsv-site.toml.txt",
-    "site.toml",
-    "policy.toml",
-    "flsv-node.tml",
-]
+MISSPELT_NAMES = ["flsv_site.toml", "fslv-site.tml", "policy.toml", "flsv-node.tml"]
 
 
 def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(

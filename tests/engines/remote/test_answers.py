@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.core import FederationState, LocalData, NoAnswer
+from flsv.core import LocalData, NoAnswer
 from flsv.core.answers import expected_answer
-from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote import Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
@@ -20,9 +20,9 @@ from helpers import refused
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
-    NAMES,
     Replay,
     announcement,
+    sites_that_reply,
 )
 
 NUM_CLASSES = 3
@@ -105,19 +105,10 @@ def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     hello = Packet("hello", announcement(sizes))
     transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
     transport.says["ask"] = {LYON_ADDRESS: reply}
-    book = folder / "book.json"
-    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
-    directory.gather()
-
-    state = FederationState(run="0" * 16, num_clients=3)
-    state.global_vector = MODEL
-    return RemoteSites(
-        directory,
-        state,
-        rounds=1,
-        max_steps=lambda site, samples: samples,
-        num_classes=NUM_CLASSES,
-    )
+    sites = sites_that_reply(folder, transport, num_classes=NUM_CLASSES)
+    sites.directory.gather()
+    sites._state.global_vector = MODEL
+    return sites
 
 
 def question_named(name: str) -> Callable[..., Any]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
+from flsv.core import ClientUpdate, Instruction, NoAnswer, Traffic
 from flsv.engines.engine import shared_space
-from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote import Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
@@ -21,12 +21,12 @@ from helpers.sites import (
     ADDRESSES,
     BOSTON_ADDRESS,
     LYON_ADDRESS,
-    NAMES,
     OSAKA_ADDRESS,
     Replay,
     announcement,
     make_mlp_module,
     make_shapfed_loop,
+    sites_that_reply,
 )
 
 SAMPLES = 40
@@ -171,8 +171,7 @@ def make_sites(
     packet_of_lyon=HELLO,
 ) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""
-    book = folder / "book.json"
-    book.unlink(missing_ok=True)
+    (folder / "book.json").unlink(missing_ok=True)
 
     transport = Replay()
     transport.says = {
@@ -187,15 +186,7 @@ def make_sites(
 
     transport.says[kind][LYON_ADDRESS] = packet_of_lyon
 
-    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
-    state = FederationState(run="0" * 16, num_clients=3)
-    sites = RemoteSites(
-        directory,
-        state,
-        rounds=1,
-        max_steps=lambda site, samples: samples,
-        reports={"change": None},
-    )
+    sites = sites_that_reply(folder, transport, reports={"change": None})
 
     return sites, transport
 

@@ -88,7 +88,6 @@ DATA = {
 }
 #: Settings of federations that private sites take part in.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "FedAvg": {},
     "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
