@@ -40,7 +40,7 @@ def test_every_check_has_a_part_with_its_fault():
     every = {check.__name__ for checks in CHECKS_OF_CLAIMS.values() for check in checks}
     for kind in TABLES:
         every.update(check.__name__ for check in kind.checks)
-    with_a_fault = {name for _, name, _, _ in FAULTS}
+    with_a_fault = {name for _, name, _ in FAULTS}
 
     assert every == with_a_fault
 
