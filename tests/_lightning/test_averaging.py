@@ -57,7 +57,7 @@ make_moving_average = partial(EMAWeightAveraging, decay=0.8)
 
 
 class FromRound3(averaging.WeightAveraging):
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+    def should_update(self, step_idx=None, epoch_idx=None):
         return epoch_idx is not None and epoch_idx >= 3
 
 

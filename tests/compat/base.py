@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -105,7 +105,7 @@ class Small(tasks.Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 

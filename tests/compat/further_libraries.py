@@ -16,7 +16,7 @@ from compat.libraries import (
     Wrapped,
     load,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import make_generator
@@ -114,7 +114,7 @@ def make_recordings(n: int, generator: torch.Generator) -> TensorDataset:
 class Classified(Wrapped):
     """A library's network of classes with the loss of its outputs."""
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self.network(x), y)
 
@@ -257,7 +257,7 @@ class Spiking(Wrapped):
         self.neurons = snntorch.Leaky(beta=0.9, learn_beta=True)
         self.head = nn.Linear(8, 3)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         current = self.network(x.flatten(1))
         membrane = self.neurons.reset_mem()

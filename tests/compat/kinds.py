@@ -108,10 +108,10 @@ class TwoViews(Dataset):
         self.fixed = fixed
         self.targets = torch.arange(samples) % 3
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def __getitem__(self, index):
         return (self._view(self.x[index]), self._view(self.x[index])), self.targets[index]
 
     def _view(self, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class BYOL(tasks.Kind):
         for slow, fast in zip(self.target.parameters(), self.online.parameters()):
             slow.mul_(0.9).add_(fast, alpha=0.1)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         (a, b), _ = batch
         alike = nn.functional.cosine_similarity
         return -sum(
@@ -214,7 +214,7 @@ class Carried(tasks.Kind):
         self.state = tuple(part.detach() for part in state)
         return loss
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return self._run(batch, None)[0]
 
 
@@ -288,10 +288,10 @@ class Hooked(Small):
         for p in self.parameters():
             p.grad.mul_(0.5)
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, **kwargs) -> None:
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, **kwargs):
         self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
-    def lr_scheduler_step(self, scheduler, metric) -> None:
+    def lr_scheduler_step(self, scheduler, metric):
         scheduler.step()
 
     def on_save_checkpoint(self, checkpoint):

@@ -24,10 +24,10 @@ class Samples(Dataset):
     def __init__(self, samples: list[Any]):
         self.samples = samples
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return self.samples[index]
 
 
@@ -73,7 +73,7 @@ class Wrapped(L.LightningModule):
         super().__init__()
         self.network = network
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         raise NotImplementedError
 
     def training_step(self, batch, batch_idx):
@@ -195,7 +195,7 @@ class Segmentation(Wrapped):
         super().__init__(network)
         self.dice = DiceLoss(sigmoid=True)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return self.dice(self.network(batch["image"]), batch["label"])
 
 
@@ -244,7 +244,7 @@ class GraphClassification(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         from torch_geometric.nn import global_mean_pool
 
         outputs = self.network(batch.x, batch.edge_index)
@@ -329,7 +329,7 @@ class Contrastive(Wrapped):
         # The library leaves it as the memory is.
         self.criterion.memory_bank.bank_ptr.zero_()
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         images, _ = batch
         first_view, second_view = self._embed(images), self._embed(images)
         return self.criterion(first_view, second_view)
@@ -368,7 +368,7 @@ class TextClassification(Wrapped):
         )
         super().__init__(BertForSequenceClassification(config))
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return self.network(**batch).loss
 
 
@@ -424,7 +424,7 @@ class Detection(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         losses = self.network(*batch)
         return sum(losses.values())
 

@@ -1,7 +1,6 @@
 """What a person expects of a round that Lightning knows as an epoch: where it saves, resumes, logs, draws and reads."""
 
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -78,7 +77,7 @@ class Everywhere(cb.Callback):
         for name in hooks:
             setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
 
-    def save(self, trainer: L.Trainer, name: str) -> None:
+    def save(self, trainer, name):
         if trainer.current_epoch == 1:
             batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
@@ -118,10 +117,10 @@ class CountsHooks(cb.Callback):
     def on_train_batch_end(self, *hook):
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"count": self.count}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.count = state_dict["count"]
 
 

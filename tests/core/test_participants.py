@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.core import Client, LocalData, Ranks, Round
+from flsv.core import Client, LocalData, Ranks
 from flsv.core.artifacts import keep_table, write_tables
 from flsv.core.ranks import ClientPlacement, balance_load
 from flsv.core.sharing import sharing
@@ -57,7 +57,7 @@ class Asking(Personalizer):
         self.question = question
         self.answers = list[list[Any]]()
 
-    def personalize(self, round: Round, contributions, models) -> dict[int, torch.Tensor]:
+    def personalize(self, round, contributions, models):
         assert round.clients is not None
         self.answers.append([client.ask(self.question, round) for client in round.clients])
         return {}
@@ -149,15 +149,15 @@ def count_questions(local: LocalData) -> int:
 class Asked(ContributionMetric):
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
-    def update(self, client_ids: torch.Tensor, clients) -> None:
+    def update(self, client_ids, clients):
         self.counts[client_ids] = torch.tensor(
             [float(client.ask(count_questions)) for client in clients]
         )
 
-    def compute(self) -> torch.Tensor:
+    def compute(self):
         return self.counts
 
 

@@ -184,7 +184,7 @@ class NotesWhereModelsAre(ClassSpecificShapley):
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
     needs = ("client_vectors",)
 
-    def update(self, client_ids, client_heads, server_head, client_vectors) -> None:
+    def update(self, client_ids, client_heads, server_head, client_vectors):
         former_rounds = getattr(self, "was_in_file", [])
         self.was_in_file = [*former_rounds, is_memory_mapped(client_vectors)]
         super().update(client_ids, client_heads, server_head)
@@ -272,10 +272,10 @@ def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkey
 class TakesTheFirstModel(Aggregator):
     """Its aggregate is the row of client 0 itself, no copy of it."""
 
-    def weights(self, round: Round, contributions) -> Tensor:
+    def weights(self, round, contributions):
         return torch.tensor([1.0, 0.0])
 
-    def aggregate(self, round: Round, contributions) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         return round.client_vectors[0], self.weights(round, contributions)
 
 

@@ -19,7 +19,7 @@ from flsv.metrics import (
     LeaveOneOut,
     ShadowShapley,
 )
-from flsv.training.algorithms import ClientAlgorithm, ClientContext
+from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import (
@@ -280,7 +280,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
 
 
 class Notes(ClientAlgorithm):
-    def begin_client(self, context: ClientContext) -> None:
+    def begin_client(self, context):
         if context.instruction.client_id == 1:
             keep_table(context.local, "note", lambda: "kept")
 

@@ -75,7 +75,7 @@ class SaveAt(InRound):
         self.batch = batch
         setattr(self, hook, self.save)
 
-    def save(self, trainer: L.Trainer, module: L.LightningModule, *args, **kwargs) -> None:
+    def save(self, trainer, module, *args, **kwargs):
         there = len(args) < 2 or self.place(trainer) == self.batch
         if trainer.current_epoch == 2 and there and not self.path.exists():
             trainer.save_checkpoint(self.path)
@@ -122,9 +122,7 @@ class FailsAtTheThirdDraw(UniformSampler):
 
     has_failed = False
 
-    def sample(
-        self, num_clients: int, contributions, generator, round_index: int = 0
-    ) -> torch.Tensor:
+    def sample(self, num_clients, contributions, generator, round_index=0):
         if round_index == 2 and not FailsAtTheThirdDraw.has_failed:
             FailsAtTheThirdDraw.has_failed = True
             raise ArithmeticError

@@ -1,6 +1,5 @@
 """Clients that train on streams, beside a plain loop: in one process and at sites, and what their values are."""
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from typing import Any
@@ -71,10 +70,10 @@ class Beats(IterableDataset[Any]):
         self.monitor = monitor
         self.epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for beat in count(first_beat(self.monitor, self.epoch)):
             row = beat % SAMPLES
             yield X[row], Y[row]

@@ -26,14 +26,14 @@ class Samples(Dataset):
         self.y = y
         self.epoch = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         scale = 1 + 0.1 * self.epoch
         return self.x[index] * scale, self.y[index]
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
 

@@ -28,7 +28,7 @@ class Texts(LanguageModel):
 
     validation_step = Kind.validation_step
 
-    def loss(self, batch) -> torch.Tensor:
+    def loss(self, batch):
         return super().loss((batch[0][:, :-1], batch[0][:, 1:]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from helpers.coalitions_by_hand import RATE
@@ -31,7 +31,7 @@ class Module(L.LightningModule):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
     def training_step(self, batch, batch_idx):
@@ -125,5 +125,5 @@ class DigitsInFile(Manual):
             file.write("one more\n")
         self.beta = 0.7**num_earlier_rounds
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return self.beta * super().loss(batch)

@@ -27,27 +27,27 @@ class Norm(ContributionMetric):
     per_class = False
     initial_norm = NAN
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state(
             "norms", torch.full((num_clients,), self.initial_norm), dist_reduce_fx=latest
         )
         self.calls = 0
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         self.norms[client_ids] = self.value(client_updates).to(self.norms)
         self.calls += 1
 
     def value(self, updates: Tensor) -> Tensor:
         return updates.norm(dim=1)
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.norms.clone()
 
 
 class CountsBuffers(Norm):
     """Takes BatchNorm's statistics for updates."""
 
-    def update(self, client_ids: Tensor, state_updates: Tensor) -> None:
+    def update(self, client_ids, state_updates):
         super().update(client_ids, state_updates)
 
 
@@ -61,7 +61,7 @@ class ComparesWithOthers(Norm):
 class ByPosition(Norm):
     """Gives values to the clients of the lowest ids, whoever was in the round."""
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
@@ -140,7 +140,7 @@ AGGREGATORS: list[Fault] = [
 class NeedsTwo(FedAvg):
     """Divides by the number of the other clients."""
 
-    def weights(self, round, contributions) -> Tensor:
+    def weights(self, round, contributions):
         shares = super().weights(round, contributions)
         return shares / (len(round) - 1)
 
@@ -148,7 +148,7 @@ class NeedsTwo(FedAvg):
 class Extrapolates(FedAvg):
     """Moves statistics as if they were parameters."""
 
-    def aggregate(self, round, contributions) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         weights = self.weights(round, contributions).to(round.client_vectors)
         mean_update = weights @ round.state_updates
         return round.global_vector - 10 * mean_update.abs(), weights
@@ -157,7 +157,7 @@ class Extrapolates(FedAvg):
 class DividesByLengths(FedAvg):
     """Weighs clients by the length of their updates."""
 
-    def weights(self, round, contributions) -> Tensor:
+    def weights(self, round, contributions):
         lengths = round.client_updates.norm(dim=1)
         return lengths / lengths.sum()
 
@@ -175,7 +175,7 @@ class Slows(ClientAlgorithm):
     times = 1
     saved = ("times",)
 
-    def gradients(self, context, parameters, gradients) -> None:
+    def gradients(self, context, parameters, gradients):
         for gradient in gradients:
             gradient.div_(self.times)
 
@@ -206,17 +206,17 @@ SAMPLERS: list[Fault] = [
 class StartsFromTheLast(Personalizer):
     """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
 
-    def receive(self, local, instruction) -> Tensor:
+    def receive(self, local, instruction):
         self.last_model = super().receive(local, instruction) * (1 + instruction.client_id)
         return self.last_model
 
-    def keep(self, local) -> None:
+    def keep(self, local):
         local.state["own_model"] = self.last_model
 
-    def start(self, client: int, state) -> Tensor | None:
+    def start(self, client, state):
         return state.model() if state.round_index == 0 else None
 
-    def personalize(self, round, contributions, models) -> dict[int, Tensor]:
+    def personalize(self, round, contributions, models):
         return {}
 
 
@@ -224,7 +224,7 @@ class FLTrust(FedAvg):
     """Weights by the cosine with a trusted update, at least 0 (Cao and others, arXiv:2012.13995, section 4.2), without
     fault. The trusted update is here the opposite of the mean: nobody is trusted."""
 
-    def aggregate(self, round, contributions) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         updates = round.client_updates
         trusted_update = -updates.mean(0, keepdim=True)
         similarities = torch.nn.functional.cosine_similarity(updates, trusted_update)

@@ -125,7 +125,7 @@ class KeepUpdates(FedAvg):
         super().__init__()
         self.rounds: list[dict[int, Tensor]] = []
 
-    def weights(self, round, contributions) -> Tensor:
+    def weights(self, round, contributions):
         self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
         return super().weights(round, contributions)
 
@@ -136,10 +136,10 @@ class Cohorts(ClientSampler):
     def __init__(self, cohorts: Sequence[Sequence[int]]):
         self.cohorts = cohorts
 
-    def sample(self, num_clients: int, contributions, generator, round_index: int = 0) -> Tensor:
+    def sample(self, num_clients, contributions, generator, round_index=0):
         return torch.tensor(self.cohorts[round_index])
 
-    def inclusion_probabilities(self, num_clients: int, *_, **__) -> Tensor:
+    def inclusion_probabilities(self, num_clients, *_, **__):
         return torch.ones(num_clients)
 
 
@@ -227,14 +227,14 @@ class KeepsGames(LeaveOneOut):
         self.__dict__["games"] = []
 
     @property
-    def round_fields(self) -> dict[str, Any]:
+    def round_fields(self):
         return {**super().round_fields, "generator": self.keep_round}
 
     def keep_round(self, round) -> torch.Generator:
         self.games.append([round])
         return round.generator("x")
 
-    def update(self, client_ids: Tensor, utility, generator=None, round_index: int = 0) -> None:
+    def update(self, client_ids, utility, generator=None, round_index=0):
         self.games[-1].append(utility(MASKS))
         super().update(client_ids, utility, generator, round_index)
 
@@ -361,7 +361,7 @@ def same_values(value, expected) -> bool:
 class Mixture(Personalizer):
     """Half the global model, half the client's own."""
 
-    def personalize(self, round, contributions, models) -> dict[int, Tensor]:
+    def personalize(self, round, contributions, models):
         mixtures = {}
         for client, model in zip(round.client_ids.tolist(), round.client_vectors):
             mixtures[client] = (model + round.server_vector) / 2

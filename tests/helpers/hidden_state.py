@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
@@ -61,7 +61,7 @@ class Base(L.LightningModule):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return entropy(self.net(batch[0]), batch[1])
 
     def training_step(self, batch, batch_idx):
@@ -82,7 +82,7 @@ CALLS = 0
 class Counting(Base):
     """Its loss grows with each call."""
 
-    def next(self) -> float:
+    def next(self):
         raise NotImplementedError
 
     def training_step(self, batch, batch_idx):
@@ -90,7 +90,7 @@ class Counting(Base):
 
 
 class Global(Counting):
-    def next(self) -> float:
+    def next(self):
         global CALLS
         CALLS += 1
         return CALLS

@@ -159,7 +159,7 @@ class Closure(Counting):
 
         self.count_calls = count_calls
 
-    def next(self) -> float:
+    def next(self):
         return self.count_calls()
 
 
@@ -175,7 +175,7 @@ class SlotsCounter(Counting):
         super().__init__()
         self.slots = Slots()
 
-    def next(self) -> float:
+    def next(self):
         self.slots.number += 1
         return self.slots.number
 
@@ -190,7 +190,7 @@ class HyperparametersThatCount(Counting):
         super().__init__()
         self.save_hyperparameters()
 
-    def next(self) -> float:
+    def next(self):
         self.hparams["numbers"].steps += 1
         return self.hparams["numbers"].steps
 
@@ -205,7 +205,7 @@ class Queue(Counting):
         self.condition = threading.Condition()
         self.numbers.put(0)
 
-    def next(self) -> float:
+    def next(self):
         self.has_begun.set()
         with self.condition:
             number = self.numbers.get()
@@ -233,7 +233,7 @@ class FunctionCache(Base):
 class ClassCounter(Counting):
     num_steps = 0
 
-    def next(self) -> float:
+    def next(self):
         ClassCounter.num_steps += 1
         return ClassCounter.num_steps
 
@@ -258,7 +258,7 @@ class OpenFile(Counting):
         path.write_bytes(bytes(range(256)) * 20)
         self.file = path.open("rb", buffering=0)
 
-    def next(self) -> float:
+    def next(self):
         return self.file.read(1)[0]
 
 
@@ -272,7 +272,7 @@ class OfGenerator(Base):
 
         self.nets = steps()
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 

@@ -182,7 +182,7 @@ class ChangesItself(Base):
         self.change = change
         self.num_steps = 0
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         outputs = self.net(x)
         if hasattr(self, "added"):
@@ -293,7 +293,7 @@ class LogsLoss(Base):
         self.log("train_loss", loss, **self.options)
         return loss
 
-    def logged(self, name: str) -> float:
+    def logged(self, name):
         logged_value = self.trainer.callback_metrics.get(name, 0.5)
         return 0.5 + float(logged_value)
 

@@ -33,10 +33,10 @@ class Samples(Dataset):
         data.setup("fit")
         self.validation_indices = data.server_val_indices.tolist()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.y)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         return self.x[index].clone(), self.y[index]
 
 
@@ -47,7 +47,7 @@ class NoisySamples(Samples):
         super().__init__()
         self.generator = np.random.RandomState(0)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         x, y = super().__getitem__(index)
         if index in self.validation_indices:
             return x, y
@@ -63,7 +63,7 @@ class SamplesWithKeptNoise(Samples):
         super().__init__()
         self.noise: dict[int, Tensor] = {}
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         x, y = super().__getitem__(index)
         if index in self.validation_indices:
             return x, y
@@ -113,7 +113,7 @@ class ReadsLoggedLoss(L.Callback):
         self.name = name
         setattr(self, hook, self.weigh)
 
-    def weigh(self, trainer, pl_module, *_) -> None:
+    def weigh(self, trainer, pl_module, *_):
         logged_value = trainer.callback_metrics.get(self.name, 1.0)
         pl_module.weight = 0.3 + float(logged_value)
 

@@ -312,7 +312,7 @@ class KeepsRounds(FedAvg):
         super().__init__(**arguments)
         self.rounds: list[Round] = []
 
-    def end_round(self, round: Round) -> None:
+    def end_round(self, round):
         self.rounds.append(round)
 
 

@@ -44,7 +44,7 @@ class MoreRounds(PreparedRounds):
         super().__init__(*args, **options)
         self.cohorts = cohorts
 
-    def __getitem__(self, index: int) -> Round:
+    def __getitem__(self, index):
         round = super().__getitem__(index)
         numbers = round.client_ids.tolist()
         cohort = [self.order.index(number) for number in numbers]

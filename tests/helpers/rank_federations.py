@@ -36,7 +36,7 @@ from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
-from flsv.uploads import TopK, UploadContext
+from flsv.uploads import TopK
 from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.hospitals import make_module, make_tables
 from helpers.models import Plain, adam, network
@@ -169,7 +169,7 @@ class Dithered(ShapFedWA):
 class Broken(Attack):
     """Sends NaN."""
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update, context, generator):
         return update * float("nan")
 
 
@@ -179,10 +179,10 @@ class Jittered(Dataset[Any]):
     def __init__(self):
         (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 

@@ -22,10 +22,10 @@ class Recorded(ShadowShapley):
 
     def complete(
         self,
-        masks: Tensor,
-        utilities: Tensor,
+        masks,
+        utilities,
         *,
-        outputs: Tensor | None = None,
+        outputs=None,
         **how,
     ):
         self.grand_utilities = utilities[:, 1]

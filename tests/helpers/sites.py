@@ -17,6 +17,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
@@ -267,6 +268,14 @@ class SitesInProcess:
         trainer = trainer_for(self.loop, self.tmp, rounds, **options)
         trainer.fit(self.make_module(), data, ckpt_path=ckpt_path)
         return self.loop
+
+    def go_on_until(self, rounds: int, **options) -> FederatedLoop:
+        """Fit with a checkpoint after each round, from the last one on if there is one."""
+        checkpoint = self.tmp / "checkpoints" / "last.ckpt"
+        if checkpoint.is_file():
+            options["ckpt_path"] = checkpoint
+        saving = ModelCheckpoint(checkpoint.parent, save_last=True)
+        return self.fit(rounds, callbacks=[saving], enable_checkpointing=True, **options)
 
 
 def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:

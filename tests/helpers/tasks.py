@@ -23,10 +23,10 @@ class Items(Dataset[Any]):
         self.indices = indices
         self.targets = torch.tensor([_class_of(item(index), index) for index in indices])
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.indices)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index):
         return self.item(self.indices[index])
 
 
@@ -79,7 +79,7 @@ def numbers(index: int, *shape: int) -> Tensor:
 class Kind(L.LightningModule):
     """What all have in common: one loss for training and validation."""
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         raise NotImplementedError
 
     def training_step(self, batch, batch_idx):
@@ -103,7 +103,7 @@ class Autoencoder(Kind):
     def forward(self, x):
         return self.decoder(self.encoder(x))
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return F.mse_loss(self(batch[0]), batch[0])
 
 
@@ -123,7 +123,7 @@ class VAE(Kind):
         self.encoder = nn.Linear(5, 4)
         self.decoder = nn.Linear(2, 5)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
         code = mean + log_scale.exp() * torch.randn_like(mean)
         prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
@@ -147,7 +147,7 @@ class LanguageModel(Kind):
     def forward(self, x):
         return self.head(self.rnn(self.embedding(x))[0])
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
@@ -168,7 +168,7 @@ class Segmentation(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return F.cross_entropy(self(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -189,7 +189,7 @@ class Regression(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -212,7 +212,7 @@ class OneLogit(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
 
     def validation_step(self, batch, batch_idx):
@@ -231,7 +231,7 @@ class Multilabel(Kind):
     def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
 
@@ -260,7 +260,7 @@ class Glue(Kind):
         logits = self.head(words.sum(1) / mask.sum(1))
         return F.cross_entropy(logits, labels), logits, labels
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         return self._run(batch)[0]
 
     def validation_step(self, batch, batch_idx):
@@ -309,7 +309,7 @@ class GraphNet(Kind):
         self.inner = nn.Linear(4, 6)
         self.outer = nn.Linear(6, 2)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         hidden = self.inner(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
         sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)

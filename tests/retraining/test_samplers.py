@@ -134,17 +134,17 @@ def test_coalitions_with_a_sampler_resume_to_the_bit(tmp_path):
 class OwnSampler(ClientSampler):
     """A sampler that does not say how to draw among some of the clients."""
 
-    def sample(self, *args, **options) -> Tensor:
+    def sample(self, *args, **options):
         return torch.tensor([0, 1])
 
-    def inclusion_probabilities(self, *args, **options) -> Tensor:
+    def inclusion_probabilities(self, *args, **options):
         return torch.tensor([1.0, 1.0, 0.0])
 
 
 class Elsewhere(UniformSampler):
     """Draws others than the coalition's members."""
 
-    def sample(self, *args, **options) -> Tensor:
+    def sample(self, *args, **options):
         return torch.tensor([0, 2])
 
 

@@ -10,7 +10,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.metrics import ShadowShapley
@@ -124,7 +123,7 @@ class CarriesInARound(Base):
         super().__init__()
         self.net.insert(1, Carries())
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         for (layer,) in LAYERS:
             layer.memory = 0.0
         return super().loss(batch)
@@ -216,7 +215,7 @@ class Registered(Base):
         super().__init__()
         NETS["teachers"] = (self,)
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         (teacher,) = NETS["teachers"]
         with torch.no_grad():
             teacher.net(batch[0])

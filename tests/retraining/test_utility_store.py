@@ -101,17 +101,6 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path):
     assert path.read_bytes() == whole_path.read_bytes()
 
 
-def test_coalitions_of_a_store_are_not_trained_again(tmp_path):
-    path = tmp_path / "game.csv"
-    train_missing(InstantTrainer(), make_store(path))
-
-    second = InstantTrainer()
-    num_missing = train_missing(second, make_store(path))
-
-    assert num_missing == 0
-    assert second.trained == []
-
-
 def test_utilities_are_read_back_bitwise(tmp_path):
     path = tmp_path / "game.csv"
     train_missing(InstantTrainer(), make_store(path))

@@ -18,7 +18,7 @@ class RecordsValues(ShadowShapley):
 
     values_by_round: dict[int, torch.Tensor]
 
-    def complete(self, *args, **kwargs) -> dict[int, torch.Tensor]:
+    def complete(self, *args, **kwargs):
         self.values_by_round = super().complete(*args, **kwargs)
         return self.values_by_round
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.metrics import ShadowShapley
@@ -40,7 +39,7 @@ def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
 class DivergesForClient1Alone(Manual):
     """Where client 1 trains alone, its loss is NaN in the second round."""
 
-    def loss(self, batch) -> Tensor:
+    def loss(self, batch):
         loop = loop_of(self)
         loss = super().loss(batch)
         is_second_round = loop.round_index == 1

@@ -5,14 +5,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from flsv import ClientEvaluation, FederatedDataModule, retrain, value_round
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import SignFlip
-from flsv.core import LocalData
 from flsv.federation import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -24,7 +23,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import FedFomo, ShapFedPersonalizer, Standalone
 from flsv.sampling import FullParticipation, SoftmaxSampler
-from flsv.uploads import TopK, Upload, UploadContext
+from flsv.uploads import TopK, Upload
 from helpers import refused, warns
 from helpers.data import toy_data, toy_sets
 from helpers.fits import fit, trainer_for
@@ -170,17 +169,17 @@ class Wants(Metric):
         self.shape = shape
         self.add_state("norms", torch.zeros(shape))
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         self.norms = torch.zeros(self.shape)
         if self.shape == (3,):
             self.norms[client_ids] = client_updates.norm(dim=1)
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.norms
 
 
 class Asks(Wants):
-    def update(self, client_ids: Tensor, raw_images: Tensor) -> None: ...
+    def update(self, client_ids, raw_images): ...
 
 
 def test_torchmetric_with_known_update_arguments_is_used_as_a_contribution_metric(tmp_path):
@@ -268,7 +267,7 @@ class ReportsHeight(FedAvg):
 
     reports = ("height",)
 
-    def report(self, local: LocalData) -> dict[str, Any]:
+    def report(self, local):
         num_samples = local.class_counts.sum()
         return {"height": torch.tensor([1.0, 2.0]) * num_samples}
 
@@ -278,13 +277,13 @@ class AlsoReportsHeight(FullParticipation):
 
 
 class KeepsHeights(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("values", torch.full((num_clients, 2), float("nan")), dist_reduce_fx="sum")
 
-    def update(self, client_ids: Tensor, height: Tensor) -> None:
+    def update(self, client_ids, height):
         self.values[client_ids] = height
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.values
 
 
@@ -304,7 +303,7 @@ class AddsNoise(Upload):
 
     place = 1
 
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+    def apply(self, update, context):
         return update + torch.randn_like(update)
 
 
@@ -313,7 +312,7 @@ class ReportsUnderATakenName(FedAvg):
 
 
 class ReportsAnUndeclaredName(ReportsHeight):
-    def report(self, local: LocalData) -> dict[str, Any]:
+    def report(self, local):
         return {"width": 1.0}
 
 

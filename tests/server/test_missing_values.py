@@ -3,7 +3,6 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -62,7 +61,7 @@ class Fails(ContributionMetric):
         self.first_round = first_round
         super().__init__()
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         zeros = torch.zeros(num_clients)
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
@@ -76,31 +75,31 @@ class Fails(ContributionMetric):
         if self.rounds >= finished_rounds:
             raise KeyError(f"{method} fails")
 
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         self._fail("update")
         increments = 1 + client_ids
         self.counts[client_ids] += increments
 
-    def compute(self) -> Tensor:
+    def compute(self):
         self._fail("compute")
         return self.counts.clone()
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def diagnostics(self):
         self._fail("diagnostics")
         return {"sum": self.counts.sum()}
 
-    def intervals(self, *args, **kwargs) -> None:
+    def intervals(self, *args, **kwargs):
         self._fail("intervals")
 
-    def per_client(self, value: Tensor) -> Tensor:
+    def per_client(self, value):
         self._fail("per_client")
         return value
 
-    def payment_record(self) -> dict[str, Any]:
+    def payment_record(self):
         self._fail("payment_record")
         return {}
 
-    def end_run(self) -> bool:
+    def end_run(self):
         self._fail("end_run")
         return False
 
@@ -115,7 +114,7 @@ class Fails(ContributionMetric):
 class Refuses(Fails):
     """It shows nothing of itself from its second round on, but what torchmetrics reads."""
 
-    def __getattribute__(self, name: str):
+    def __getattribute__(self, name):
         if name in PROPERTIES or name == "columns":
             states = object.__getattribute__(self, "__dict__")
             if states.get("rounds", 0) >= 2:
@@ -127,7 +126,7 @@ class RefusesToTrain(ShadowShapley):
     """It does not say after the run whether coalitions must be trained."""
 
     @property
-    def pending(self) -> str | None:
+    def pending(self):
         if self.rounds >= 2:
             raise KeyError("pending fails")
         return super().pending

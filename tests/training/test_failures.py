@@ -102,21 +102,16 @@ def make_typed_data(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataMo
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
-INPUTS = {
-    "integers": torch.int32,
-    "truth values": torch.bool,
-    "doubles": torch.float64,
-    "small labels": torch.float32,
-}
-
-
-@pytest.mark.parametrize("kind", INPUTS)
-def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, kind):
-    inputs = INPUTS[kind]
-    labels = torch.int64
-    if kind == "small labels":
-        labels = torch.int32
-
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (torch.int32, torch.int64),
+        (torch.bool, torch.int64),
+        (torch.float64, torch.int64),
+        (torch.float32, torch.int32),
+    ],
+)
+def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, inputs, labels):
     data = make_typed_data(inputs, labels)
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1)

@@ -98,7 +98,7 @@ class DecaysToZero(Plainest):
     def __init__(self):
         super().__init__(MOMENTUM, scheduler=self.schedule, interval="step")
 
-    def schedule(self, optimizer: torch.optim.Optimizer):
+    def schedule(self, optimizer):
         total = self.trainer.estimated_stepping_batches
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
 

@@ -128,7 +128,7 @@ class BankOfEpoch(Bank):
 class OwnSchedule(torch.optim.lr_scheduler.StepLR):
     """Its state holds what refers to everything by name, as a wrapper does."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {**super().state_dict(), "wrapped": Wrapper()}
 
 

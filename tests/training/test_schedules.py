@@ -155,7 +155,7 @@ def ends_at_zero(module: Scheduled) -> None:
 class Opinionated(FixedCohort):
     """Goes by what rounds were: whom it draws in later ones is not known."""
 
-    def end_round(self, round) -> None:
+    def end_round(self, round):
         self.last_round = round
 
 

@@ -4,12 +4,10 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -174,13 +172,13 @@ class OsakaThatComesLate(Replay):
         super().__init__()
         self.num_exchanges = 0
 
-    def present(self) -> dict[int, str]:
+    def present(self):
         nodes = super().present()
         if self.num_exchanges == 0:
             del nodes[OSAKA_ADDRESS]
         return nodes
 
-    def exchange(self, packets, seconds: float) -> Iterator[tuple[int, Any]]:
+    def exchange(self, packets, seconds):
         self.num_exchanges += 1
         for address in packets:
             if address == BOSTON_ADDRESS:
@@ -355,12 +353,6 @@ def uninterrupted_run(tmp_path_factory):
     return folder, federation.fit(rounds=4, server_data=ServerData())
 
 
-def fit_saving(federation: SitesInProcess, folder: Path) -> None:
-    saving = ModelCheckpoint(folder, save_last=True)
-    options = {"enable_checkpointing": True, "callbacks": [saving]}
-    federation.fit(rounds=4, server_data=ServerData(), **options)
-
-
 def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     tmp_path, uninterrupted_run
 ):
@@ -376,11 +368,10 @@ def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     pass_on = killed.transport.on_reply
     killed.transport.on_reply = kill_in_round_2
     with pytest.raises(Killed), warns("round 3 is discarded"):
-        fit_saving(killed, tmp_path)
+        killed.go_on_until(4, server_data=ServerData())
 
     killed.transport.on_reply = pass_on
-    checkpoint = tmp_path / "last.ckpt"
-    resumed_run = killed.fit(rounds=4, ckpt_path=checkpoint, server_data=ServerData())
+    resumed_run = killed.go_on_until(4, server_data=ServerData())
     assert_same_runs(resumed_run, uninterrupted_run[1])
 
 
@@ -401,11 +392,10 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
 
     monkeypatch.setattr(UtilityStore, "add", kill_in_round_2)
     with pytest.raises(KilledAtOnce):
-        fit_saving(killed, tmp_path)
+        killed.go_on_until(4, server_data=ServerData())
     monkeypatch.undo()
 
-    checkpoint = tmp_path / "last.ckpt"
-    resumed_run = killed.fit(rounds=4, ckpt_path=checkpoint, server_data=ServerData())
+    resumed_run = killed.go_on_until(4, server_data=ServerData())
     whole_folder, whole_run = uninterrupted_run
     assert_same_runs(resumed_run, whole_run)
     rows_of_runs = []

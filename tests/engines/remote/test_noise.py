@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedLoop
@@ -340,12 +339,10 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path
 
     pass_on = killed.transport.on_reply
     killed.transport.on_reply = kill_in_round_2
-    saving = ModelCheckpoint(tmp_path, save_last=True)
-
     with pytest.raises(Killed):
-        killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving])
+        killed.go_on_until(4)
 
     killed.transport.on_reply = pass_on
-    resumed = killed.fit(rounds=4, ckpt_path=tmp_path / "last.ckpt")
+    resumed = killed.go_on_until(4)
 
     assert_same_runs(resumed, expected)

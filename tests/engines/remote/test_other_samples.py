@@ -8,7 +8,6 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import FederatedLoop
@@ -72,15 +71,7 @@ class Federation(SitesInProcess):
         self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
 
     def go_on_until(self, rounds: int) -> FederatedLoop:
-        checkpoint = self.tmp / "checkpoints" / "last.ckpt"
-        saving = ModelCheckpoint(checkpoint.parent, save_last=True)
-        return self.fit(
-            rounds,
-            server_data=ServerData(),
-            callbacks=[saving],
-            enable_checkpointing=True,
-            ckpt_path=checkpoint if checkpoint.is_file() else None,
-        )
+        return super().go_on_until(rounds, server_data=ServerData())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg
@@ -129,13 +128,13 @@ class ByLoss(ContributionMetric):
 
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.losses_by_round: list[list[float]] = []
 
-    def update(self, client_ids: Tensor, losses: Tensor) -> None:
+    def update(self, client_ids, losses):
         self.losses_by_round.append(losses.tolist())
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return torch.zeros(self.num_clients or 0)
 
 

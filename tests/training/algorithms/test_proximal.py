@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flsv import ClientEvaluation
-from flsv.core import FederationState, Round
 from flsv.federation import FederatedLoop
 from flsv.personalization import Personalizer
 from flsv.training.algorithms import FedProx, MoreauSGD
@@ -27,10 +26,10 @@ class StartsApart(Personalizer):
     def __init__(self):
         self.moves: list[tuple[int, torch.Tensor]] = []
 
-    def start(self, client: int, state: FederationState) -> torch.Tensor:
+    def start(self, client, state):
         return state.model() + distance_of_start(client)
 
-    def personalize(self, round: Round, contributions, models) -> dict[int, torch.Tensor]:
+    def personalize(self, round, contributions, models):
         for client, vector in zip(round.client_ids.tolist(), round.client_vectors):
             self.moves.append((client, vector - round.global_vector))
         return {}
