@@ -8,7 +8,6 @@ state: what else goes on from round to round (epochs, schedules, callbacks) is L
 import copy
 import inspect
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from helpers.fits import plain_trainer
 from helpers.loops_by_hand import Batches, average_models
 
 SEED = 5
+#: Of two clients.
+COALITIONS = [(), (0,), (1,), (0, 1)]
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
 WHOLE = (
     {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
@@ -150,34 +151,30 @@ def fedavg_by_hand(
 
 
 def coalition_values(
-    round: HandRound,
-    measure: Callable[[L.LightningModule], float],
-    weights: Sequence[float],
+    round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
 ) -> Tensor:
-    """The Shapley values of a round's clients: all coalitions, averaged by these weights, each a model that ``measure``
-    is asked about."""
-    players = range(len(round.clients))
+    """The Shapley values of a round's two clients, whose models are averaged by these weights."""
     worth = {}
-    for size in range(len(players) + 1):
-        for members in itertools.combinations(players, size):
-            model = copy.deepcopy(round.model)
-            if members:
-                # Counters and what is not saved are the round's own in every coalition.
-                chosen = [round.clients[i] for i in members]
-                mean = average_models(chosen, [weights[i] for i in members]).state_dict()
-                for name, value in model.state_dict().items():
-                    if not value.is_floating_point():
-                        mean[name] = value
-                model.load_state_dict(mean)
-            worth[frozenset(members)] = measure(model)
+    for members in COALITIONS:
+        model = copy.deepcopy(round.model)
+        if members:
+            # Counters and what is not saved are the round's own in every coalition.
+            chosen = [round.clients[i] for i in members]
+            mean = average_models(chosen, [weights[i] for i in members]).state_dict()
+            for name, value in model.state_dict().items():
+                if not value.is_floating_point():
+                    mean[name] = value
+            model.load_state_dict(mean)
+        worth[members] = measure(model)
 
-    values = torch.zeros(len(players), dtype=torch.float64)
-    for order in itertools.permutations(players):
-        for position, player in enumerate(order):
-            predecessors = frozenset(order[:position])
-            values[player] += worth[predecessors | {player}] - worth[predecessors]
+    return shapley_values_of_two(worth)
 
-    return values / math.factorial(len(players))
+
+def shapley_values_of_two(worth: dict[tuple[int, ...], float]) -> Tensor:
+    """The mean of what each adds to nobody and to the other one."""
+    alone = torch.tensor([worth[0,], worth[1,]], dtype=torch.float64)
+    added_last = worth[0, 1] - alone.flip(0)
+    return (alone - worth[()] + added_last) / 2
 
 
 def validate_with_trainer(

@@ -63,8 +63,7 @@ def list_files_of_runs(folder: Path) -> list[str]:
     names = []
     for path in folder.rglob("*"):
         relative_path = path.relative_to(folder)
-        is_of_a_process = relative_path.parent == Path(".")
-        if not path.is_file() or is_of_a_process:
+        if not path.is_file() or path.name == "output.txt":
             continue
         if "events" in path.name:
             relative_path = relative_path.parent  # its name contains a number of the process

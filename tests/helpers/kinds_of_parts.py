@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
-from flsv.aggregation import FedAdam
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import SCAFFOLD
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import Base, Kind, make_data
@@ -278,14 +276,6 @@ FEDERATIONS = {
         make_momentum,
         loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
         rounds=5,
-    ),
-    "FedAdam": Kind(
-        make_momentum,
-        loop=federation(aggregator=partial(FedAdam, lr=0.05)),
-    ),
-    "SCAFFOLD": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=SCAFFOLD),
     ),
     "FedDyn": Kind(
         WithoutBatchNorm,

@@ -1,16 +1,11 @@
 """What ranks run, by the names of functions; and the processes that run it, forks of the tests' process, which have a
 hard end."""
 
-import faulthandler
-import importlib
 import logging
-import multiprocessing
 import os
 import runpy
 import signal
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +30,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import toy_sets
 from helpers.fits import plain_trainer
+from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
@@ -313,9 +309,6 @@ def exchanges(folder: str) -> None:
         ranks.all_gather(None, "one more")
 
 
-_context = multiprocessing.get_context("fork")
-
-
 class Ended(NamedTuple):
     """How a rank ended: its exit code, and what it printed."""
 
@@ -330,63 +323,33 @@ class Group:
     def __init__(
         self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
     ):
-        folder.mkdir(parents=True, exist_ok=True)
-        self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
             "RANKS": str(size),
+            "NODES": str(size if nodes else 1),
         }
-        common["NODES"] = str(size if nodes else 1)
-        self.processes: list[Any] = []
+        self.processes = []
         for rank in range(size):
-            place_of_rank = (
-                {"NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-                if nodes
-                else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            node, local_rank = (rank, 0) if nodes else (0, rank)
+            place = {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
+            process = Forked(
+                folder / f"rank{rank}", globals()[function], *arguments, **common, **place
             )
-            process_arguments = (
-                function,
-                list(arguments),
-                common | place_of_rank,
-                str(self._outputs[rank]),
-            )
-            self.processes.append(
-                _context.Process(target=_run, args=process_arguments, daemon=True)
-            )
-            self.processes[-1].start()
+            self.processes.append(process)
 
     def wait(self, seconds: float = 900.0) -> list[Ended]:
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
-        end = time.monotonic() + seconds
-        codes: list[int | None] = []
+        ended = []
         for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-            codes.append(process.exitcode)
-            if process.exitcode is None:
-                process.kill()
-
-        return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
+            code, output = process.wait(seconds)
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            ended.append(Ended(code, output))
+        return ended
 
     def done(self) -> None:
         """All have ended well."""
         ended = self.wait()
-        assert {rank.code for rank in ended} == {0}, "\n".join(
-            rank.output[-3000:] for rank in ended
-        )
-
-
-def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
-    os.environ.update(variables)
-    # Where a rank hangs, its output says at what.
-    faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)
-
-    try:
-        getattr(importlib.import_module("helpers.ranks"), function)(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        raise SystemExit(1) from None
+        outputs = [rank.output[-3000:] for rank in ended]
+        assert {rank.code for rank in ended} == {0}, "\n".join(outputs)

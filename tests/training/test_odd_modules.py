@@ -297,6 +297,12 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatc
     assert torch.equal(tried_model, untried_model)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """An ordinary module after a fit."""
+    return fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("plain"))
+
+
 class Thresholded(Plain):
     """Sets a buffer, which is not finite before, in each validation."""
 
@@ -318,13 +324,12 @@ class Thresholded(Plain):
     [torch.nan, -torch.inf],
 )
 def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(
-    tmp_path, threshold
+    tmp_path, plain, threshold
 ):
     module = fit(FederatedLoop(seed=1), tmp_path, Thresholded(threshold))
     weight = next(module.parameters())
     assert module.threshold == weight.max()
 
-    plain = fit(FederatedLoop(seed=1), tmp_path)
     for name, value in plain.state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
     assert torch.tensor(module.thresholds_in_training[-1]).isfinite()
@@ -418,8 +423,7 @@ class WithOtherClassifier(Plain):
     "kind",
     [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
 )
-def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, kind):
-    module = fit(FederatedLoop(seed=1), tmp_path / "with", kind())
-    plain = fit(FederatedLoop(seed=1), tmp_path / "without")
+def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, plain, kind):
+    module = fit(FederatedLoop(seed=1), tmp_path, kind())
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], value)

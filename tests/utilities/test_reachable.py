@@ -187,10 +187,10 @@ def test_closed_types_are_not_entered():
 @pytest.mark.parametrize(
     "data",
     [
-        [float(number) for number in range(10**6)],
-        [(str(number), number) for number in range(10**6)],
+        [float(number) for number in range(10**5)],
+        [(str(number), number) for number in range(10**5)],
         [{"image": str(number), "box": [number, 2]} for number in range(10**5)],
-        {str(number): (number, None) for number in range(10**6)},
+        {str(number): (number, None) for number in range(10**5)},
     ],
     ids=["numbers", "pairs", "records", "dictionary"],
 )
