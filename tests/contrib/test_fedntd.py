@@ -14,7 +14,7 @@ from helpers import refused
 from helpers.fits import fit
 from helpers.loops_by_hand import (
     assert_same_state,
-    loop_of_algorithm,
+    make_loop_of_three_clients,
     make_unequal_data,
     train_sharing_by_hand,
     train_with_loss,
@@ -55,7 +55,7 @@ def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
 
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        loop_of_algorithm(FedNTD(BETA, TAU)),
+        make_loop_of_three_clients(client_algorithm=FedNTD(BETA, TAU)),
         tmp_path,
         module,
         make_unequal_data(),
@@ -74,7 +74,12 @@ class NeverCalled(Plain):
 
 def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
     with refused("training_step does not call this"):
-        fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
+        fit(
+            make_loop_of_three_clients(client_algorithm=FedNTD()),
+            tmp_path,
+            NeverCalled(),
+            make_unequal_data(),
+        )
 
 
 @parametrize_with_checks([FedNTD()])

@@ -21,16 +21,16 @@ TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
     SamplerCase: faulty_parts.SAMPLERS,
 }
 FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
-FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast(), {}))
+FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast()))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "part", "options"),
+    ("kind", "name", "part"),
     FAULTS,
-    ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS],
+    ids=[f"{kind.__name__}-{name}" for kind, name, _ in FAULTS],
 )
-def test_each_check_fails_for_the_part_with_its_fault(kind, name, part, options):
-    case = kind(part, **options)
+def test_each_check_fails_for_the_part_with_its_fault(kind, name, part):
+    case = kind(part)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()
@@ -40,7 +40,7 @@ def test_every_check_has_a_part_with_its_fault():
     every = {check.__name__ for checks in CHECKS_OF_CLAIMS.values() for check in checks}
     for kind in TABLES:
         every.update(check.__name__ for check in kind.checks)
-    with_a_fault = {name for _, name, _, _ in FAULTS}
+    with_a_fault = {name for _, name, _ in FAULTS}
 
     assert every == with_a_fault
 
