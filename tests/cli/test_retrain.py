@@ -2,29 +2,18 @@
 
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.aggregation import ShapFedWA
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.data import SizePartitioner, Splits
-from flsv.functional import exact_shapley
-from flsv.metrics import (
-    ClassSpecificShapley,
-)
 from flsv.report import open_run
 from flsv.report.basis import basis_by_retraining, read_case_values
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.utilities.errors import ConfigurationError
-from helpers.coalitions_by_hand import GameByFits
-from helpers.fits import trainer_for
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_rows
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
@@ -66,42 +55,6 @@ def copied_run(trained_run):
     yield trained_run
     for file in trained_run.glob("retrained*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
-
-
-def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(copied_run):
-    table, path = retrain(copied_run, "all", metric="negative_loss", seeds=1)
-    table = table[table["metric"] == "value"]
-    # By hand, the configuration of the run.
-    data = FederatedDataModule(
-        "digits",
-        SizePartitioner([1, 2, 4], seed=0),
-        batch_size=64,
-        splits=Splits(server_val=0.2, seed=0),
-    )
-
-    def make_trainer(cohort: Any) -> L.Trainer:
-        loop = FederatedLoop(
-            ShapFedWA("cssv"),
-            {"cssv": ClassSpecificShapley()},
-            sampler=cohort,
-            seed=SEED,
-            reporting=Reporting(table=False, figures=0, files=False),
-        )
-        return trainer_for(loop, copied_run, ROUNDS, limit_val_batches=0)
-
-    L.seed_everything(SEED, verbose=False)
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    module = ClassifierClient("softmax", num_classes=10, input_shape=(1, 8, 8), optimizer=sgd)
-    game = GameByFits(make_trainer, module, data)
-
-    expected = exact_shapley(game, 3).values
-    values = torch.tensor(table["mean"].tolist(), dtype=expected.dtype)
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-7)
-
-    assert path == copied_run / "retrained" / "repeat.csv"
-    stored = retrained_rows(copied_run)
-    assert [row["client"] for row in stored] == ["0", "1", "2"]
-    assert float(stored[2]["mean"]) == table["mean"].iloc[2]
 
 
 def test_retrain_trains_each_coalition_once_and_without_validations(

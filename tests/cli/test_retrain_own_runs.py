@@ -221,28 +221,14 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     retrain(run, seeds=1)
     assert main(["report", str(run), "--budget", "100"]) == 0
     assert "amount" not in read_rows(run / "shares.csv")[0]
-    assert (
-        main(
-            [
-                "report",
-                str(run),
-                "--budget",
-                "100",
-                "--judged-by-partners",
-            ]
-        )
-        == 0
-    )
+    assert main(["report", str(run), *accepted]) == 0
 
     text = text_of_page(run / "report.html")
     assert "The partners themselves scored the models" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
 
     shutil.rmtree(run / "retrained")
-    with pytest.raises(
-        ConfigurationError,
-        match="no validation|empty|validation set",
-    ):
+    with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
         retrain(run, seeds=1, judges="server")
 
 
@@ -268,28 +254,3 @@ def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_paym
     page = text_of_page(write_report(run))
     assert "Do not pay by these values" in page
     assert "such as a global, a cache, a class attribute or a file" in page
-
-
-@pytest.mark.parametrize("trainings", ["singles", pytest.param("both", marks=pytest.mark.slow)])
-def test_one_seed_has_the_values_and_brackets_of_the_run_to_the_bit(
-    tmp_path: Path, trainings: str
-) -> None:
-    shadow = {"class_path": "ShadowShapley", "init_args": {"coalitions": trainings}}
-    four_clients = {
-        "class_path": "flsv.data.SizePartitioner",
-        "init_args": {"proportions": [1, 2, 3, 4], "seed": 0},
-    }
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=3,
-        data={**yaml.safe_load(FEDERATION)["data"], "partitioner": four_clients},
-        trainer={"max_epochs": 2, "accelerator": "cpu"},
-        federation={"metrics": {"shadow": shadow}, "reporting": {"table": False, "figures": 0}},
-    )
-    run = fit_by_command(tmp_path, config)
-    table, _ = retrain(run, trainings, seeds=1)
-
-    retrained = table[table["metric"] == "value"].rename(columns={"mean": "value"})
-    estimates = open_run(run).estimates("shadow")
-    for column in ("value", "low", "high"):
-        assert retrained[column].tolist() == estimates[column].tolist()

@@ -114,19 +114,6 @@ def has_checks(part: type, test: str) -> bool:
     return re.search(call, test) is not None
 
 
-@pytest.mark.parametrize(
-    ("part", "test", "expected"),
-    [
-        (aggregation.FedAvg, "@parametrize_with_checks([FedAvg()])", True),
-        (aggregation.FedAvg, "assert FedAvg()", False),
-        (sampling.UniformSampler, "assert UniformSampler(1)", False),
-        (filters.MultiKrum, "assert MultiKrum(1)", True),
-    ],
-)
-def test_checks_are_asked_for_where_there_are_any(part, test, expected):
-    assert has_checks(part, test) == expected
-
-
 def test_a_leaf_is_found_by_its_name_alone_and_loaded_when_it_is_asked_for():
     assert "fedexp" in LEAVES
     assert "FedExP" in flsv.contrib.__all__

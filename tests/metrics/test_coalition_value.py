@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
-from functional.shapley.test_exact import VALUES, values_by_all_coalitions
 from torch import Tensor
 
 from flsv.aggregation import ShapleyWeighted
@@ -32,13 +31,26 @@ COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
 
 def make_game(index: int) -> Tensor:
+    """The utilities of a round's coalitions. Rounds from 10 on are those of another class."""
     return make_random_table(len(COHORTS[index % 10]), index)
 
 
+def leave_one_out_by_hand(table: Tensor) -> list[float]:
+    """What all players gain by each of them. Row b of the table belongs to the coalition with bitmask b."""
+    everybody = len(table) - 1
+    num_players = everybody.bit_length()
+    return [float(table[everybody] - table[everybody - 2**i]) for i in range(num_players)]
+
+
+VALUES: dict[str, Callable[[Tensor], Any]] = {
+    "shapley": shapley_by_all_orders,
+    "leave_one_out": leave_one_out_by_hand,
+}
+
+
 def values_by_loop(value: str) -> list[dict[int, float]]:
-    weight = VALUES[value][1]
     return [
-        dict(zip(ids, values_by_all_coalitions(make_game(index), weight).tolist()))
+        dict(zip(ids, map(float, VALUES[value](make_game(index)))))
         for index, ids in enumerate(COHORTS)
     ]
 

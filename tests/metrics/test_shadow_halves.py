@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
@@ -15,7 +14,7 @@ from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, with_any_halves
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES
-from helpers.fits import assert_resumes, fit, trainer_for
+from helpers.fits import assert_resumes, fit
 from helpers.models import Plainest
 
 NUM_CLIENTS = 5
@@ -101,35 +100,6 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
     torch.testing.assert_close(
         metric.errors,
         metric_of_named.errors,
-        rtol=0,
-        atol=1e-6,
-    )
-
-
-def test_retrained_halves_are_those_of_a_run(tmp_path):
-    loop = make_loop(ShadowShapley(coalitions="halves", halvings=2))
-    fit(
-        loop,
-        tmp_path / "run",
-        Plainest(),
-        make_data(),
-        ROUNDS,
-    )
-    loop_to_retrain = FederatedLoop(seed=3, reporting=Reporting(table=False))
-    trainer = trainer_for(loop_to_retrain, tmp_path / "retrained", ROUNDS)
-
-    table = flsv.retrain(
-        trainer,
-        Plainest(),
-        make_data(),
-        "halves",
-        seeds=1,
-        halvings=2,
-    )
-
-    torch.testing.assert_close(
-        torch.tensor(table["value"]),
-        loop.metrics["shadow"].compute().double(),
         rtol=0,
         atol=1e-6,
     )

@@ -1,11 +1,11 @@
 """Clients that judge models by a function, and PFedSV played with them by hand."""
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from functional.shapley.games import shapley_by_all_orders
 from torch import Tensor, nn
 
 from flsv.aggregation import FedAvg
@@ -124,22 +124,12 @@ def own_model(local: LocalData) -> Tensor:
 
 
 def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
-    """Equation 2: the mean over all orders."""
-    count = len(vectors)
-
-    def worth(*members: int) -> float:
-        if not members:
-            return 0.0
-        return float(accuracy(vectors[list(members)].mean(0)))
-
-    values = np.zeros(count)
-    orders = list(itertools.permutations(range(count)))
-    for order in orders:
-        for position, player in enumerate(order):
-            predecessors = order[:position]
-            values[player] += worth(*predecessors, player) - worth(*predecessors)
-
-    return values / len(orders)
+    """Equation 2: the mean over all orders, of a game whose empty coalition is worth 0."""
+    table = [0.0]
+    for number in range(1, 2 ** len(vectors)):
+        members = [player for player in range(len(vectors)) if number >> player & 1]
+        table.append(float(accuracy(vectors[members].mean(0))))
+    return shapley_by_all_orders(torch.tensor(table, dtype=torch.float64))
 
 
 def random_models(count: int, seed: int = 0, size: int = SPACE.size) -> Tensor:

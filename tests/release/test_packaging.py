@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from release import _REQUIREMENT, TOOLS, lowest
+from release import _REQUIREMENT
 
 import flsv
 
@@ -120,11 +120,3 @@ def test_constraints_have_all_that_ci_installs():
 def plain(name: str) -> str:
     """As the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def test_lowest_version_is_read_from_requirements_with_several_bounds():
-    text = (
-        'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
-    )
-    assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
-    assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))

@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flsv.cli import main
@@ -14,7 +12,7 @@ from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
 from helpers.pages import text_of_page
-from helpers.runs import fit_by_command, read_rows, write_config, write_table
+from helpers.runs import fit_by_command, read_rows, write_config
 
 #: What the terminal says of a run's own values, whose line on retraining answers the others.
 NOT_AFTER_A_FIT = ("one_seed", "alone")
@@ -45,58 +43,6 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with contextlib.redirect_stdout(output):
         run = fit_by_command(folder, config)
     return run, words_in(output.getvalue())
-
-
-def write_noise_table(path: Path) -> dict[str, str]:
-    """A table of five clinics whose labels say nothing about the columns."""
-    generator = np.random.default_rng(5)
-    table = [["clinic", "age", "weight", "ill"]]
-    for _ in range(300):
-        clinic, label = generator.integers(0, [5, 3])
-        age, weight = generator.normal(size=2)
-        table.append([f"clinic {clinic}", f"{age:.3f}", f"{weight:.3f}", "abc"[label]])
-
-    return write_table(path, table)
-
-
-def test_where_the_model_stays_at_chance_nobody_has_an_amount(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = {
-        **write_noise_table(tmp_path / "noise.csv"),
-        "partitioner": {"class_path": "flsv.data.GroupPartitioner"},
-        "splits": {"server_val": 0.3},
-        "batch_size": 16,
-    }
-    config = write_config(
-        tmp_path / "federation.yaml",
-        seed_everything=0,
-        data=data,
-        trainer={"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False},
-        federation={"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}},
-    )
-    run = fit_by_command(tmp_path, config)
-    fit_output = capsys.readouterr().out
-
-    command = ["report", str(run), "--budget", "10000", "--currency", "EUR"]
-    assert main(command) == 0
-
-    report_output = capsys.readouterr().out
-
-    shares = shares_of(open_run(run), Budget(10_000.0, currency="EUR"))
-    assert shares.verdict.reasons == {"no_gain": WORDS["against"]["no_gain"]}
-    assert shares.table[["share", "amount"]].isna().all(axis=None)
-
-    page = text_of_page(run / "report.html")
-    for text in (fit_output, report_output, page):
-        assert words_in(shares.verdict.text) in words_in(text)
-        assert "EUR" not in text
-    assert "client samples value\n" in re.sub(" +", " ", fit_output)  # and no column of shares
-    rows = read_rows(run / "shares.csv")
-    assert {row["verdict"] for row in rows} == {shares.verdict.text}
-    columns = rows[0].keys()
-    assert "share" not in columns
-    assert "amount" not in columns
 
 
 def words_in(text: str) -> str:

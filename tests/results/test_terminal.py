@@ -57,11 +57,21 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     loop = FederatedLoop(metrics={"values": metric}, seed=1)
     data = toy_data(server_val=0.3)
     callbacks = [bar, Look()]
-    fit(loop, tmp_path, Shows(), data, rounds=2, enable_progress_bar=True, callbacks=callbacks)
+    fit(
+        loop,
+        tmp_path,
+        Shows(),
+        data,
+        rounds=2,
+        enable_progress_bar=True,
+        callbacks=callbacks,
+    )
 
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
-    assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
+    assert list(
+        dict.fromkeys(row["client"] for row in shown),
+    ) == ["1/3", "2/3", "3/3"]
 
     rounds = [row["round"] for row in shown]
     half = (len(shown) + 1) // 2
@@ -174,24 +184,11 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     values = [0.193, 0.204, 0.126, 0.112, 0.191]
     text = said(values)
 
-    assert text.splitlines()[1].split() == [
-        "client",
-        "samples",
-        "value",
-        "share",
-    ]
+    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert BRACKETS_NOTE not in text
     assert BRACKETS_NOTE in said(values, half_width=0.04)
 
-    game = {
-        "paid_in": {
-            "value": {
-                "by": "accuracy",
-                "start": 0.1,
-                "end": 0.2,
-            }
-        }
-    }
+    game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
     tenth = [value / 10 for value in values]
     small = said(tenth, half_width=0.004, learning_record=game)
 
@@ -199,6 +196,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
 
     noise = said(tenth, half_width=1, learning_record=game)
 
+    assert noise.splitlines()[1].split() == ["client", "samples", "value"]
     assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
         said(values, trained=[]).split()

@@ -1,16 +1,14 @@
 """Samplers: sizes, chances, power-of-choice by hand, and what of one's own is no cohort."""
 
-import copy
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
+from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.functional import importance_probabilities
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
@@ -25,17 +23,7 @@ from flsv.utilities.seeding import generator_for
 from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.loops_by_hand import (
-    PROPORTIONS,
-    ROUNDS,
-    SEED,
-    assert_same_state,
-    average_models,
-    federate,
-    load_batches,
-    make_sgd_training,
-    make_unequal_data,
-)
+from helpers.loops_by_hand import ROUNDS, SEED, KeepsRounds, make_unequal_data
 from helpers.models import Plain, network
 
 SSV = {
@@ -189,10 +177,10 @@ def test_sampler_that_returns_invalid_probabilities_is_refused(tmp_path, chances
         fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)
 
 
-# ---- Power-of-choice against its three steps in plain PyTorch; what asking costs, and what it must not change
+# ---- Power-of-choice by hand, and what asking costs
 
 
-M, D, LR = 2, 4, 0.1
+M, D = 2, 4
 
 
 class Counts(ContributionMetric):
@@ -225,42 +213,6 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
     return FederatedLoop(**parts)
 
 
-def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
-    data = make_unequal_data()
-    sizes_of_clients = [len(data.client_indices(client)) for client in range(len(PROPORTIONS))]
-    sizes = torch.tensor(sizes_of_clients).double()
-    candidates = []
-    cohorts = []
-
-    def choose(server: nn.Module) -> list[int]:
-        generator = generator_for(SEED, "cohort", len(cohorts))
-        draw = torch.multinomial(sizes / sizes.sum(), D, generator=generator).tolist()
-        losses = {}
-        server.eval()
-        for client in draw:
-            batches = data.client_loader(client, "train", shuffle=False)
-            x, y = (torch.cat(parts) for parts in zip(*batches))
-            losses[client] = nn.functional.cross_entropy(server(x), y).item()
-
-        by_loss = sorted(draw, key=lambda client: -losses[client])
-        candidates.append(sorted(draw))
-        cohorts.append(sorted(by_loss[:M]))
-        return cohorts[-1]
-
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
-        batches = list(load_batches(data, round_index, client))
-        make_sgd_training(LR, momentum=0.0)(model, [batches])
-
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
-        mean = average_models([*models.values()], [1.0] * M)
-        if len(cohorts) < ROUNDS:
-            choose(mean)
-        return mean
-
-    choose(copy.deepcopy(net))  # the first of the cohorts, which grow with the rounds
-    return federate(net, cohorts, visit, combine), candidates, cohorts
-
-
 @pytest.mark.parametrize(
     "clients",
     [[], [1, 1]],
@@ -279,25 +231,43 @@ def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
         fit(loop, tmp_path, data=toy_data((3, 2, 2)))
 
 
+def largest_losses(
+    model: nn.Module, data: FederatedDataModule, round_index: int
+) -> tuple[list[int], list[int]]:
+    """The candidates of a round, drawn in proportion to their samples, and those of them with the largest losses."""
+    sizes = data.num_samples.double()
+    generator = generator_for(SEED, "cohort", round_index)
+    candidates = torch.multinomial(sizes / sizes.sum(), D, generator=generator).tolist()
+    losses = {}
+    for client in candidates:
+        batches = data.client_loader(client, "train", shuffle=False)
+        x, y = (torch.cat(parts) for parts in zip(*batches))
+        losses[client] = nn.functional.cross_entropy(model(x), y).item()
+
+    by_loss = sorted(candidates, key=lambda client: -losses[client])
+    return sorted(candidates), sorted(by_loss[:M])
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
-    net = network(batch_norm=False)
-    size = sum(parameter.numel() for parameter in net.parameters())
-    expected_net, candidates, cohorts = train_by_hand(net)
+def test_power_of_choice_draws_by_samples_and_takes_the_largest_losses(tmp_path, engine):
     counts = Counts()
-    loop = make_loop(metrics={"counts": counts}, engine=engine)
-    module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
+    recorder = KeepsRounds(weighting="uniform")
+    loop = make_loop(aggregator=recorder, metrics={"counts": counts}, engine=engine)
+    data = make_unequal_data()
 
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=ROUNDS)
 
-    assert_same_state(module.net, expected_net)
-    assert [row["cohort"] for row in counts.rows] == cohorts
-    assert [row["reached"] for row in counts.rows] == candidates
-    for row in counts.rows:
+    model = Plain(network(batch_norm=False)).eval()
+
+    for round, row in zip(recorder.rounds, counts.rows):
+        loop.space.write(model, round.global_vector)
+        candidates, cohort = largest_losses(model, data, round.round_index)
+        assert row["reached"] == candidates
+        assert row["cohort"] == cohort
         # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
-        assert row["down"] == [2 * size] * M
-        assert row["up"] == [size] * M
-    different_cohorts = {tuple(cohort) for cohort in cohorts}
+        assert row["down"] == [2 * loop.space.size] * M
+        assert row["up"] == [loop.space.size] * M
+    different_cohorts = {tuple(row["cohort"]) for row in counts.rows}
     assert len(different_cohorts) > 1
 
 

@@ -66,9 +66,8 @@ AGGREGATORS: Sequence[Checks] = [
         expected_failures={"remote_is_equal": "a site knows no class counts of the others"},
     ),
     aggregator(aggregation.FedAdam(), expected_failures=OWN_STEP),
-    aggregator(aggregation.FedAvg()),
     aggregator(aggregation.FedAvg("uniform", server_lr=0.5)),
-    aggregator(aggregation.FedAvgM()),
+    aggregator(aggregation.FedAvg()),
     aggregator(aggregation.FedCE(), metrics={"fedce": ContributionEstimation()}),
     aggregator(
         algorithms.FedDynServer(),
@@ -80,47 +79,37 @@ AGGREGATORS: Sequence[Checks] = [
         expected_failures={"remote_is_equal": "a site could state another number of steps"},
     ),
     aggregator(aggregation.FedYogi(), expected_failures=OWN_STEP),
-    aggregator(aggregation.GeometricMedian()),
     aggregator(
         aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True)),
         expected_failures=OWN_STEP,
     ),
     aggregator(aggregation.ShapFedWA("cssv")),
     aggregator(aggregation.ShapleySoftmax(), expected_failures=OWN_STEP),
-    aggregator(aggregation.ShapleyWeighted()),
     aggregator(
         aggregation.TrimmedMean(trim=0.34),
         expected_failures={"equal_clients_weigh_the_same": "of equal entries it keeps some"},
     ),
 ]
 PERSONALIZERS: Sequence[Checks] = [
-    personalizer(personalization.FedAMP()),
     personalizer(
         personalization.FedEM(),
         module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,)),
     ),
-    personalizer(personalization.FedFomo()),
-    personalizer(personalization.HeurFedAMP()),
     personalizer(personalization.IFCA(2)),
     personalizer(personalization.PFedHN(hidden=4)),
     personalizer(personalization.PFedSV(), metrics={"relevance": DomainRelevance()}),
-    personalizer(personalization.ShapFedPersonalizer()),
     personalizer(personalization.SparsifiedReward(), metrics={"cgsv": CosineGradientShapley()}),
-    personalizer(personalization.Standalone()),
 ]
 SAMPLERS: Sequence[Checks] = [
     sampler(sampling.BernoulliSampler(2.0)),
     sampler(sampling.FixedCohort([0, 2])),
-    sampler(sampling.FullParticipation()),
     sampler(sampling.PowerOfChoice(2, candidates=3)),
     sampler(sampling.ShapleyImportanceSampler(2.0)),
     sampler(sampling.SoftmaxSampler(2)),
     sampler(sampling.UniformSampler(2)),
 ]
 ALGORITHMS: Sequence[Checks] = [
-    algorithm(algorithms.Ditto()),
     algorithm(algorithms.FedDyn(), aggregator=algorithms.FedDynServer()),
-    algorithm(algorithms.FedProx()),
     algorithm(algorithms.FedRep(), share=["!head"], local_epochs=2),
     algorithm(
         algorithms.InRunValues(),
@@ -128,7 +117,6 @@ ALGORITHMS: Sequence[Checks] = [
         expected_failures={"odd_rounds_end": "BatchNorm has no gradient of one sample"},
     ),
     algorithm(algorithms.PerFedAvg(hessian="free")),
-    algorithm(algorithms.SCAFFOLD()),
 ]
 UPLOADS: list[Checks] = [
     upload(part)

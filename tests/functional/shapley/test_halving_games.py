@@ -18,50 +18,22 @@ NUM_CLASSES = 3
 TOLERANCE = 1e-5  # outputs are float32
 
 
-def make_trained(
-    num_clients,
-    count=1,
-    num_classes=NUM_CLASSES,
-    seed=0,
-):
+def make_trained(num_clients, count=1):
     """Clients alone, the halves of some halvings and all clients, with logits that depend on the members."""
-    generator = make_generator(seed)
+    generator = make_generator()
     singles = torch.eye(num_clients, dtype=torch.bool)
-    client_logits = 2 * torch.randn(
-        num_clients,
-        NUM_SAMPLES,
-        num_classes,
-        generator=generator,
-    )
+    noise = torch.randn(num_clients, NUM_SAMPLES, NUM_CLASSES, generator=generator)
+    client_logits = 2 * noise
     names = [f"client {client}" for client in range(num_clients)]
     halves = choose_halvings(client_logits, names, count, logits=True)
-    masks = torch.cat(
-        [
-            singles,
-            halves,
-            torch.ones(
-                1,
-                num_clients,
-                dtype=torch.bool,
-            ),
-        ]
-    )
-    sizes = torch.randint(
-        20,
-        90,
-        (num_clients,),
-        generator=generator,
-    )
+    everybody = torch.ones(1, num_clients, dtype=torch.bool)
+    masks = torch.cat([singles, halves, everybody])
+    sizes = torch.randint(20, 90, (num_clients,), generator=generator)
 
     shares = coalition_shares(masks, sizes).float()
     outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
     outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
-    return TrainedOutputs(
-        masks=masks,
-        outputs=outputs,
-        weights=sizes,
-        logits=True,
-    )
+    return TrainedOutputs(masks=masks, outputs=outputs, weights=sizes, logits=True)
 
 
 def untrained_masks(trained):
@@ -75,13 +47,7 @@ def untrained_masks(trained):
 
 
 def softmax(logits):
-    powers = np.exp(
-        logits
-        - logits.max(
-            -1,
-            keepdims=True,
-        )
-    )
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
@@ -96,13 +62,7 @@ def members_of(mask):
 def outputs_by_members(trained):
     masks = trained.masks.numpy()
     outputs = trained.outputs.double().numpy()
-    return {
-        members_of(mask): logits
-        for mask, logits in zip(
-            masks,
-            outputs,
-        )
-    }
+    return {members_of(mask): logits for mask, logits in zip(masks, outputs)}
 
 
 def class_logits_by_hand(members, outputs, sizes):
@@ -189,18 +149,8 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
         for cut in cuts_by_hand(members_of(mask), list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
             probabilities = [softmax(outputs[block]) for block in cut]
-            means.append(
-                np.average(
-                    probabilities,
-                    axis=0,
-                    weights=block_sizes,
-                )
-            )
-        np.testing.assert_allclose(
-            softmax(logits),
-            np.mean(means, 0),
-            atol=TOLERANCE,
-        )
+            means.append(np.average(probabilities, axis=0, weights=block_sizes))
+        np.testing.assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
 
 
 def combiner_loss_by_hand(coefficients, features, trained):
@@ -229,22 +179,14 @@ def features_by_hand(members, trained):
         weights=weights,
     )
     classes = class_logits_by_hand(members, outputs, sizes)
-    return np.stack(
-        [
-            center(np.log(by_size)),
-            mean_logits,
-            center(
-                np.log(
-                    np.mean(
-                        probabilities,
-                        0,
-                    )
-                )
-            ),
-            np.broadcast_to(classes, by_size.shape),
-        ],
-        -1,
-    )
+    mean_probabilities = np.mean(probabilities, 0)
+    features = [
+        center(np.log(by_size)),
+        mean_logits,
+        center(np.log(mean_probabilities)),
+        np.broadcast_to(classes, by_size.shape),
+    ]
+    return np.stack(features, -1)
 
 
 def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
@@ -286,14 +228,8 @@ def test_kriged_residuals_equal_their_formula():
     }
     masks = untrained_masks(trained)
 
-    predicted = (
-        halving_games.with_kriged_residuals(
-            trained,
-            combined,
-        )(masks)
-        .double()
-        .numpy()
-    )
+    kriged = halving_games.with_kriged_residuals(trained, combined)
+    predicted = kriged(masks).double().numpy()
 
     for mask, logits in zip(masks, predicted):
         residual = interpolate(members_of(mask.numpy()), missed, trained)
@@ -304,20 +240,12 @@ def test_kriged_residuals_equal_their_formula():
 def game_of(trained):
     """The trained coalitions with the empty one, their accuracies and the function that scores outputs."""
     generator = make_generator(1)
-    labels = torch.randint(
-        NUM_CLASSES,
-        (NUM_SAMPLES,),
-        generator=generator,
-    )
+    labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
 
     def accuracy(outputs):
         return (outputs.argmax(-1) == labels).double().mean(-1)
 
-    empty = torch.zeros(
-        1,
-        trained.masks.shape[1],
-        dtype=torch.bool,
-    )
+    empty = torch.zeros_like(trained.masks[:1])
     masks = torch.cat([empty, trained.masks])
     outputs = torch.cat([torch.zeros_like(trained.outputs[:1]), trained.outputs])
     return masks, outputs, accuracy

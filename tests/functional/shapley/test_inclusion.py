@@ -54,24 +54,9 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     ("weights", "m", "expected"),
     [
         (
-            [1, 1, 1, 1],
-            2,
-            [0.5] * 4,
-        ),
-        (
-            [5, 5, 1, 1],
-            3,
-            [1, 1, 0.5, 0.5],
-        ),
-        (
             [0, 0, 0, 0],
             3,
             [0.75] * 4,
-        ),
-        (
-            [2, 0, 0, 2],
-            1,
-            [0.5, 0, 0, 0.5],
         ),
         (
             [2, 0, 0, 0],
@@ -87,11 +72,6 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m):
             [1e-30, 1e30, 1e-30],
             2,
             [0.5, 1, 0.5],
-        ),
-        (
-            [3, 2, 1, 0],
-            4,
-            [1, 1, 1, 1],
         ),
     ],
 )

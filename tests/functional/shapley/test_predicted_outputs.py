@@ -1,10 +1,8 @@
 """Predicted outputs: against scikit-learn's Gaussian process, enumerations by hand, and what symmetry demands."""
 
-import itertools
-import math
-
 import pytest
 import torch
+from functional.shapley.games import shapley_by_all_orders
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
 
@@ -71,7 +69,7 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
 
 
 def values_by_hand(trained, outputs, sizes, accuracy):
-    """Return Shapley values of the mean of both games, by the definition and one coalition at a time."""
+    """Return Shapley values of the mean of both games, one coalition at a time."""
     outputs_by_members = {}
     for mask, logits in zip(trained, outputs):
         members = tuple(mask.nonzero().flatten().tolist())
@@ -85,17 +83,11 @@ def values_by_hand(trained, outputs, sizes, accuracy):
         mixed = mix_by_hand(members, outputs_by_members, sizes)
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
 
-    num_clients = len(sizes)
-    values = torch.zeros(num_clients, dtype=torch.float64)
-    for client in range(num_clients):
-        other_clients = [j for j in range(num_clients) if j != client]
-        for size in range(num_clients):
-            weight = 1 / (num_clients * math.comb(num_clients - 1, size))
-            for members in itertools.combinations(other_clients, size):
-                joined = tuple(sorted((*members, client)))
-                values[client] += weight * (utility(joined) - utility(members))
-
-    return values
+    table = []
+    for mask in all_coalitions(len(sizes)):
+        members = tuple(mask.nonzero().flatten().tolist())
+        table.append(utility(members))
+    return torch.from_numpy(shapley_by_all_orders(torch.tensor(table, dtype=torch.float64)))
 
 
 def interpolate_by_hand(members, trained, outputs, sizes):
