@@ -293,6 +293,7 @@ def fit_with_metric(
         folder,
         module=module,
         data=toy_data(server_val=0.2),
+        rounds=2,
     )
     return loop.contributions["sv"]
 
@@ -391,30 +392,38 @@ def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(
         metric = ShadowShapley(performance="negative_loss")
         loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
         module = ReachesGlobals(layer_class)
-        fit(loop, tmp_path, module=module, data=toy_data(server_val=0.2))
+        fit(loop, tmp_path, module=module, data=toy_data(server_val=0.2), rounds=2)
         values.append(loop.contributions["sv"])
         assert layer_class.instances == [module.net[1]]
 
     assert torch.equal(*values)
 
 
-@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+@pytest.fixture(scope="module", params=["negative_loss", "val_loss"])
+def performance_and_values(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Tensor]:
+    """A performance, and the values by it of a module without a further part."""
+    folder = tmp_path_factory.mktemp("without")
+    values = fit_with_metric(Kept(), folder, request.param)
+    assert values.isfinite().all()
+    return request.param, values
+
+
+@pytest.mark.parametrize("round_index", [-1, 1], ids=["before training", "in round 2"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_no_score_uses_changes_no_value(
     kind: str,
-    performance: str,
+    round_index: int,
+    performance_and_values: tuple[str, Tensor],
     tmp_path: Path,
 ) -> None:
-    """Whether it is there before training, or training makes it in the second round."""
-    value = fit_with_metric(Kept(), tmp_path / "without", performance)
+    performance, values = performance_and_values
+    module = MakesParts(REFUSED[kind], round_index)
 
-    assert value.isfinite().all()
-    for round_index in (-1, 1):
-        module = MakesParts(REFUSED[kind], round_index)
-        folder = tmp_path / f"{round_index}"
-        value_with_part = fit_with_metric(module, folder, performance)
-        assert torch.equal(value_with_part, value)
-        assert module.trainer.current_epoch == 3
+    values_with_part = fit_with_metric(module, tmp_path, performance)
+
+    assert torch.equal(values_with_part, values)
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])

@@ -150,6 +150,7 @@ def fit_module(
     folder: Path,
     performance: str,
     metric: Any = CumulativeShapley,
+    rounds: int = 4,
     **options: Any,
 ) -> tuple[FederatedLoop, list[str]]:
     """Return the loop, and what is said of copies."""
@@ -164,7 +165,7 @@ def fit_module(
             folder,
             module=module,
             data=data,
-            rounds=4,
+            rounds=rounds,
             **options,
         )
 
@@ -235,6 +236,7 @@ def test_copies_that_score_as_the_run_are_not_doubted(
         tmp_path,
         performance=performance,
         metric=metric,
+        rounds=2,
         **options,
     )
 

@@ -201,7 +201,7 @@ def test_a_fit_records_and_prints_its_doubts(
             "splits": {"server_val": 0.3},
         },
         trainer={
-            "max_epochs": 2,
+            "max_epochs": 1,
             "accelerator": "cpu",
             "enable_progress_bar": False,
         },
