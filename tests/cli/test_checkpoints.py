@@ -133,12 +133,12 @@ def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, mess
 class Rated(Plain):
     """Logs what it is told to, round by round."""
 
-    def __init__(self, name: str | None, values: list[float]) -> None:
+    def __init__(self, name: str | None, values: list[float]):
         super().__init__()
         self.name = name
         self.values = values
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         if self.name is not None:
             self.log(self.name, self.values[self.current_epoch])
 

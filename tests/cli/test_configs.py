@@ -13,7 +13,7 @@ CONFIGS = ROOT / "configs"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 

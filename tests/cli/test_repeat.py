@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from typing import Any
 
 import pytest
 from pandas import read_csv
@@ -74,7 +73,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         *basis.estimates["low"],
     ] == [float(row["low"]) for row in rows_of_cssv]
 
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments) -> None:
         pytest.fail("a run that is done was started again")
 
     monkeypatch.setattr(repeat, "_fit", refuse)

@@ -3,17 +3,17 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.report import open_run
 from flsv.report.basis import basis_by_retraining, read_case_values
 from flsv.retraining.copied_fits import CopiedFits
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_rows
 from helpers.runs import fit_by_command, read_output, read_rows, write_config
@@ -57,13 +57,11 @@ def copied_run(trained_run):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def test_retrain_trains_each_coalition_once_and_without_validations(
-    copied_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    all_orders: list[Any] = []
+def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, monkeypatch):
+    all_orders = []
     train = CopiedFits.train
 
-    def record(fits: CopiedFits, orders: Any) -> Any:
+    def record(fits: CopiedFits, orders):
         all_orders.extend(orders)
         return train(fits, orders)
 
@@ -81,7 +79,7 @@ def test_retrain_trains_each_coalition_once_and_without_validations(
 def test_retrain_refuses_scores_that_give_no_single_value(
     tmp_path,
 ):
-    with pytest.raises(ConfigurationError, match="use balanced_accuracy"):
+    with refused("use balanced_accuracy"):
         retrain(tmp_path, metric="per_class_accuracy")
 
 
@@ -113,7 +111,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     errors_of_seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
     for errors in (errors_of_seeds, errors_of_cases):
         covariance = errors.covariance
-        torch.testing.assert_close(covariance, covariance.T)
+        assert_close(covariance, covariance.T)
         assert torch.linalg.eigvalsh(covariance).min() > -1e-9
         assert covariance.diagonal().min() > 0
 
@@ -142,7 +140,7 @@ def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_va
     expected = torch.cov(means) / means.shape[1]
 
     _seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
-    torch.testing.assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
+    assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
 
 
 def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run, capsys):
@@ -213,7 +211,7 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
 
 
 class Hostile:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, ("hostile",)
 
 

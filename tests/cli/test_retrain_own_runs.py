@@ -1,14 +1,12 @@
 """``flsv retrain`` of runs with data, metrics and evaluations of their own."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import flsv
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.cli import main
 from flsv.cli.retrain import performance_by, retrain
 from flsv.metrics import (
@@ -21,7 +19,7 @@ from flsv.metrics import (
 )
 from flsv.report import open_run, write_report
 from flsv.report.basis import basis_by_retraining
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.forked import Forked
 from helpers.pages import text_of_page
 from helpers.retrained import record_fits, retrained_values
@@ -34,7 +32,7 @@ from helpers.runs import (
     write_table,
 )
 
-OF_A_TABLE: dict[str, Any] = {
+OF_A_TABLE = {
     "seed_everything": 3,
     "model": {
         "class_path": "flsv.ClassifierClient",
@@ -101,9 +99,9 @@ def test_retrain_takes_the_seed_of_the_federation_where_that_of_everything_is_an
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
-    def performance_and_mode(*metrics: Any) -> tuple[str, str | None]:
+    def performance_and_mode(*metrics) -> tuple[str, str | None]:
         named_metrics = {f"metric_{number}": metric for number, metric in enumerate(metrics)}
-        loop = FederatedLoop(metrics=named_metrics, reporting=Reporting(table=False))
+        loop = FederatedLoop(metrics=named_metrics)
         return performance_by(loop)
 
     by_class = ClassSpecificShapley()
@@ -117,9 +115,7 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
     by_gradients = performance_and_mode(GradientShapley(), GradientAgreement())
     assert by_gradients == ("negative_loss", None)
 
-    with pytest.raises(
-        ConfigurationError, match="value by negative_loss, accuracy: choose one with --metric"
-    ):
+    with refused("value by negative_loss, accuracy: choose one with --metric"):
         performance_and_mode(by_loss, LeaveOneOut())
 
 
@@ -228,13 +224,13 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
 
     shutil.rmtree(run / "retrained")
-    with pytest.raises(ConfigurationError, match="no validation|empty|validation set"):
+    with refused("no validation|empty|validation set"):
         retrain(run, seeds=1, judges="server")
 
 
 def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Each command in a process of its own, as from a shell."""
     config = write_config(
         tmp_path / "federation.yaml",

@@ -20,7 +20,7 @@ RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 SECONDS = 900
 
 
-def run_by_torchrun(*words: str) -> None:
+def run_by_torchrun(*words: str):
     elastic_launch(AGENT, run_command)(*words)
 
 
@@ -93,11 +93,11 @@ def last_round(run_folder: Path) -> int:
     return int(round_index)
 
 
-def receive_within_a_del_method(number: signal.Signals) -> None:
+def receive_within_a_del_method(number: signal.Signals):
     """Where Python prints what is raised, and goes on."""
 
     class Dies:
-        def __del__(self) -> None:
+        def __del__(self):
             signal.raise_signal(number)
 
     Dies()

@@ -57,7 +57,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 
     run_value(data, FedBary(support=20), tmp_path, table=False)
 
-    labels: dict[int, str] = {}
+    labels = {}
     for client in range(3):
         samples = set(data.client_indices(client).tolist())
         for row in read_rows(tmp_path / f"clients/{client}/flagged.csv"):

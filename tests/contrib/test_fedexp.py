@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.contrib.fedexp import FedExP
 from flsv.core import ParameterSpace, Round
@@ -70,15 +71,13 @@ def test_fedexp_steps_are_those_of_the_formula(models, num_samples):
 
     # Weights from numbers of samples are rounded to float32.
     expected_weights = torch.tensor(step_size * shares)
-    torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-6, atol=1e-6)
+    assert_close(weights.double(), expected_weights, rtol=1e-6, atol=1e-6)
     # A step from numbers of samples is rounded to float32.
-    torch.testing.assert_close(
-        vector[:NUM_PARAMETERS].double(), make_parameters(moved), rtol=1e-6, atol=1e-7
-    )
+    assert_close(vector[:NUM_PARAMETERS].double(), make_parameters(moved), rtol=1e-6, atol=1e-7)
 
     # Statistics are averages, whatever the step.
     averages = make_parameters(shares @ np.array(models), statistics=True)
-    torch.testing.assert_close(vector[NUM_PARAMETERS:].double(), averages, rtol=1e-6, atol=1e-7)
+    assert_close(vector[NUM_PARAMETERS:].double(), averages, rtol=1e-6, atol=1e-7)
 
 
 def make_parameters(vector: np.ndarray, statistics: bool = False) -> Tensor:

@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_texts(folder: Path) -> None:
+def write_texts(folder: Path):
     """News and tales, a few lines each."""
     folder.mkdir(parents=True)
     tales = [["group", "text"]]

@@ -18,7 +18,7 @@ def notebook_of(path: Path) -> list[dict[str, Any]]:
 
 def without_numbers(cell: dict[str, Any]) -> list[Any]:
     """Return what a cell says and which outputs it has: other machines may round and draw otherwise."""
-    words: list[Any] = []
+    words = []
     for output in cell.get("outputs", []):
         if output.get("data"):
             words.append(list(output["data"]))

@@ -183,7 +183,7 @@ def test_the_index_by_question_has_every_metric_once():
 
 def test_every_page_is_in_the_navigation():
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    listed: set[str] = set()
+    listed = set()
     for section in navigation:
         for pages in section.values():
             if pages == "index.md":
@@ -206,7 +206,7 @@ def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_
     calls = re.findall(r"^ *(\w+)\.(\w+)(.*)$", tree, flags=re.MULTILINE)
     assert len(calls) > 10
 
-    classes: dict[str, type] = {}
+    classes = {}
     for class_name, method, description in calls:
         path = re.search(r"([\w/]+)\.py", description)
         if path is not None:  # of the class's first line

@@ -5,13 +5,12 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from torch import Tensor
+from torch.testing import assert_close
 
 from flsv import ClientEvaluation
 from flsv.aggregation import Aggregator, FedAvg, GeometricMedian, ShapleyWeighted
@@ -29,7 +28,6 @@ from flsv.metrics import (
 )
 from flsv.personalization import Standalone
 from flsv.report import open_run
-from flsv.uploads import UploadContext
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
@@ -43,15 +41,15 @@ class Huge(Attack):
     def __init__(
         self,
         entry: float | None = None,
-        rounds: Any = (1,),
+        rounds=(1,),
         factor: float = 1.0,
-    ) -> None:
+    ):
         super().__init__([1])
         self.entry = entry
         self.rounds = rounds
         self.factor = factor
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update, context, generator):
         if context.round_index not in self.rounds:
             return update
 
@@ -99,7 +97,7 @@ def fit_with_faulty_updates(
     folder: Path,
     faulty_rounds: range,
     aggregator: Aggregator,
-    metrics: Any,
+    metrics,
     factor: float,
 ) -> FederatedLoop:
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
@@ -197,13 +195,13 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
     class Overflows(FedAvg):
         rounds = (1,)
 
-        def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        def aggregate(self, round, contributions):
             vector, weights = super().aggregate(round, contributions)
             if round.round_index in self.rounds:
                 vector = vector * float("inf")
             return vector, weights
 
-    models: list[Tensor] = []
+    models = []
     record = LambdaCallback(
         on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
@@ -236,7 +234,7 @@ def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
     """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""
 
     class TrustsNobodyAtFirst(FedAvg):
-        def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        def aggregate(self, round, contributions):
             vector, weights = super().aggregate(round, contributions)
             if round.round_index == 0:
                 return round.global_vector, torch.zeros_like(weights)
@@ -361,7 +359,7 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
 # ---- NormCap and SampleCap: what metrics and aggregators are given
 
 
-def fit_one_round(folder: Path, **options: Any) -> Round:
+def fit_one_round(folder: Path, **options) -> Round:
     recorder = KeepsRounds()
     fit(FederatedLoop(recorder, seed=1, **options), folder, rounds=1)
     return recorder.rounds[0]
@@ -384,7 +382,7 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
     bound = 1.25 * lengths_sent.median()
     expected_lengths = lengths_sent.clamp_max(bound)
     assert lengths_sent.max() > bound
-    torch.testing.assert_close(update_lengths(capped), expected_lengths, rtol=1e-5, atol=0)
+    assert_close(update_lengths(capped), expected_lengths, rtol=1e-5, atol=0)
 
     cut = plain.space.num_parameters
     update = plain.client_vectors[1] - plain.global_vector
@@ -419,7 +417,7 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
     weights = capped.aggregation_weights
 
     assert weights is not None
-    torch.testing.assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
+    assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from flsv import allocate
 from flsv.functional.joint_shares import (
@@ -81,10 +82,10 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule):
 
     for draw, share in zip(draws, shares):
         allocated = allocate(draw, 1.0, rule)
-        torch.testing.assert_close(share, allocated, check_dtype=False)
+        assert_close(share, allocated, check_dtype=False)
 
     sums = shares.sum(dim=1)
-    torch.testing.assert_close(sums, torch.ones_like(sums))
+    assert_close(sums, torch.ones_like(sums))
 
 
 def test_a_sole_positive_value_within_its_error_has_no_certain_share():

@@ -1,7 +1,6 @@
 """How much values depend on the validation samples: against a plain bootstrap, and by closed forms."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,13 @@ from flsv.functional.shapley.predicted_outputs import case_values
 from flsv.games import ModelEvaluator
 from flsv.games.output_score import OutputScore
 from flsv.scores.performance import performance_of
+from helpers import make_generator
 
 CASES, CLIENTS, CLASSES = 240, 3, 3
 
 
 def labels_of_cases() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     return torch.multinomial(
         torch.tensor([0.6, 0.3, 0.1]),
         CASES,
@@ -31,7 +31,7 @@ def labels_of_cases() -> Tensor:
     )
 
 
-def make_score(measure: Any) -> OutputScore:
+def make_score(measure) -> OutputScore:
     """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(CASES, 2)
@@ -42,10 +42,10 @@ def make_score(measure: Any) -> OutputScore:
     return score
 
 
-def make_score_of_regression(metric: Any, targets: Tensor, mode: Any = None) -> OutputScore:
+def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
     module = nn.Linear(2, 1)
     batches = [(torch.zeros(len(targets), 2), targets[:, None])]
-    measure: Any = performance_of("test", metric, mode)
+    measure = performance_of("test", metric, mode)
     evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
     score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
@@ -61,7 +61,7 @@ def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: T
 
 def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
     noise = torch.randn(
         len(masks),
@@ -187,12 +187,12 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
 
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled():
-    targets = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    targets = torch.randn(400, generator=make_generator())
     score = make_score_of_regression(R2Score(), targets, mode="max")
     assert score.scores_by_case is not None
     assert score.scores_by_case.is_resampled
 
-    noise = torch.randn(400, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(400, generator=make_generator(1))
     # Of nobody, client 0, client 1 and both: client 0 alone knows the targets.
     outputs = torch.stack([0 * targets, targets, 0 * targets, targets + 0.5 * noise])
     covariance = covariance_of(score, all_coalitions(2), outputs, torch.ones(2))
@@ -202,7 +202,7 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled():
 
 
 def test_patients_are_drawn_where_cases_belong_to_them():
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     by_patient = torch.randn(60, 1, generator=generator).double()
     patients = torch.arange(60).repeat_interleave(5)
     cases = by_patient[patients]

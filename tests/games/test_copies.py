@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset
 
-from flsv import Reporting
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
@@ -29,7 +28,7 @@ from flsv.metrics import (
     GradientShapley,
     ShadowShapley,
 )
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, state_vector
 from helpers.models import Plain, network
@@ -38,28 +37,28 @@ eager = partial(torch.compile, backend="eager")
 
 
 class Kept(Plain):
-    def __init__(self, keep: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, keep: Callable[[Any], Any] | None = None):
         net = network(batch_norm=False)
         super().__init__(net)
         self.f = None if keep is None else keep(self)
         self.may_train = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.f is None:
             return self.net(x)
         return self.f(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         assert self.may_train
         return super().training_step(batch, batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         outputs = self(batch[0])
         loss = outputs.square().mean()
         self.log("val_loss", loss)
 
 
-def reach_through_list(module: Any) -> Callable[[Tensor], Tensor]:
+def reach_through_list(module) -> Callable[[Tensor], Tensor]:
     """A function that reaches the module's network through a list."""
     modules = [module]
     return lambda x: modules[0].net(x)
@@ -82,7 +81,7 @@ def make_hooked() -> Kept:
     module = Kept()
     first_layer = module.net[0]
 
-    def add_last_weights(layer: Any, args: Any, output: Tensor) -> Tensor:
+    def add_last_weights(layer, args, output: Tensor) -> Tensor:
         last_layer = module.net[4]
         return output + last_layer.weight.sum()
 
@@ -97,7 +96,7 @@ def make_normed() -> Kept:
     return module
 
 
-RIGHT: dict[str, Callable[[], Any]] = {
+RIGHT = {
     "torch.compile(module)": lambda: eager(Kept()),
     "module.compile()": make_in_place,
     "torch.compile(net)": make_compiled,
@@ -113,7 +112,7 @@ def parameter_names(module: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
-def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
+def test_copied_module_shares_no_weights_with_the_original(kind):
     if kind in RIGHT:
         module = RIGHT[kind]()
     else:
@@ -138,11 +137,11 @@ def test_copied_module_shares_no_weights_with_the_original(kind: str) -> None:
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(
-    backend: Any,
-) -> None:
+    backend,
+):
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
 
-    def scale_center(layer: Any, args: Any, output: Tensor) -> Tensor:
+    def scale_center(layer, args, output: Tensor) -> Tensor:
         return output + layer.scale * layer.center
 
     module.register_forward_hook(scale_center)
@@ -182,7 +181,7 @@ def double(x: Tensor) -> Tensor:
     return 2 * x
 
 
-SCRIPTED: dict[str, Callable[[], Any]] = {
+SCRIPTED = {
     "module": lambda: torch.jit.script(nn.Linear(2, 2)),
     "trace": lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)),
     "function": lambda: double,
@@ -191,7 +190,7 @@ SCRIPTED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("kind", SCRIPTED)
-def test_scripted_parts_are_copied(kind: str) -> None:
+def test_scripted_parts_are_copied(kind):
     module = Kept()
     module.f = SCRIPTED[kind]()
     x = torch.ones(1, 2)
@@ -206,7 +205,7 @@ def test_scripted_parts_are_copied(kind: str) -> None:
 class NeedsArgument:
     """An object that is pickled, but not loaded."""
 
-    def __new__(cls, number: int) -> Any:
+    def __new__(cls, number: int):
         needs_argument = super().__new__(cls)
         needs_argument.number = number
         return needs_argument
@@ -215,7 +214,7 @@ class NeedsArgument:
 class Node:
     """A node of a ring, which is hashed before it is loaded."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str):
         self.name = name
         self.neighbours = {self}
 
@@ -229,7 +228,7 @@ def open_file() -> io.TextIOWrapper:
 
 
 #: Parts that no copy has.
-REFUSED: dict[str, Callable[[], Any]] = {
+REFUSED = {
     "an open file": open_file,
     "a part in a list": lambda: [[open_file()]],
     "an argument": lambda: NeedsArgument(3),
@@ -247,7 +246,7 @@ class MakesParts(Kept):
         make: Callable[[], Any],
         round_index: int,
         uses_part: bool = False,
-    ) -> None:
+    ):
         super().__init__()
         self.make = make
         self.round_index = round_index
@@ -255,29 +254,29 @@ class MakesParts(Kept):
         if round_index < 0:
             self.part = make()
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         if self.current_epoch == self.round_index:
             self.part = self.make()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         has_part = self.part is not None
         is_scored = not self.training
         if self.uses_part and is_scored and has_part:
             self.use_part()
         return self.net(x)
 
-    def use_part(self) -> None:
+    def use_part(self):
         repr(self.part)
 
 
 class CatchesErrors(MakesParts):
-    def use_part(self) -> None:
+    def use_part(self):
         with suppress(Exception):
             repr(self.part)
 
 
 def fit_with_metric(
-    module: Any,
+    module,
     folder: Path,
     performance: str,
 ) -> Tensor:
@@ -286,7 +285,6 @@ def fit_with_metric(
     loop = FederatedLoop(
         metrics={"sv": metric},
         seed=1,
-        reporting=Reporting(table=False),
     )
     fit(
         loop,
@@ -303,17 +301,17 @@ class Carry(nn.Module):
 
     instances: ClassVar[list[Any]] = []
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("total", torch.zeros(1), persistent=False)
         self.instances.append(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.total = self.total + x
         return self.total
 
     @classmethod
-    def reset(cls) -> None:
+    def reset(cls):
         for layer in cls.instances:
             layer.total = torch.zeros(1)
 
@@ -323,7 +321,7 @@ class CountsCalls:
 
     only: Any = None
 
-    def __new__(cls) -> Any:
+    def __new__(cls):
         if cls.only is None:
             cls.only = super().__new__(cls)
             cls.only.num_calls = 0
@@ -331,18 +329,17 @@ class CountsCalls:
 
 
 class ReachesGlobals(Kept):
-    def __init__(self, layer_class: Any = Carry) -> None:
+    def __init__(self, layer_class=Carry):
         super().__init__()
         self.net = nn.Sequential(self.net, layer_class())
         self.counter = CountsCalls()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.counter.num_calls += 1
         self.net[1].reset()
-        outputs: Tensor = self.net(x) + self.net(x)
-        return outputs
+        return self.net(x) + self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         loss = nn.functional.cross_entropy(self(x), y)
         return loss * (1 + 0.01 * self.counter.num_calls)
@@ -353,14 +350,14 @@ class ReachesGlobals(Kept):
     [CumulativeShapley(performance="negative_loss"), ShadowShapley(performance="negative_loss")],
 )
 def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(
-    metric: Any,
-    tmp_path: Path,
-) -> None:
+    metric,
+    tmp_path,
+):
     models = []
     for metrics in ({}, {"sv": metric}):
         CountsCalls.only = None
         Carry.instances.clear()
-        loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(table=False))
+        loop = FederatedLoop(metrics=metrics, seed=1)
         module = ReachesGlobals()
         fit(loop, tmp_path / str(len(metrics)), module=module, data=toy_data(server_val=0.2))
         models.append(state_vector(module))
@@ -370,7 +367,7 @@ def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(
     assert Carry.instances == [module.net[1]]
 
 
-def installed_carry(folder: Path) -> Any:
+def installed_carry(folder: Path):
     """Import the layer from a package that is installed in a folder."""
     packages = folder / "site-packages"
     packages.mkdir()
@@ -381,16 +378,16 @@ def installed_carry(folder: Path) -> Any:
 
 
 def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     values = []
     for layer_class in (Carry, installed_carry(tmp_path)):
         CountsCalls.only = None
         layer_class.instances.clear()
         metric = ShadowShapley(performance="negative_loss")
-        loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=Reporting(table=False))
+        loop = FederatedLoop(metrics={"sv": metric}, seed=1)
         module = ReachesGlobals(layer_class)
         fit(loop, tmp_path, module=module, data=toy_data(server_val=0.2), rounds=2)
         values.append(loop.contributions["sv"])
@@ -400,9 +397,7 @@ def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(
 
 
 @pytest.fixture(scope="module", params=["negative_loss", "val_loss"])
-def performance_and_values(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Tensor]:
+def performance_and_values(request, tmp_path_factory):
     """A performance, and the values by it of a module without a further part."""
     folder = tmp_path_factory.mktemp("without")
     values = fit_with_metric(Kept(), folder, request.param)
@@ -413,11 +408,11 @@ def performance_and_values(
 @pytest.mark.parametrize("round_index", [-1, 1], ids=["before training", "in round 2"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_no_score_uses_changes_no_value(
-    kind: str,
-    round_index: int,
-    performance_and_values: tuple[str, Tensor],
-    tmp_path: Path,
-) -> None:
+    kind,
+    round_index,
+    performance_and_values,
+    tmp_path,
+):
     performance, values = performance_and_values
     module = MakesParts(REFUSED[kind], round_index)
 
@@ -432,22 +427,22 @@ def test_part_that_no_score_uses_changes_no_value(
     [*((MakesParts, kind) for kind in REFUSED), (CatchesErrors, "an open file")],
 )
 def test_part_that_scores_use_is_named_before_training(
-    make_module: Any,
-    kind: str,
-    performance: str,
-    tmp_path: Path,
-) -> None:
+    make_module,
+    kind,
+    performance,
+    tmp_path,
+):
     module = make_module(
         REFUSED[kind],
         round_index=-1,
         uses_part=True,
     )
 
-    with pytest.raises(ConfigurationError, match=r"copies of \w+: the module\.part"):
+    with refused(r"copies of \w+: the module\.part"):
         fit_with_metric(module, tmp_path, performance)
 
 
-METRICS: dict[str, Callable[[], Any]] = {
+METRICS = {
     "outputs": lambda: CumulativeShapley(performance="negative_loss"),
     "logged value": lambda: CumulativeShapley(performance="val_loss", mode="min"),
     "gradient": lambda: GradientShapley(loss="val_loss"),
@@ -466,9 +461,9 @@ def make_with_file() -> MakesParts:
 @pytest.mark.filterwarnings("ignore:value")
 @pytest.mark.parametrize("kind", METRICS)
 def test_part_that_scores_use_and_training_makes_ends_no_run(
-    kind: str,
-    tmp_path: Path,
-) -> None:
+    kind,
+    tmp_path,
+):
     metric = METRICS[kind]()
     loop = FederatedLoop(metrics={"value": metric}, seed=1)
     module = make_with_file()
@@ -498,7 +493,7 @@ def test_part_that_scores_use_and_training_makes_ends_no_run(
     assert "the module.part" in record["missing"]["value"]
 
 
-def test_copies_for_vectors_have_one_memory_of_weights() -> None:
+def test_copies_for_vectors_have_one_memory_of_weights():
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module.register_buffer(
         "offset",
@@ -525,7 +520,7 @@ def test_copies_for_vectors_have_one_memory_of_weights() -> None:
         assert address != module_tensors[name].data_ptr()
 
 
-def test_module_is_copied_once_a_round() -> None:
+def test_module_is_copied_once_a_round():
     module = nn.Sequential(nn.Linear(2, 2))
     space = ParameterSpace(module)
     copies = ScoringCopies(module, space)
@@ -543,34 +538,34 @@ def test_module_is_copied_once_a_round() -> None:
 class BorrowedNetwork(Dataset):
     """A data set, which copies share, that holds the module's network."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module):
         self.net = net
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 0
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 def test_copy_that_reaches_the_runs_weights_is_refused(
-    tmp_path: Path,
-    performance: str,
-) -> None:
+    tmp_path,
+    performance,
+):
     module = Kept()
     borrowed = BorrowedNetwork(module.net)
     module.borrowed = borrowed
     module.f = lambda x: borrowed.net(x)
 
-    with pytest.raises(ConfigurationError, match="scored twice, has two scores"):
+    with refused("scored twice, has two scores"):
         fit_with_metric(module, tmp_path, performance)
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 def test_frozen_layers_are_shared_and_scored(
-    tmp_path: Path,
-    performance: str,
-) -> None:
+    tmp_path,
+    performance,
+):
     module = Kept()
-    first_layer: Any = module.net[0]
+    first_layer = module.net[0]
     first_layer.requires_grad_(False)
     weight = first_layer.weight.clone()
 

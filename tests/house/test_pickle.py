@@ -48,9 +48,7 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
-    tmp_path: Path, name: str
-) -> None:
+def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, name):
     loop = LOOPS[name]()
     unfitted_copy = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)
@@ -78,12 +76,12 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
 
 
 class WithLambda(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = lambda x: 2 * x
 
 
-def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -> None:
+def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path):
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, WithLambda(), rounds=1)
     assert pickle.loads(pickle.dumps(loop)).round_index == 1
@@ -91,8 +89,13 @@ def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -
     assert repr(loop) == shown
 
 
-def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
+def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path):
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)
     assert len(pickle.dumps(loop)) < 20_000
-    assert not {"_data", "_reporter", "_boundary"} & vars(copy.deepcopy(loop)).keys()
+    assert (
+        not {"_data", "_reporter", "_boundary"}
+        & vars(
+            copy.deepcopy(loop),
+        ).keys()
+    )

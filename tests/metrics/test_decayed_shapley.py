@@ -1,16 +1,15 @@
 """DecayedShapley, BlendedContribution, OneRoundShapley: by formulas, and on the models of a federation's rounds."""
 
-from typing import Any
-
 import lightning as L
 import numpy as np
 import pytest
 import torch
 from functional.shapley.games import make_table_game
 from lightning.pytorch.callbacks import LambdaCallback
+from numpy.testing import assert_allclose
 from torch import Tensor
+from torch.testing import assert_close
 
-from flsv import Reporting
 from flsv.federation import FederatedLoop
 from flsv.functional import decayed_shapley, exact_shapley
 from flsv.metrics import BlendedContribution, DecayedShapley, OneRoundShapley
@@ -67,7 +66,7 @@ def test_metric_equals_the_function_and_counts_rounds(
             evaluated_rounds.add(index)
 
     expected = decayed_shapley(values_by_round, **options)
-    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+    assert_close(metric.compute(), expected, equal_nan=True)
     rounds_above_threshold = {
         index for index in range(len(values_by_round)) if decay ** (index + 1) >= threshold
     }
@@ -79,7 +78,7 @@ def test_metric_equals_the_function_and_counts_rounds(
 class AdditiveGame:
     """A coalition's utility is the sum of its members' values, ``[k]``."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor):
         self.values = values
         self.is_evaluated = False
 
@@ -88,17 +87,17 @@ class AdditiveGame:
         return masks.double() @ self.values
 
 
-def make_additive_game(*worth: float) -> Any:
+def make_additive_game(*worth: float):
     return lambda masks: masks.float() @ torch.tensor(worth)
 
 
 class Watch:
     """An estimator that keeps the round's utilities of all coalitions, in the order of their numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tables: list[torch.Tensor] = []
 
-    def __call__(self, utility: Any, players: int, generator: Any = None) -> Any:
+    def __call__(self, utility, players: int, generator=None):
         masks = (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1
         self.tables.append(utility(masks.bool()))
         return exact_shapley(utility, players)
@@ -148,7 +147,7 @@ def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights
     rounds = [exact_shapley(make_table_game(table), 3).values for table in watch.tables]
     expected = decayed_shapley(torch.stack(rounds), 0.5).float()
 
-    torch.testing.assert_close(loop.contributions["guo"], expected)
+    assert_close(loop.contributions["guo"], expected)
 
 
 def normalized_shares(values: np.ndarray) -> np.ndarray:
@@ -196,11 +195,11 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client():
     mean_cosine = cosine[:3] / num_rounds[:3]
     expected = normalized_shares(gain[:3]) / 2 + normalized_shares(mean_cosine) / 2
 
-    np.testing.assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
+    assert_allclose(values[:3].numpy(), expected, rtol=1e-5)
     assert values[3].isnan()
 
     gain_reported = metric.diagnostics()["gain"][:3].numpy()
-    np.testing.assert_allclose(gain_reported, gain[:3], rtol=1e-5)
+    assert_allclose(gain_reported, gain[:3], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,7 @@ def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_pa
     loops = {}
     for planned in (2, rounds):
         metric = OneRoundShapley(planned)
-        loop = FederatedLoop(metrics={"or": metric}, seed=0, reporting=Reporting(table=False))
+        loop = FederatedLoop(metrics={"or": metric}, seed=0)
         fit(
             loop,
             tmp_path / str(planned),
@@ -263,14 +262,14 @@ def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_pa
 
     stopped = loops[rounds]
     values = stopped.contributions["or"]
-    torch.testing.assert_close(values, loops[2].contributions["or"], rtol=0, atol=0)
+    assert_close(values, loops[2].contributions["or"], rtol=0, atol=0)
 
     rows = stopped.history().query("metric == 'or'")
     assert rows["round"].tolist() == [1] * 3  # a row of each client, of the second round alone
     assert stopped.metrics["or"].diagnostics()["evaluations"] == 2**3
 
 
-def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule) -> None:
+def stop_after_round_2(trainer: L.Trainer, module: L.LightningModule):
     trainer.should_stop = trainer.current_epoch == 1
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.metrics import GradientAgreement
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -68,7 +68,6 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
         recorder,
         {"mine": metric},
         seed=1,
-        reporting=Reporting(table=False),
     )
 
     module = fit(loop, tmp_path, Plain(), data, rounds=2)

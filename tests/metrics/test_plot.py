@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from flsv.metrics.plot import plot_contributions
 NAN = float("nan")
 
 
-def save_figure(figure: Any, folder: Path) -> None:
+def save_figure(figure, folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no room, no glyph
         figure.savefig(folder / "figure.png", dpi=40)
 
 
-def label_texts(texts: Any) -> list[str]:
+def label_texts(texts) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 

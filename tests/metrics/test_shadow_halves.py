@@ -1,18 +1,18 @@
 """ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
 
 import csv
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, Splits
 from flsv.functional import choose_halvings, few_coalitions
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, equivalent_runs, with_any_halves
-from flsv.utilities.errors import ConfigurationError
+from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit
 from helpers.models import Plainest
@@ -23,7 +23,7 @@ ROUNDS = 2
 
 def make_data():
     """Five clients, two of which have labels of their own."""
-    generator = torch.Generator().manual_seed(0)
+    generator = make_generator()
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
     clients = {}
     for client in range(NUM_CLIENTS):
@@ -48,9 +48,7 @@ def make_data():
 
 
 def make_loop(metric, **options):
-    return FederatedLoop(
-        metrics={"shadow": metric}, seed=3, reporting=Reporting(table=False), **options
-    )
+    return FederatedLoop(metrics={"shadow": metric}, seed=3, **options)
 
 
 def trained_coalitions(folder):
@@ -89,15 +87,15 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
         make_data(),
         ROUNDS,
     )
-    metric: Any = loop.metrics["shadow"]
-    metric_of_named: Any = loop_of_named.metrics["shadow"]
-    torch.testing.assert_close(
+    metric = loop.metrics["shadow"]
+    metric_of_named = loop_of_named.metrics["shadow"]
+    assert_close(
         metric.compute(),
         metric_of_named.compute(),
         rtol=0,
         atol=1e-6,
     )
-    torch.testing.assert_close(
+    assert_close(
         metric.errors,
         metric_of_named.errors,
         rtol=0,
@@ -107,7 +105,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
 
 def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     metric = ShadowShapley(coalitions="halves", halvings=2)
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     masks = few_coalitions(NUM_CLIENTS, "singles")
     order = torch.tensor([0, 1, 4, 6, 2, 5, 3])  # clients in another order
     outputs = torch.randn(
@@ -177,14 +175,14 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, reason):
-    with pytest.raises(ConfigurationError, match=reason):
+    with refused(reason):
         ShadowShapley(**options)
 
 
 def test_logged_values_are_refused_before_training(tmp_path):
     metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
 
-    with pytest.raises(ConfigurationError, match="chosen by the outputs"):
+    with refused("chosen by the outputs"):
         fit(
             make_loop(metric),
             tmp_path,

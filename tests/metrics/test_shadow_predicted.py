@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torchmetrics.classification import BinaryAUROC, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError
 
@@ -21,7 +22,7 @@ from flsv.functional.intervals import one_seed_stderr, prediction_stderr
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.scores.likelihood import MeanLogLikelihood
-from helpers import warns
+from helpers import make_generator, warns
 from helpers.coalitions_by_hand import SEED, make_shadow_loop, make_three_clients
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit, make_checkpoint_callback
@@ -32,26 +33,30 @@ SILENT = Reporting(table=False, figures=0, files=False)
 
 
 class Probabilities(Plain):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x).softmax(-1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return nn.functional.nll_loss(self(batch[0]).clamp_min(1e-6).log(), batch[1])
 
 
 class OneNumber(L.LightningModule):
     """A regression, or a classifier of class 0 against the rest, of one number for each sample."""
 
-    def __init__(self, binary: bool) -> None:
+    def __init__(self, binary: bool):
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.net = nn.Sequential(
+            nn.Linear(FEATURES, 8),
+            nn.Tanh(),
+            nn.Linear(8, 1),
+        )
         self.binary = binary
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x).squeeze(-1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = (
             nn.functional.binary_cross_entropy_with_logits
             if self.binary
@@ -59,15 +64,15 @@ class OneNumber(L.LightningModule):
         )
         return loss(self(batch[0]), batch[1])
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_mean", self(batch[0]).mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def make_regression_data(binary: bool) -> FederatedDataModule:
-    draw = torch.Generator().manual_seed(2)
+    draw = make_generator(2)
     x = torch.randn(160, FEATURES, generator=draw)
     noise = torch.randn(160, generator=draw)
     y = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 0.1 * noise
@@ -90,7 +95,7 @@ def make_regression_data(binary: bool) -> FederatedDataModule:
 class Adapted(L.LightningModule):
     """A frozen transformer of tokens with an adapter that starts at zero."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1):
         super().__init__()
         torch.manual_seed(seed)
         layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
@@ -100,22 +105,22 @@ class Adapted(L.LightningModule):
         self.adapter = nn.Linear(8, 8, bias=False)
         nn.init.zeros_(self.adapter.weight)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         embed, layer, head = self.frozen
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden = layer(embed(tokens), src_mask=mask)
         log_probabilities = head(hidden + self.adapter(hidden))[:, :-1].log_softmax(-1)
         return log_probabilities.gather(-1, tokens[:, 1:, None]).squeeze(-1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return -self(batch[0]).mean()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.adapter.parameters(), lr=0.5)
 
 
 def make_text_data() -> FederatedDataModule:
-    draw = torch.Generator().manual_seed(3)
+    draw = make_generator(3)
     sets = {}
     for name, low, count in (("a", 0, 20), ("b", 4, 12), ("c", 8, 16)):
         tokens = torch.randint(low, TOKENS, (count, 6), generator=draw)
@@ -125,14 +130,14 @@ def make_text_data() -> FederatedDataModule:
     return FederatedDataModule(clients=sets, batch_size=4, splits=splits, labels=False)
 
 
-def make_class_data() -> Any:
+def make_class_data():
     return Plain(network(batch_norm=False))
 
 
 Score = Callable[[Tensor, Tensor], Tensor]
 
 
-def score_each_sample(metric: Any, out: Tensor, y: Tensor) -> Tensor:
+def score_each_sample(metric, out: Tensor, y: Tensor) -> Tensor:
     scores = [metric.clone()(predictions, y) for predictions in out]
     return torch.stack(scores).double()
 
@@ -188,7 +193,7 @@ CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
 }
 
 
-def outputs_of(module: Any, x: Tensor) -> Tensor:
+def outputs_of(module, x: Tensor) -> Tensor:
     with torch.no_grad():
         out = copy.deepcopy(module).eval()(x)
 
@@ -256,7 +261,6 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name,
         metrics=metrics,
         aggregator=aggregator,
         seed=SEED,
-        reporting=Reporting(table=False),
     )
     fit(federation, tmp_path, module, make_data(), ROUNDS)
 
@@ -270,8 +274,8 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name,
             utility,
             logits=logits,
         ).values
-        metric: Any = federation.metrics[str(number)]
-        torch.testing.assert_close(
+        metric = federation.metrics[str(number)]
+        assert_close(
             metric.compute().double(),
             expected,
             rtol=1e-4,
@@ -289,7 +293,7 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     assert curve["round"].nunique() == 4
     assert len(curve.query("round == 3")) == CLIENTS
 
-    metric: Any = whole.metrics["shadow"]
+    metric = whole.metrics["shadow"]
     low, high = metric.intervals()
 
     assert (low < high).all()
@@ -298,12 +302,12 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     # Predictions of several rounds do not follow each other: their spread over rounds is no error.
     fit_errors = prediction_stderr(torch.tensor(metric.evidence["disagreement"]))
     stderr = one_seed_stderr(metric.values.flatten(), fit_errors, metric.starts[:, 0])
-    torch.testing.assert_close(metric.errors.flatten(), stderr.to(metric.errors))
+    assert_close(metric.errors.flatten(), stderr.to(metric.errors))
 
 
 @pytest.mark.slow
 def test_coalitions_with_frozen_weights_have_no_values_if_a_resumed_run_has_others(tmp_path):
-    def run(rounds: int, seed: int, path: Path | None = None, **options: Any) -> Tensor:
+    def run(rounds: int, seed: int, path: Path | None = None, **options) -> Tensor:
         metrics = {"shadow": ShadowShapley(performance=MeanLogLikelihood(), every=1)}
         loop = FederatedLoop(metrics=metrics, share="trainable", seed=SEED, reporting=SILENT)
         fit(loop, tmp_path, Adapted(seed), make_text_data(), rounds, path, **options)

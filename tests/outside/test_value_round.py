@@ -1,13 +1,13 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
@@ -38,7 +38,7 @@ SEED, ROUNDS = 5, 2
 
 
 class Logs(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
@@ -86,9 +86,7 @@ def trained_run(tmp_path_factory):
     return module, data, loop, recorder.rounds
 
 
-def values_of_last_round(
-    module: nn.Module, data: Any, rounds: list[Round], metrics: Any, form: Any, **options: Any
-) -> Any:
+def values_of_last_round(module: nn.Module, data, rounds: list[Round], metrics, form, **options):
     """Value the rounds, one after another. ``form`` makes what value_round takes of a vector."""
     for round in rounds:
         ids = round.client_ids.tolist()
@@ -107,7 +105,7 @@ def values_of_last_round(
     return values
 
 
-def assert_same_values(values: Tensor, expected: Tensor, name: str) -> None:
+def assert_same_values(values: Tensor, expected: Tensor, name: str):
     """Clients that were never seen are NaN in both."""
     assert torch.equal(values.nan_to_num(9), expected.nan_to_num(9)), name
 
@@ -173,7 +171,7 @@ def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(trained_run
     module, data, _, rounds = trained_run
     net = network()
     net.load_state_dict(module.net.state_dict())
-    valued_module: nn.Module = net
+    valued_module = net
     make_form = as_state
 
     if form == "arrays":
@@ -210,7 +208,7 @@ def test_value_round_of_deltas_equals_that_of_models(trained_run):
     of_models = value([*client_models], metrics=[CosineGradientShapley()])
 
     name = "CosineGradientShapley"
-    torch.testing.assert_close(of_deltas[name], of_models[name])
+    assert_close(of_deltas[name], of_models[name])
 
 
 def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
@@ -324,7 +322,7 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     decayed = values["DecayedShapley"]
     assert decayed.isnan().tolist() == [False, True, False]
     assert set(values.to_frame()["client_name"]) == {"Kyoto", "Lyon"}
-    torch.testing.assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
+    assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
 def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run):
@@ -422,7 +420,7 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
 
 
 class Normalizes(Plain):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
 
 
@@ -442,12 +440,12 @@ def test_value_round_applies_the_modules_batch_hooks_in_validation_mode():
         metrics=CumulativeShapley(),
     )
 
-    torch.testing.assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
+    assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
     assert module._trainer is None  # it is read, not written
 
 
 class OfDictionaries(Plain):
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         hits = (self(batch["x"]).argmax(1) == batch["y"]).float().mean()
         self.log_dict({"dev/hits": hits, "dev/loss": 1 - hits}, batch_size=len(batch["y"]))
 
@@ -465,7 +463,7 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
     plain = value_round(module, model, updates, [(x, y)], metrics=PartialFederatedShapley())
 
     name = "PartialFederatedShapley"
-    torch.testing.assert_close(by_logged[name], plain[name])
+    assert_close(by_logged[name], plain[name])
 
     with refused(r"dict\. Or measure.*validation_step logs"):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

@@ -1,8 +1,8 @@
 """PFedSV: who is worth what to whom, what is downloaded, mixed and saved; by hand, and in whole federations."""
 
-import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from personalization.judged import (
     SPACE,
     Judged,
@@ -14,6 +14,7 @@ from personalization.judged import (
     random_models,
 )
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.core import FederationState, Instruction, opened
 from flsv.core.parameter_space import ParameterSpace
@@ -36,14 +37,14 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     models, round = play_round(begin_method(4, PFedSV()), clients, vectors)
 
     values = exact_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
+    assert_allclose(round.peer_values[0], values, atol=1e-6)
 
     # Every coalition but the empty one, once, in one call.
     (evaluated,) = clients[0].evaluated
     assert len(evaluated) == len(evaluated.unique(dim=0)) == 15
 
     mixture = mixture_of_client_0(torch.from_numpy(values), vectors, vectors)
-    torch.testing.assert_close(models[0], mixture, atol=1e-6, rtol=0)
+    assert_close(models[0], mixture, atol=1e-6, rtol=0)
 
 
 def mixture_of_client_0(values: Tensor, points: Tensor, mixed: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 
     # The first 3 entries are the extractor.
     server = round.server_vector
-    torch.testing.assert_close(server, vectors.mean(0))
+    assert_close(server, vectors.mean(0))
 
     evaluated = torch.cat(clients[0].evaluated)
     assert (evaluated[:, :3] == server[:3]).all()
@@ -174,10 +175,10 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
     )
     expected = exact_values(on_common_extractor.numpy(), accuracy)
 
-    np.testing.assert_allclose(round.peer_values[0], expected, atol=1e-6)
+    assert_allclose(round.peer_values[0], expected, atol=1e-6)
 
     mixture = mixture_of_client_0(round.peer_values[0], heads, heads)
-    torch.testing.assert_close(
+    assert_close(
         models[0][3:],
         mixture,
         atol=1e-6,
@@ -306,7 +307,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     models, round = play_round(method, clients, vectors, space=space)
 
     mixture = mixture_of_client_0(round.peer_values[0], vectors[:, :num_parameters], vectors)
-    torch.testing.assert_close(models[0], mixture, atol=1e-4, rtol=0)
+    assert_close(models[0], mixture, atol=1e-4, rtol=0)
 
 
 def test_pfedsv_with_a_classifier_and_whole_models_is_refused():

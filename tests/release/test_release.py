@@ -15,7 +15,7 @@ FILES = {
 }
 
 
-def commit_versions(root: Path, words: str, **versions: str) -> None:
+def commit_versions(root: Path, words: str, **versions: str):
     if versions:
         for name, text in FILES.items():
             (root / name).parent.mkdir(exist_ok=True)
@@ -25,7 +25,7 @@ def commit_versions(root: Path, words: str, **versions: str) -> None:
     run_git(root, "commit", "-qm", words)
 
 
-def run_git(root: Path, *command: str) -> None:
+def run_git(root: Path, *command: str):
     name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run(["git", "-C", str(root), *name, *command], check=True, capture_output=True)
 

@@ -36,16 +36,16 @@ class Moved(ContributionMetric):
 
     def init_states(
         self,
-        num_clients: int,
-        num_classes: int | None,
-    ) -> None:
+        num_clients,
+        num_classes,
+    ):
         norms = torch.full((num_clients,), float("nan"))
         self.add_state("norms", norms, dist_reduce_fx=latest)
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.norms
 
 
@@ -199,11 +199,11 @@ def with_server_optimizer(rule: str, lr: float) -> Rule:
     return adaptive_step
 
 
-def flip_sign(round: PlainRound) -> None:
+def flip_sign(round: PlainRound):
     change_update(round, 1, lambda d: -d)
 
 
-def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> None:
+def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]):
     if client in round.rows:
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
@@ -241,7 +241,7 @@ def keep_largest(
     return p.where(is_sent, torch.zeros(()))
 
 
-def send_opposite_of_mean(round: PlainRound) -> None:
+def send_opposite_of_mean(round: PlainRound):
     """Xie et al.: against the mean, as long as the median of the lengths."""
     updates = round.updates.double()
     mean = updates.mean(0)
@@ -253,7 +253,7 @@ def send_opposite_of_mean(round: PlainRound) -> None:
         change_update(round, attacker, lambda update: sent)
 
 
-def train_moreau(net: nn.Module, epochs: Batches) -> None:
+def train_moreau(net: nn.Module, epochs: Batches):
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
     lr = 0.05
     outer_lr = 0.1
@@ -367,7 +367,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
     if case.optimizer is not None:
         module = Plain(copy.deepcopy(net), case.optimizer)
 
-    saving: dict[str, Any] = {
+    saving = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(tmp_path)],
     }

@@ -18,6 +18,7 @@ from flsv.federation.data_doubts import events_of_copies, events_of_tables
 from flsv.report import Budget, open_run, write_report
 from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
+from helpers import warns
 from helpers.pages import text_of_page
 from helpers.runs import (
     change_record,
@@ -52,27 +53,27 @@ def make_tables() -> Tables:
     return tables
 
 
-def remove_half_of_ages(tables: Tables) -> None:
+def remove_half_of_ages(tables: Tables):
     tables["Bilbao"].loc[::2, "age"] = np.nan
 
 
-def count_age_in_months(tables: Tables) -> None:
+def count_age_in_months(tables: Tables):
     tables["Bilbao"]["age"] *= 12
 
 
-def number_the_cases(tables: Tables) -> None:
+def number_the_cases(tables: Tables):
     first_case = 0
     for table in tables.values():
         table["case"] = first_case + np.arange(NUM_ROWS)
         first_case += 1000
 
 
-def repeat_rows(tables: Tables) -> None:
+def repeat_rows(tables: Tables):
     table = tables["Bilbao"]
     tables["Bilbao"] = pd.concat([table, table[:30]])
 
 
-def copy_lyons_rows(tables: Tables) -> None:
+def copy_lyons_rows(tables: Tables):
     table_of_lyon = tables["Lyon"]
     tables["Bilbao"] = table_of_lyon.sample(frac=1, random_state=0)
 
@@ -116,7 +117,7 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
         labels="died",
         splits=Splits(server_val=0.0),
     )
-    with pytest.warns(UserWarning, match="the tables are doubtful"):
+    with warns("the tables are doubtful"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
     if kind == "identifier":  # of which further sites tell, too
@@ -132,8 +133,8 @@ def make_run_with_doubt(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
-    tmp_path: Path, kind: str
-) -> None:
+    tmp_path, kind
+):
     folder = make_run_with_doubt(tmp_path, kind)
     (doubt,) = open_run(folder).record["events"]
 
@@ -165,7 +166,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
             assert other_client not in page
 
 
-def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
+def test_both_partners_with_the_same_rows_are_named(tmp_path):
     folder = make_run_with_doubt(tmp_path, "shared")
 
     shares = shares_of(open_run(folder), BUDGET)
@@ -178,7 +179,7 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path: Path) -> None:
     assert finding_of_turin == ""
 
 
-def write_table_with_shared_samples(folder: Path) -> None:
+def write_table_with_shared_samples(folder: Path):
     folder.mkdir()
     tables = make_tables()
     copy_lyons_rows(tables)
@@ -188,9 +189,7 @@ def write_table_with_shared_samples(folder: Path) -> None:
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
-def test_a_fit_records_and_prints_its_doubts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
     write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(
         tmp_path / "federation.yaml",
@@ -211,7 +210,7 @@ def test_a_fit_records_and_prints_its_doubts(
         },
     )
 
-    with pytest.warns(UserWarning, match="are samples of Lyon, too"):
+    with warns("are samples of Lyon, too"):
         run = fit_by_command(tmp_path, config)
 
     printed_words = capsys.readouterr().out.split()

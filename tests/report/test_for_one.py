@@ -3,7 +3,6 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,7 @@ def make_run_for_readers(
 
     def draw(client: int, *purpose: object) -> float:
         """A number that hangs on the seed for the others only."""
-        seeds: list[object] = [client, *purpose]
+        seeds = [client, *purpose]
         if client not in readers:
             seeds.append(seed)
         return random.Random(repr(tuple(seeds))).uniform(0.1, 1.0)
@@ -102,9 +101,7 @@ def make_run_for_readers(
     return {client: last_values[client] for client in others_ids}
 
 
-def write_contributions(
-    path: Path, names: tuple[str, ...], last_values: dict[int, float], draw: Any
-) -> None:
+def write_contributions(path: Path, names: tuple[str, ...], last_values: dict[int, float], draw):
     """Values of all metrics in all rounds; in the last round these."""
     everybody = range(len(names))
     class_names = {str(label): str(label) for label in range(NUM_CLASSES)}

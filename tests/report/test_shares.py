@@ -6,21 +6,20 @@ import re
 import shutil
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting, allocate
+from flsv import FederatedLoop, allocate
 from flsv.cli import main
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DecayedShapley
 from flsv.report import Budget, open_run, write_report
 from flsv.report.basis import basis_of
 from flsv.report.shares import shares_of
 from flsv.results.text import NO_NUMBER, WORDS
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page
@@ -42,12 +41,10 @@ def fitted_run(tmp_path_factory):
     """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
     folder = tmp_path_factory.mktemp("fitted")
     games = {"sv": CumulativeShapley, "decayed": DecayedShapley}
-    metrics: dict[str, Any] = {
-        name: kind(performance="negative_loss") for name, kind in games.items()
-    }
+    metrics = {name: kind(performance="negative_loss") for name, kind in games.items()}
     metrics["cssv"] = ClassSpecificShapley()
     fit(
-        FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False)),
+        FederatedLoop(metrics=metrics, seed=3),
         folder,
         data=toy_data(),
         rounds=2,
@@ -56,7 +53,7 @@ def fitted_run(tmp_path_factory):
     return folder
 
 
-def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts: Any) -> Path:
+def copy_part_of_run(fitted: Path, folder: Path, *metrics: str, **facts) -> Path:
     """A run's folder with some of its metrics only, and more in its record."""
     shutil.copytree(fitted, folder)
     all_metrics = json.loads((folder / "run.json").read_text())["metrics"]
@@ -151,7 +148,7 @@ def test_budget_without_a_clear_basis_is_refused(
     fitted_run, tmp_path, metrics, values_name, message
 ):
     folder = copy_part_of_run(fitted_run, tmp_path / "run", *metrics)
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         write_report(folder, budget=Budget(100.0, values_name))
     assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
 
@@ -213,7 +210,7 @@ def test_shares_of_a_repeated_run_with_other_data_are_refused(tmp_path):
     run = open_run(make_repeated_runs(tmp_path, [0.4, 0.1, 0.0], [0.6, 0.1, -0.4]))
     change_record(tmp_path / "seed_1", hashes={"server": "other"})
 
-    with pytest.raises(ConfigurationError, match="does not have the data of"):
+    with refused("does not have the data of"):
         shares_of(run, Budget(100.0))
 
 
@@ -352,5 +349,5 @@ def test_amounts_have_the_decimals_of_their_currency(currency, text):
     ],
 )
 def test_budget_with_more_decimals_than_its_currency_is_refused(amount, currency, decimals):
-    with pytest.raises(ConfigurationError, match=f"expected {decimals} decimals at most"):
+    with refused(f"expected {decimals} decimals at most"):
         Budget(amount, currency=currency)

@@ -19,7 +19,7 @@ NOT_AFTER_A_FIT = ("one_seed", "alone")
 
 
 @pytest.fixture(scope="module")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def trained_run(tmp_path_factory):
     """A run that has trained each client alone, and what it printed."""
     folder = tmp_path_factory.mktemp("verdict")
     trainer = {
@@ -49,9 +49,7 @@ def words_in(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(
-    trained_run: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(trained_run, capsys):
     run, fit_output = trained_run
     budget = Budget(100.0, by="value")
     verdict = shares_of(open_run(run), budget).verdict
@@ -62,9 +60,9 @@ def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(
 
 
 def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(
-    trained_run: tuple[Path, str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    trained_run,
+    capsys,
+):
     run, _ = trained_run
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
@@ -83,7 +81,7 @@ def assert_reports_say(
     run: Path,
     values_name: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+):
     """In the terminal, in the table of shares, and on the pages of all clients and of one."""
     command = ["report", str(run), "--budget", "100", "--by", values_name]
     assert main(command) == 0
@@ -97,7 +95,7 @@ def assert_reports_say(
         assert_says(verdict, words_in(page))
 
 
-def assert_says(verdict: Verdict, text: str) -> None:
+def assert_says(verdict: Verdict, text: str):
     """A text has the verdict's sentences, and no other reason."""
     for name, sentence in WORDS["against"].items():
         reason = verdict.reasons.get(name, sentence)

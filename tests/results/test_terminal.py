@@ -5,9 +5,7 @@ import io
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
@@ -26,7 +24,7 @@ from helpers.models import Plain, network
 
 
 class Shows(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
@@ -40,14 +38,14 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     events = []
 
     class Bar(make_bar):  # type: ignore[misc]
-        def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        def teardown(self, trainer, pl_module, stage):
             super().teardown(trainer, pl_module, stage)
             if isinstance(self, RichProgressBar):
                 assert not self.progress.live.is_started
             events.append("bar stopped")
 
     class Look(Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, module, *args):
             shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
     monkeypatch.setattr(
@@ -85,7 +83,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 
 
 class LogsByGroup(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
@@ -148,7 +146,7 @@ def test_table_without_values_shows_the_first_and_last_ten_clients():
 
 
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
-    def said(values: list[float], half_width: float | None = None, **changes: Any) -> str:
+    def said(values: list[float], half_width: float | None = None, **changes) -> str:
         numbers = dict(enumerate(values))
         intervals = {}
         if half_width is not None:

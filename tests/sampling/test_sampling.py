@@ -1,11 +1,10 @@
 """Samplers: sizes, chances, power-of-choice by hand, and what of one's own is no cohort."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
 from flsv.data import FederatedDataModule
@@ -38,7 +37,7 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     probabilities = sampler.coins(5, SSV)
 
     expected = importance_probabilities(SSV["ssv"], 2)
-    torch.testing.assert_close(probabilities, expected)
+    assert_close(probabilities, expected)
 
 
 def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_two():
@@ -106,7 +105,7 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
         chances_of_another.append(1 - chance_of_no_other)
 
     expected = client_coins * torch.stack(chances_of_another) / chance_of_two_or_more
-    torch.testing.assert_close(probabilities, expected.float())
+    assert_close(probabilities, expected.float())
 
 
 def test_shapley_importance_sampler_is_uniform_before_there_are_values():
@@ -126,21 +125,21 @@ def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value():
 class Own(ClientSampler):
     def __init__(
         self,
-        cohort: Any,
-        chances: Any = (1.0, 1.0, 1.0),
-    ) -> None:
+        cohort,
+        chances=(1.0, 1.0, 1.0),
+    ):
         self.cohort = torch.tensor(cohort)
         self.chances = torch.tensor(chances)
 
     def sample(
         self,
-        num_clients: int,
-        *_: Any,
-        **__: Any,
-    ) -> torch.Tensor:
+        num_clients,
+        *_,
+        **__,
+    ):
         return self.cohort
 
-    def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
+    def inclusion_probabilities(self, num_clients, *_, **__):
         return self.chances
 
 
@@ -184,12 +183,10 @@ M, D = 2, 4
 
 
 class Counts(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.rows: list[dict[str, list[int]]] = []
 
-    def update(
-        self, client_ids: Tensor, reached: Tensor, downloaded: Tensor, uploaded: Tensor
-    ) -> None:
+    def update(self, client_ids, reached, downloaded, uploaded):
         row = {
             "cohort": client_ids,
             "reached": reached.sort().values,
@@ -198,11 +195,11 @@ class Counts(ContributionMetric):
         }
         self.rows.append({name: values.tolist() for name, values in row.items()})
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return torch.zeros(5)
 
 
-def make_loop(**kwargs: Any) -> FederatedLoop:
+def make_loop(**kwargs) -> FederatedLoop:
     parts = {
         "aggregator": FedAvg("uniform"),
         "sampler": PowerOfChoice(cohort_size=M, candidates=D),

@@ -1,7 +1,5 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
-from typing import Any
-
 import pytest
 
 from flsv.aggregation import FedAvg
@@ -79,7 +77,7 @@ def test_object_that_is_no_part_has_no_checks():
 
 
 def test_a_refusal_that_nobody_has_declared_is_a_failure():
-    def refuse(loop: Any) -> Any:
+    def refuse(loop):
         raise ConfigurationError("not in this loop.")
 
     case = AggregatorCase(FedAvg())

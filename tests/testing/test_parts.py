@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ from helpers.part_cases import (
 Checks = list[PartCheck]
 
 
-def make_checks(kind: Any, part: Any, **options: Any) -> Checks:
+def make_checks(kind, part, **options) -> Checks:
     case = kind(part, **options)
     if kind in (AggregatorCase, ClientAlgorithmCase):
         case.checks = (*kind.checks, *MORE)

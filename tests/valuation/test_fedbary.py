@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.core import Client, LocalData
 from flsv.core.local_data import _open_data
@@ -43,12 +44,12 @@ def make_nan_inputs(samples: int) -> Tensor:
 
 
 def value_clients(
-    sets: Any,
-    validation: Any = None,
+    sets,
+    validation=None,
     judge: bool = True,
     seed: int = 0,
-    **options: Any,
-) -> Any:
+    **options,
+):
     """The valuation of these clients' samples, and the clients."""
     clients = clients_of(sets)
     server = None
@@ -162,11 +163,11 @@ class Sealed(Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        function: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+        function,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         if _open_data.get() is None:
             raise AssertionError(
                 f"{function} on what follows from a client's samples, outside of the client"
@@ -179,13 +180,13 @@ class RecordsAnswers(Client):
 
     recorded_answers: list[Any]
 
-    def ask(self, question: Any, *args: Any, **kwargs: Any) -> Any:
-        def answer_and_record(local: Any) -> Any:
+    def ask(self, question, *args, **kwargs):
+        def answer_and_record(local):
             return self.unseal(question(local, *args, **kwargs))
 
         return super().ask(answer_and_record)
 
-    def unseal(self, answer: Any) -> Any:
+    def unseal(self, answer):
         if isinstance(answer, tuple):
             return tuple(map(self.unseal, answer))
 
@@ -203,14 +204,14 @@ class RecordsAnswers(Client):
         return answer
 
 
-def no_model(batches: Any) -> Any:
+def no_model(batches):
     raise AssertionError("there is no model")
 
 
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation):
-    recorded_answers: list[Any] = []
-    clients: list[RecordsAnswers] = []
+    recorded_answers = []
+    clients = []
     sets = [draw_samples(40, 1), draw_samples(40, 2)]
     for number, (x, y) in enumerate(sets):
         sealed_batches = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
@@ -440,7 +441,7 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
     of_halves, _ = value_clients(sets, server, features=Half())
     of_pixels, _ = value_clients(sets, server, features=Pixels())
 
-    torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
+    assert_close(of_halves.distances, of_pixels.distances / 2)
 
     with refused("there is none before training"):
         value_clients(sets, server, features="penultimate")
@@ -493,4 +494,4 @@ def test_deviations_take_the_larger_of_two_middle_distances():
     gradients = torch.tensor([-4.0, -1.0, 0.0, 0.0, 5.0])
     # The center is 0. Four gradients are not above it, at distances 4, 1, 0, 0, whose larger middle one is 1.
     expected = torch.tensor(5 / 1.4826)
-    torch.testing.assert_close(deviations(gradients)[-1], expected)
+    assert_close(deviations(gradients)[-1], expected)

@@ -121,7 +121,7 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
 class Watched:
     """A utility that counts, and fails when a coalition is asked for twice."""
 
-    def __init__(self, utility: Game) -> None:
+    def __init__(self, utility: Game):
         self.utility = utility
         self.coalitions: set[tuple[bool, ...]] = set()
 

@@ -13,6 +13,7 @@ from functional.shapley.games import (
     make_table_game,
     shapley_by_all_orders,
 )
+from torch.testing import assert_close
 
 from flsv.functional import ESTIMATORS
 from helpers import make_generator, refused
@@ -99,7 +100,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
             budget=60,
             generator=make_generator(),
         )
-        torch.testing.assert_close(
+        assert_close(
             estimate.values.sum(),
             table[-1] - table[0],
         )
@@ -107,7 +108,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
 
     if name != "surrogate":  # whose kernel depends on the game
         values_of_a, values_of_b, values_of_sum = values
-        torch.testing.assert_close(values_of_a + values_of_b, values_of_sum)
+        assert_close(values_of_a + values_of_b, values_of_sum)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -186,7 +187,7 @@ def test_estimators_value_each_column_by_itself(name):
 
     assert of_two.values.shape == (5, 2)
     assert of_two.stderr.shape == (5, 2)
-    torch.testing.assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
+    assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
     assert of_one.values.shape == (5, 1)
 
 

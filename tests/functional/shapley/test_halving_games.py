@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
 
 from flsv.functional import predicted_shapley
 from flsv.functional.shapley import halving_games, mixtures
@@ -112,7 +114,7 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
         members = members_of(mask)
         expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+        assert_allclose(logits, expected, atol=TOLERANCE)
 
 
 def cuts_by_hand(members, coalitions):
@@ -150,7 +152,7 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
             block_sizes = [sizes[list(block)].sum() for block in cut]
             probabilities = [softmax(outputs[block]) for block in cut]
             means.append(np.average(probabilities, axis=0, weights=block_sizes))
-        np.testing.assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
+        assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
 
 
 def combiner_loss_by_hand(coefficients, features, trained):
@@ -234,7 +236,7 @@ def test_kriged_residuals_equal_their_formula():
     for mask, logits in zip(masks, predicted):
         residual = interpolate(members_of(mask.numpy()), missed, trained)
         expected = center(combined(mask[None])[0].double().numpy()) + residual
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+        assert_allclose(logits, expected, atol=TOLERANCE)
 
 
 def game_of(trained):
@@ -269,7 +271,7 @@ def test_values_are_those_of_the_mean_of_four_tables():
     ).values
 
     expected = shapley_of_table(table[:, None])[:, 0]
-    torch.testing.assert_close(
+    assert_close(
         values,
         expected,
         rtol=0,
@@ -290,14 +292,14 @@ def test_two_and_three_players(num_clients):
         masks, utilities, outputs, trained.weights, accuracy, logits=True
     ).values
 
-    torch.testing.assert_close(
+    assert_close(
         values.sum(),
         utilities[-1] - utilities[0],
     )
     if num_clients == 2:
         without_others = utilities[1:3] - utilities[0]
         with_other = utilities[3] - utilities[1:3].flip(0)
-        torch.testing.assert_close(values, (without_others + with_other) / 2)
+        assert_close(values, (without_others + with_other) / 2)
 
 
 def test_a_player_whose_model_knows_one_class_has_finite_predictions():
@@ -329,10 +331,10 @@ def test_regressions_have_the_interpolation_and_blocks():
     predictions = halving_games.halving_predictions(targets)
 
     assert len(predictions) == 2
-    torch.testing.assert_close(
+    assert_close(
         predictions[0](masks),
         interpolate(masks),
     )
     weights = halving_games.block_weights(masks, targets.masks, targets.weights)
     expected = weights.float() @ targets.outputs
-    torch.testing.assert_close(predictions[1](masks), expected)
+    assert_close(predictions[1](masks), expected)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from functional.transport.samples import wasserstein_distance
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.functional import (
     FederatedBarycenter,
@@ -66,7 +67,7 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     )
 
     exact = wasserstein_distance(x, x2)
-    torch.testing.assert_close(
+    assert_close(
         distances[-1],
         exact,
         rtol=1e-3,
@@ -102,10 +103,10 @@ def test_servers_distance_is_the_sum_of_both_ways():
 
     for _ in range(3):
         answer, distance = client.answer(gamma)
-        torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
+        assert_close(distance, wasserstein_distance(x, gamma))
         to_server = wasserstein_distance(gamma, x2)
         gamma = server.step(answer, distance)
-        torch.testing.assert_close(server.distance, distance + to_server)
+        assert_close(server.distance, distance + to_server)
 
 
 NUM_CLIENT_SAMPLES = 40
@@ -208,7 +209,7 @@ def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter():
     result = make_barycenter(samples, 25)
 
     distances = [wasserstein_distance(x, result.support_points) for x in samples]
-    torch.testing.assert_close(
+    assert_close(
         result.distances,
         torch.stack(distances),
         rtol=1e-2,

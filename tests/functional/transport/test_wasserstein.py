@@ -3,6 +3,7 @@
 import pytest
 import torch
 from functional.transport.samples import make_labeled, wasserstein_distance
+from torch.testing import assert_close
 
 from flsv.functional import (
     TransportClient,
@@ -21,7 +22,7 @@ def test_distance_of_a_matching_equals_pots(p):
     _, distance = matching(x, x2, p)
     _, distance_to_itself = matching(x, x.flip(0), p)
 
-    torch.testing.assert_close(
+    assert_close(
         distance,
         wasserstein_distance(x, x2, p),
         rtol=1e-9,
@@ -72,7 +73,7 @@ def test_distance_of_a_matching_equals_pots(p):
 def test_contribution_shares_are_proportional_to_inverse_distances(distances, expected):
     shares = contribution_shares(torch.tensor(distances, dtype=torch.float64))
 
-    torch.testing.assert_close(
+    assert_close(
         shares,
         torch.tensor(expected, dtype=torch.float64),
         equal_nan=True,
@@ -95,8 +96,8 @@ def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic():
     ) = 0.25, make_labeled(0), make_labeled(1)
     whole = wasserstein_distance(x, x2)
     gamma = interpolating_measure(x, x2, t=t)
-    torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
-    torch.testing.assert_close(
+    assert_close(wasserstein_distance(x, gamma), t * whole)
+    assert_close(
         wasserstein_distance(gamma, x2),
         (1 - t) * whole,
     )
@@ -132,5 +133,5 @@ def test_interpolation_of_unequal_sizes_moves_the_first_side():
             [(1 + 10) / 2],
         ]
     )
-    torch.testing.assert_close(answer, halfway)
-    torch.testing.assert_close(moved, halves_of_pairs)
+    assert_close(answer, halfway)
+    assert_close(moved, halves_of_pairs)
