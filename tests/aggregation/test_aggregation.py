@@ -311,7 +311,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
 def test_server_optimizer_begins_every_fit_with_empty_moments():
     aggregator = FedAvgM()
     result = run_rounds(aggregator)
-    aggregator.begin(None)  # type: ignore[arg-type]
+    aggregator.begin(None)
     assert torch.equal(run_rounds(aggregator), result)
     assert not torch.equal(run_rounds(aggregator), result)
 

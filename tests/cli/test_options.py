@@ -22,7 +22,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
         status = main(list(arguments))
     except SystemExit as stopped:
-        status = stopped.code  # type: ignore[assignment]
+        status = stopped.code
 
     assert status == 2
 

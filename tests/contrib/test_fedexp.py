@@ -5,28 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from contrib.rounds import NUM_PARAMETERS, START, make_round
+from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.contrib.fedexp import FedExP
-from flsv.core import ParameterSpace, Round
 from flsv.testing import parametrize_with_checks
-
-START = [1.0, 1.0, 0.0, 1.0]
-#: A network of two parameters, and the two statistics of a BatchNorm without parameters.
-NUM_PARAMETERS = 2
-
-
-def make_round(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Round:
-    network = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False))
-    return Round(
-        round_index=0,
-        client_ids=torch.arange(len(models)),
-        num_samples=torch.tensor(num_samples),
-        global_vector=torch.tensor(START),
-        client_vectors=torch.tensor(models),
-        space=ParameterSpace(network),
-    )
 
 
 def step_size_by_hand(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.runs import read_rows
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ONE_ROUND = {
     "hospitals.py": ["--rounds", "1"],
@@ -72,6 +74,6 @@ def test_example_runs_and_measures_contributions(name, folder, monkeypatch):
 
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     (written,) = folder.glob("runs/**/contributions.csv")
-    rows = list(csv.DictReader(written.open()))
+    rows = read_rows(written)
 
     assert {row["metric"] for row in rows} & {"value", "cssv"}

@@ -398,7 +398,7 @@ def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path)
     plain = fit_one_round(tmp_path / "plain")
     capped = fit_one_round(tmp_path / "capped", filters=filters)
 
-    assert torch.equal(plain.server_vector, capped.server_vector)  # type: ignore[arg-type]
+    assert torch.equal(plain.server_vector, capped.server_vector)
 
 
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):

@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 def allocate_shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
-    return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
+    return allocate(torch.tensor(values), budget, **rules).tolist()
 
 
 def test_shares_follow_the_rule_for_negative_values():
@@ -125,7 +125,7 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size, negatives):
         dtype=torch.float64,
     )
 
-    amounts = allocate(values, 120.0, negatives)  # type: ignore[arg-type]
+    amounts = allocate(values, 120.0, negatives)
 
     assert amounts.tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -182,4 +182,4 @@ def test_allocate_with_wrong_arguments_raises(arguments, message):
     values = torch.tensor([1.0, 2.0])
     all_arguments = {"values": values, "budget": 10.0, **arguments}
     with refused(message):
-        allocate(**all_arguments)  # type: ignore[arg-type]
+        allocate(**all_arguments)

@@ -451,7 +451,6 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     net.norm.eval()
     net.conv.weight.grad = torch.ones_like(net.conv.weight)
     net.norm.num_batches_tracked.fill_(17)
-    state = copy.deepcopy(net.state_dict())
 
     def tensors() -> dict[str, Any]:
         named_tensors = net.state_dict(keep_vars=True).items()
@@ -479,8 +478,6 @@ def test_evaluator_changes_neither_module_nor_random_state(backend):
     evaluator.gradient(round.global_vector)
 
     assert tensors() == tensors_at_first
-    for name, value in net.state_dict().items():
-        assert torch.equal(state[name], value)
     assert flags() == flags_at_first
     assert net.conv.weight.grad.eq(1).all()
     assert metric.update_count == 0

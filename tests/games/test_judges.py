@@ -1,7 +1,9 @@
 """Coalitions judged by the clients: the same game by hand, what is told, what is refused, and who stands apart."""
 
+import itertools
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch.testing import assert_close
 from torchmetrics.classification import BinaryAUROC
 
 import flsv
-from flsv import FederatedLoop, Reporting, value_round
+from flsv import FederatedLoop, value_round
 from flsv.aggregation import FedAvg
 from flsv.core import AnsweringClient, Client, LocalData
 from flsv.core.answers import expected_answer
@@ -24,6 +26,7 @@ from flsv.games.judges import (
     judge,
     judge_coalitions,
 )
+from flsv.games.members import members_of
 from flsv.metrics import (
     CoalitionValue,
     ContributionEstimation,
@@ -33,6 +36,7 @@ from flsv.metrics import (
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from helpers import make_generator, refused
+from helpers.coalitions_by_hand import GameByFits
 from helpers.data import CLASSES, FEATURES, toy_data, toy_sets
 from helpers.fits import fit, make_untrainable, partition_in_three, trainer_for
 from helpers.models import Plain, network
@@ -269,17 +273,21 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
     client_data = with_setup(make_data())
     n = len(CLIENTS)
-    inputs = []
-    labels = []
+    batches_by_client = []
     for client in range(n):
-        x_of_client, y_of_client = zip(*client_data.client_loader(client, "val", shuffle=False))
-        inputs.append(torch.cat(x_of_client))
-        labels.append(torch.cat(y_of_client))
-
-    x = torch.cat(inputs)
-    y = torch.cat(labels)
-    counts = torch.tensor([len(y_of_client) for y_of_client in labels])
+        batches_by_client.append(list(client_data.client_loader(client, "val", shuffle=False)))
+    counts = torch.tensor([sum(len(y) for _, y in batches) for batches in batches_by_client])
     owner = torch.arange(n).repeat_interleave(counts)
+
+    def make_trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(make_loop({}, sampler=cohort), tmp_path, rounds=2, limit_val_batches=0)
+
+    game = GameByFits(make_trainer, make_module(), client_data)
+    client_data.val_dataloader = lambda: [*itertools.chain(*batches_by_client)]
+    trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
+    outputs = [game.outputs(members)[0] for members in members_of(trained)]
+    _, y = game.outputs(())
+
     # The samples of a class that count: those of clients that hold out five of it.
     counted_samples = []
     for label in range(CLASSES):
@@ -289,23 +297,6 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
             if of_client.sum() >= LEAST:
                 is_counted |= of_client
         counted_samples.append(is_counted)
-
-    trained = torch.cat(
-        [
-            torch.zeros(1, n),
-            torch.ones(1, n),
-            torch.eye(n),
-        ],
-    ).bool()
-    outputs = []
-    for members in ([], [*range(n)], *([client] for client in range(n))):
-        model = make_module()
-        if members:
-            quiet = Reporting(table=False, figures=0, files=False)
-            alone = FederatedLoop(sampler=FixedCohort(members), seed=3, reporting=quiet)
-            fit(alone, tmp_path, model, make_data(), rounds=2)
-        with torch.no_grad():
-            outputs.append(model.eval()(x))
 
     def balanced(outputs: Tensor) -> Tensor:
         hits = (outputs.argmax(-1) == y).double()
@@ -328,7 +319,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
     assert_close(values, expected, rtol=0, atol=1e-6)
 
 
-REFUSED: list[tuple[dict[str, Any], Any, str]] = [
+REFUSED = [
     ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
     ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
     (

@@ -1,9 +1,8 @@
 """What a copy of the module logs is compared with what the run's own validation logs."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -205,7 +204,7 @@ def test_copies_that_lack_something_are_told_once(
     assert "a copy logs val_loss" in event_of_copies.text
 
 
-KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+KINDS = {
     "random numbers": (Noisy, {}),
     "random batches": (OwnLoader, {}),
     "the epoch": (OfEpoch, {}),

@@ -174,7 +174,7 @@ ACCURACY = torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")
 
 
 class NoValidation(Kind):
-    validation_step = L.LightningModule.validation_step  # type: ignore[assignment]
+    validation_step = L.LightningModule.validation_step
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def make_batches(classes: int) -> list[tuple[Tensor, Tensor]]:
 def make_evaluator(net: nn.Module, measure, data: list[tuple[Tensor, Tensor]]) -> ModelEvaluator:
     return ModelEvaluator(
         net, ParameterSpace(net), data, metric=performance_of("mine", measure, None).of
-    )  # type: ignore[union-attr,arg-type]
+    )
 
 
 def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:

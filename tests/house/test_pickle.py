@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, same_values, state_vector
 from helpers.models import Plain, network
 
-LOOPS: dict[str, Callable[[], FederatedLoop]] = {
+LOOPS = {
     "metrics": lambda: FederatedLoop(
         FedAdam(),
         {

@@ -1,9 +1,7 @@
 """CoalitionValue: every value and fold against a plain loop over coalitions and rounds; estimators; free riders."""
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +41,7 @@ def leave_one_out_by_hand(table: Tensor) -> list[float]:
     return [float(table[everybody] - table[everybody - 2**i]) for i in range(num_players)]
 
 
-VALUES: dict[str, Callable[[Tensor], Any]] = {
+VALUES = {
     "shapley": shapley_by_all_orders,
     "leave_one_out": leave_one_out_by_hand,
 }
@@ -70,7 +68,7 @@ def average(rounds: list[float], indices: list[int]) -> float:
     return value
 
 
-FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
+FOLDS = {
     "last": ("last", lambda rounds, indices: rounds[-1]),
     "average": ("average", average),
     "sum": (Sum(), lambda rounds, indices: sum(rounds)),

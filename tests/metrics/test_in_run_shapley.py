@@ -1,6 +1,5 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,7 +157,7 @@ class SoftLabels(Plain):
         return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.1 / CLASSES) if training else batch
 
 
-REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
+REFUSED = {
     "Adam": (
         make_in_run_loop,
         lambda: Plain(make_network_without_norm(), adam),
@@ -261,7 +260,7 @@ class NamesItsArgument(InRunShapley):
     def round_fields(self) -> dict[str, Any]:
         return {**super().round_fields, "values": "in_run_values"}
 
-    def update(self, client_ids, values, **arguments):  # type: ignore[override]
+    def update(self, client_ids, values, **arguments):
         super().update(client_ids, values, **arguments)
 
 
@@ -274,6 +273,6 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     )
     algorithm = InRunValues()
 
-    algorithm.set_up(info)  # type: ignore[arg-type]
+    algorithm.set_up(info)
 
     assert algorithm._loss is metric.measured_by

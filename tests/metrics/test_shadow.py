@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.aggregation import CGSV, ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
+from flsv.functional.intervals import one_seed_stderr
 from flsv.metrics import CosineGradientShapley, ShadowShapley, SurrogateFederatedShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.personalization import Standalone
@@ -65,21 +66,10 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
     module = Plain(network(batch_norm=False), optimizer)
     make = FEDERATIONS[name]
-    quiet = Reporting(table=False)
 
     def alone(cohort: FixedCohort) -> L.Trainer:
-        federation = FederatedLoop(
-            **make(),
-            sampler=cohort,
-            seed=SEED,
-            reporting=quiet,
-        )
-        return trainer_for(
-            federation,
-            tmp_path,
-            rounds=ROUNDS,
-            limit_val_batches=0,
-        )
+        federation = FederatedLoop(**make(), sampler=cohort, seed=SEED)
+        return trainer_for(federation, tmp_path, ROUNDS, limit_val_batches=0)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -95,13 +85,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
             ShadowShapley(coalitions="all", performance="negative_loss"),
             **options,
         )
-        fit(
-            federation,
-            tmp_path,
-            module,
-            make_three_clients(),
-            rounds=ROUNDS,
-        )
+        fit(federation, tmp_path, module, make_three_clients(), rounds=ROUNDS)
 
     values = federation.contributions["shadow"].double()
     by_class = federation.contributions["classes"].by_class
@@ -111,15 +95,13 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     assert_close(by_class.double(), classes, rtol=1e-5, atol=1e-6)
 
     metric = federation.metrics["shadow"]
-    low, high = metric.intervals()
     # No coalition is left open; what untrained models and the last three rounds differ by.
-    starts = metric.starts[:, 0].std() / 3
-    rounds = metric.recent[..., 0].double().var(0).mean()
-    half = 1.6448536 * (
-        (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
-    ).sqrt().expand(3)
+    no_fit_errors = torch.zeros(3)
+    stderr = one_seed_stderr(
+        metric.values[:, 0], no_fit_errors, metric.starts[:, 0], metric.recent[..., 0]
+    )
 
-    assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
+    assert_close(metric.errors[:, 0].double(), stderr, rtol=1e-3, atol=1e-5)
     assert_close(
         metric.recent[-1, :, 0].double(),
         expected,

@@ -1,10 +1,8 @@
 """ShadowShapley's predicted values: from outputs of plain fits of each client alone, by hand."""
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -134,7 +132,6 @@ def make_class_data():
     return Plain(network(batch_norm=False))
 
 
-Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def score_each_sample(metric, out: Tensor, y: Tensor) -> Tensor:
@@ -157,7 +154,7 @@ def hits_of(out: Tensor, y: Tensor) -> Tensor:
 
 
 #: Options of the metric, and the utility of outputs [c, V, ...] in the form that is predicted.
-OF_CLASSES: list[tuple[dict[str, Any], Score]] = [
+OF_CLASSES = [
     (
         {},
         lambda out, y: hits_of(out, y).mean(-1),
@@ -179,7 +176,7 @@ LIKELIHOOD = (
 )
 ERROR = ({"performance": MeanSquaredError()}, lambda out, y: -(out - y).square().mean(-1).double())
 #: A module, its data, such measures, and whether outputs are logits.
-CASES: dict[str, tuple[Any, Any, list[tuple[dict[str, Any], Score]], bool]] = {
+CASES = {
     "classes": (make_class_data, make_three_clients, OF_CLASSES, True),
     "probabilities": (
         lambda: Probabilities(network(batch_norm=False)),

@@ -137,7 +137,7 @@ def run_with_values(grid: Grid, rounds: int = 1, metrics=None, module=None, **op
         **options,
     )
     initial_model = ArrayRecord(make_net().state_dict())
-    result = strategy.start(grid, initial_model, num_rounds=rounds)  # type: ignore[arg-type]
+    result = strategy.start(grid, initial_model, num_rounds=rounds)
 
     return [*result.train_metrics_clientapp.values()]
 
@@ -205,7 +205,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
 
 
 class FailsInRound1(CosineGradientShapley):
-    def update(self, *, round_index, client_vectors):  # type: ignore[override]
+    def update(self, *, round_index, client_vectors):
         if round_index == 1:
             raise RuntimeError("no luck")
 
@@ -252,7 +252,7 @@ def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
 
     result = strategy.start(
         Grid({1: 10, 2: 20}), ArrayRecord(make_net().state_dict()), num_rounds=1
-    )  # type: ignore[arg-type]
+    )
 
     assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
 
@@ -267,7 +267,7 @@ def test_arrays_without_names_are_in_the_modules_order():
     state = make_net().state_dict()
     arrays = ArrayRecord([value.numpy() for value in state.values()])
 
-    result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
+    result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)
 
     (expected,) = run_with_values(Grid({1: 10, 2: 20}))
     values = result.train_metrics_clientapp[1]
@@ -363,7 +363,7 @@ def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
                 strategy, make_net(), make_batches(), metrics=two_metrics(), folder=tmp_path
             )
         initial_model = ArrayRecord(make_net().state_dict())
-        result = strategy.start(grid, initial_model, num_rounds=2)  # type: ignore[arg-type]
+        result = strategy.start(grid, initial_model, num_rounds=2)
         models.append(result.arrays.to_torch_state_dict())
         records.append(dict(result.train_metrics_clientapp[2]))
         assert getattr(strategy, "done", 12) == 12

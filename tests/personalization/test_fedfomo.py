@@ -158,7 +158,7 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss():
     )
 
     downloads = [better_model, 2 * better_model, 3 * better_model]
-    values = mix_models(local, downloads, num_parameters=3)  # type: ignore[arg-type]
+    values = mix_models(local, downloads, num_parameters=3)
 
     # Only the first download lowers the loss, and so it has all the weight.
     assert torch.equal(local.state[OWN_MODEL], better_model)

@@ -417,7 +417,7 @@ def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_pat
     module = Plain()
     sampler = FixedCohort([0])
     order = iter([0, 0, 1, 2])
-    sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]
+    sampler.sample = lambda *_, **__: torch.tensor([next(order)])
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
     entries = record_calls(personalizer, lambda round, *_: round.matrix.starts[0])
     initial = ParameterSpace(module).read(module)

@@ -182,7 +182,7 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path):
     watching = Watching()
     loop = FederatedLoop(
         client_algorithm=RefusesPrivacy(),
-        personalizer=watching,  # type: ignore[arg-type]
+        personalizer=watching,
         uploads=[GaussianPrivacy(1.0, 1.0)],
         seed=5,
     )

@@ -1,7 +1,6 @@
 """What the data have said reaches the record, the page, the shares and the verdict, for each kind of doubt."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def copy_lyons_rows(tables: Tables):
     tables["Bilbao"] = table_of_lyon.sample(frac=1, random_state=0)
 
 
-FAULTS: dict[str, Callable[[Tables], None]] = {
+FAULTS = {
     "missing": remove_half_of_ages,
     "unit": count_age_in_months,
     "identifier": number_the_cases,

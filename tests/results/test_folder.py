@@ -30,7 +30,7 @@ def fit_run(folder: Path | str | None, **options):
     loop = FederatedLoop(
         metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting
     )
-    trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
+    trainer = trainer_for(loop, folder, rounds=1, **options)
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 

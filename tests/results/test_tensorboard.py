@@ -64,7 +64,7 @@ def test_rounds_without_a_run_are_written(tmp_path):
 
 def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
-    data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
+    data.source[0].classes = CLASSES
     data.__class__ = Named
     return data
 
@@ -163,7 +163,7 @@ def test_every_client_has_a_tensorboard_run(fitted_run):
         _, dress_value = curves["cssv/class_1_Dress"][-1]
         _, weight = curves["weight"][-1]
         assert dress_value == pytest.approx(dress_values[client])
-        assert weight == pytest.approx(loop.weights[client].item())  # type: ignore[index]
+        assert weight == pytest.approx(loop.weights[client].item())
 
     # What is nobody's alone, and nothing else.
     shared = set(runs["."])

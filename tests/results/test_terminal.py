@@ -37,7 +37,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     shown = []
     events = []
 
-    class Bar(make_bar):  # type: ignore[misc]
+    class Bar(make_bar):
         def teardown(self, trainer, pl_module, stage):
             super().teardown(trainer, pl_module, stage)
             if isinstance(self, RichProgressBar):

@@ -86,7 +86,7 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
     coins = torch.rand(num_clients, generator=make_generator()) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
-    sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
+    sampler.coins = lambda num_clients, contributions: coins
 
     probabilities = sampler.inclusion_probabilities(num_clients, {})
 

@@ -4,7 +4,7 @@ import pytest
 
 from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
-from flsv.testing.checks import Case, PartCheck, equal
+from flsv.testing.checks import PartCheck, equal
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase, odd_rounds_end
@@ -12,7 +12,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts, refused
 from helpers.part_cases import PersonalizerCase
 
-TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
+TABLES = {
     MetricCase: faulty_parts.METRICS,
     AggregatorCase: faulty_parts.AGGREGATORS,
     ClientAlgorithmCase: faulty_parts.ALGORITHMS,

@@ -54,7 +54,7 @@ algorithm, upload, update_filter = (
 )
 #: The server's optimizer or the method scales the step.
 OWN_STEP = {"common_model_is_kept": "its step has a length of its own"}
-AGGREGATORS: Sequence[Checks] = [
+AGGREGATORS = [
     aggregator(aggregation.Bucketing(aggregation.GeometricMedian())),
     aggregator(
         aggregation.CGSV("cgsv"),
@@ -90,7 +90,7 @@ AGGREGATORS: Sequence[Checks] = [
         expected_failures={"equal_clients_weigh_the_same": "of equal entries it keeps some"},
     ),
 ]
-PERSONALIZERS: Sequence[Checks] = [
+PERSONALIZERS = [
     personalizer(
         personalization.FedEM(),
         module=partial(MixtureClient, 2, network="softmax", num_classes=3, input_shape=(4,)),
@@ -100,7 +100,7 @@ PERSONALIZERS: Sequence[Checks] = [
     personalizer(personalization.PFedSV(), metrics={"relevance": DomainRelevance()}),
     personalizer(personalization.SparsifiedReward(), metrics={"cgsv": CosineGradientShapley()}),
 ]
-SAMPLERS: Sequence[Checks] = [
+SAMPLERS = [
     sampler(sampling.BernoulliSampler(2.0)),
     sampler(sampling.FixedCohort([0, 2])),
     sampler(sampling.PowerOfChoice(2, candidates=3)),
@@ -108,7 +108,7 @@ SAMPLERS: Sequence[Checks] = [
     sampler(sampling.SoftmaxSampler(2)),
     sampler(sampling.UniformSampler(2)),
 ]
-ALGORITHMS: Sequence[Checks] = [
+ALGORITHMS = [
     algorithm(algorithms.FedDyn(), aggregator=algorithms.FedDynServer()),
     algorithm(algorithms.FedRep(), share=["!head"], local_epochs=2),
     algorithm(
@@ -118,7 +118,7 @@ ALGORITHMS: Sequence[Checks] = [
     ),
     algorithm(algorithms.PerFedAvg(hessian="free")),
 ]
-UPLOADS: list[Checks] = [
+UPLOADS = [
     upload(part)
     for part in (
         attacks.Alignment(clients=[1]),
@@ -137,7 +137,7 @@ UPLOADS += [
         expected_failures={"remote_is_equal": "sites do not see each other's updates"},
     )
 ]
-FILTERS: Sequence[Checks] = [
+FILTERS = [
     update_filter(filters.MultiKrum(byzantine=0, keep=2), sampler=sampling.FullParticipation()),
     update_filter(filters.NormCap(1.25)),
     update_filter(filters.OutlierFilter(exclude=True)),

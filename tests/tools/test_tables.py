@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cells import Cell, Measured, measure
@@ -17,7 +16,7 @@ ROOT = os.environ.get("FLSV_DATA_ROOT")
 
 DIGITS = {"data.source": "digits", "trainer.max_epochs": 2}
 #: A row and a column of each table, and overrides that make its cell one of digits.
-CELL_OF_TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
+CELL_OF_TABLE = {
     "guo": (
         "ours",
         "mnist, softmax, biased",

@@ -266,7 +266,7 @@ def test_designs_have_the_documented_numbers_of_coalitions():
     }
 
     for design, expected_number in expected_numbers.items():
-        assert len(few_coalitions(7, design)) == expected_number  # type: ignore[arg-type]
+        assert len(few_coalitions(7, design)) == expected_number
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
     assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
     assert len(few_coalitions(3)) == 2**3  # all
