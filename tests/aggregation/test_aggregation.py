@@ -77,13 +77,7 @@ def test_shapfed_weights_are_uniform_where_no_client_has_a_value():
 
 
 def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
-    cssv = torch.tensor(
-        [
-            [1.0],
-            [float("nan")],
-            [0.0],
-        ]
-    )
+    cssv = torch.tensor([[1.0], [float("nan")], [0.0]])
     round = make_round(
         [0, 1, 2],
         [1, 1, 1],
@@ -92,10 +86,7 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
     weights = ShapFedWA().weights(round, {"cssv": cssv})
 
     gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
-    assert_close(
-        weights.float(),
-        gammas / gammas.sum(),
-    )
+    assert_close(weights.float(), gammas / gammas.sum())
 
 
 def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
@@ -117,10 +108,7 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
     cssv_of_cohort = cssv[[0, 2]]
     gammas = ((1 + cssv_of_cohort) / 2).mean(1)
     expected = num_samples * gammas
-    assert_close(
-        weights.float(),
-        expected / expected.sum(),
-    )
+    assert_close(weights.float(), expected / expected.sum())
     weights_of_fedavg = FedAvg().weights(round, {})
     assert torch.equal(weights_before_values, weights_of_fedavg)
 
@@ -141,12 +129,7 @@ def test_normalized_shapley_weights_are_shares_of_the_cohorts_values():
 
     weights = rule.weights(round, {"sv": values})
 
-    assert weights.tolist() == pytest.approx(
-        [
-            0.6 / 0.8,
-            0.2 / 0.8,
-        ]
-    )
+    assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
 
 
 def test_shapley_weights_before_the_first_value_are_refused():
@@ -177,14 +160,7 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
         vectors,
         space,
     )
-    values = torch.tensor(
-        [
-            0.3,
-            float("nan"),
-            -0.1,
-            0.9,
-        ]
-    )
+    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
 
     vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
 
@@ -358,12 +334,7 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
         expected_weights = counts.double() / (3 * cut)
         buffers = weights.float() @ round.client_vectors[:, cut:]
 
-        assert_close(
-            result[:cut],
-            expected,
-            atol=1e-6,
-            rtol=0,
-        )
+        assert_close(result[:cut], expected, atol=1e-6, rtol=0)
         assert_close(weights, expected_weights)
         assert_close(result[cut:], buffers)
 
@@ -378,9 +349,7 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
 
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
-def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
-    inner,
-):
+def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner):
     with refused("which a bucket has not"):
         Bucketing(inner)
 

@@ -136,12 +136,7 @@ def test_several_attacks_are_applied_in_order_with_independent_noise():
     factors_of_two = send_through([GradientPoisoning()] * 2) / SHORT
 
     assert torch.equal(
-        send_through(
-            [
-                Scaling(3.0),
-                SignFlip(),
-            ]
-        ),
+        send_through([Scaling(3.0), SignFlip()]),
         SHORT * 3 * -1,
     )
     assert not torch.allclose(factors**2, factors_of_two)
@@ -292,9 +287,7 @@ class ComparesAnswersWithUpdates(FedAvg):
         return super().weights(round, contributions)
 
 
-def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
-    tmp_path,
-):
+def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tmp_path):
     aggregator = ComparesAnswersWithUpdates()
     evaluation = ClientEvaluation(every=1, models="trained")
     colluders = SendsAQuarterOfTheMean(clients=[1, 2])

@@ -165,13 +165,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     correlations = summary["all"]
 
     truth = federations["small"][1].mean
-    scores = [
-        spearman(
-            results.values["small", seed, "fedsv"],
-            truth,
-        )
-        for seed in (0, 1)
-    ]
+    scores = [spearman(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
 
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
     errors = [share_error(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
@@ -200,14 +194,9 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
     assert reread_shadow_values == pytest.approx(shadow_values, nan_ok=True)
 
 
-def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
-    tmp_path,
-):
+def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(tmp_path):
     # The columns low and high are of an earlier version.
-    lines = [
-        "federation,seed,metric,client,value,low,high,identity",
-        "small,0,size,0,1,,,",
-    ]
+    lines = ["federation,seed,metric,client,value,low,high,identity", "small,0,size,0,1,,,"]
     (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
 
     with refused("value,low,high,identity: expected .*value,identity. Move the"):

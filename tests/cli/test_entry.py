@@ -208,10 +208,7 @@ def main_without_a_reader(words: list[str]) -> int:
 
 @pytest.mark.parametrize(
     ("command", "num_checkpoints"),
-    [
-        ("fit --config federation.yaml", 1),
-        ("data --config federation.yaml", 0),
-    ],
+    [("fit --config federation.yaml", 1), ("data --config federation.yaml", 0)],
 )
 def test_command_goes_on_when_its_output_is_no_longer_read(command, num_checkpoints, tmp_path):
     write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})

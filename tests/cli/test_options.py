@@ -48,10 +48,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "reads a metric that is called 'nope'",
         ),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
-        (
-            "fit --data.source lacks.Data",
-            "lacks cannot be imported",
-        ),
+        ("fit --data.source lacks.Data", "lacks cannot be imported"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
     ],

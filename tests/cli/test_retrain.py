@@ -27,10 +27,7 @@ def trained_run(tmp_path_factory):
     """A run of two rounds on the data that write_config names."""
     folder = tmp_path_factory.mktemp("retrained")
     federation = {
-        "aggregator": {
-            "class_path": "ShapFedWA",
-            "init_args": {"metric": "cssv"},
-        },
+        "aggregator": {"class_path": "ShapFedWA", "init_args": {"metric": "cssv"}},
         "metrics": {"cssv": "ClassSpecificShapley"},
         "reporting": {"table": False, "figures": 0},
     }
@@ -76,9 +73,7 @@ def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, 
     assert not any(order.is_whole for order in all_orders)
 
 
-def test_retrain_refuses_scores_that_give_no_single_value(
-    tmp_path,
-):
+def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
     with refused("use balanced_accuracy"):
         retrain(tmp_path, metric="per_class_accuracy")
 

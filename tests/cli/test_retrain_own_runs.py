@@ -34,10 +34,7 @@ from helpers.runs import (
 
 OF_A_TABLE = {
     "seed_everything": 3,
-    "model": {
-        "class_path": "flsv.ClassifierClient",
-        "init_args": {"network": "softmax"},
-    },
+    "model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}},
     "federation": {"reporting": {"table": False, "figures": 0}},
 }
 
@@ -170,17 +167,10 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, m
 
 @pytest.mark.slow
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
-    metric = {
-        "class_path": "flsv.metrics.ShadowShapley",
-        "init_args": {"judges": "clients"},
-    }
+    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
     data = {
         **yaml.safe_load(FEDERATION)["data"],
-        "splits": {
-            "server_val": 0.0,
-            "client_val": 0.3,
-            "seed": 0,
-        },
+        "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0},
     }
     config = write_config(
         tmp_path / "federation.yaml",
@@ -221,9 +211,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         retrain(run, seeds=1, judges="server")
 
 
-def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(
-    tmp_path,
-):
+def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(tmp_path):
     """Each command in a process of its own, as from a shell."""
     config = write_config(
         tmp_path / "federation.yaml",

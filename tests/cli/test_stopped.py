@@ -106,16 +106,9 @@ def receive_within_a_del_method(number: signal.Signals):
 @pytest.mark.parametrize("receive", [signal.raise_signal, receive_within_a_del_method])
 @pytest.mark.parametrize(
     ("number", "error"),
-    [
-        (signal.SIGTERM, Terminated),
-        (signal.SIGINT, KeyboardInterrupt),
-    ],
+    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
 )
-def test_signal_stops_a_command_even_if_received_within_a_del_method(
-    receive,
-    number,
-    error,
-):
+def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, number, error):
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     def receive_and_sleep() -> None:

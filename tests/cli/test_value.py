@@ -16,11 +16,7 @@ from helpers.runs import read_rows
 def test_value_prints_a_table_and_writes_csv(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
-    configs = [
-        "--config=digits",
-        "--config=value",
-        "--config=scenarios/fedbary_feature_noise",
-    ]
+    configs = ["--config=digits", "--config=value", "--config=scenarios/fedbary_feature_noise"]
 
     assert main(["value", *configs]) == 0
 
@@ -71,10 +67,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 
 @pytest.mark.parametrize(
     ("validation", "seed"),
-    [
-        (False, 0),
-        (True, 1),
-    ],
+    [(False, 0), (True, 1)],
 )
 def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     validation, seed, tmp_path

@@ -89,12 +89,7 @@ BUDGET = 80
 def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq):
     def mine(game: Game, seed: int) -> Tensor:
         generator = make_generator(seed)
-        estimate = permutation_shapley(
-            game.utility,
-            7,
-            budget=BUDGET,
-            generator=generator,
-        )
+        estimate = permutation_shapley(game.utility, 7, budget=BUDGET, generator=generator)
         return estimate.values
 
     def theirs(game: Game, seed: int) -> Tensor:

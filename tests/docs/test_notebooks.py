@@ -23,13 +23,7 @@ def without_numbers(cell: dict[str, Any]) -> list[Any]:
         if output.get("data"):
             words.append(list(output["data"]))
         else:
-            words.append(
-                re.sub(
-                    r"[-\d.]+ *",
-                    "#",
-                    "".join(output["text"]),
-                )
-            )
+            words.append(re.sub(r"[-\d.]+ *", "#", "".join(output["text"])))
 
     return [cell["cell_type"], "".join(cell["source"]), words]
 

@@ -175,9 +175,7 @@ def test_every_code_block_of_a_page_runs(page):
     "algorithm",
     [pytest.param(algorithm, id=algorithm.configs[0]) for algorithm in docs_site.algorithms()],
 )
-def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(
-    algorithm,
-):
+def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(algorithm):
     if "lora" in algorithm.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(algorithm)

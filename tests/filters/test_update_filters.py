@@ -127,10 +127,7 @@ METRICS = {
 
 @pytest.mark.parametrize(
     ("aggregator", "factor"),
-    [
-        (GeometricMedian(), 100.0),
-        (ShapleyWeighted("ssv"), 1e30),
-    ],
+    [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)],
     ids=["median", "by values"],
 )
 def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggregator, factor):
@@ -189,9 +186,7 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     assert of_client.get_group("weight").tolist() == [0, 1, 2, 3]
 
 
-def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
-    tmp_path,
-):
+def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tmp_path):
     class Overflows(FedAvg):
         rounds = (1,)
 

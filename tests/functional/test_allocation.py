@@ -51,30 +51,14 @@ def test_shares_without_a_positive_claim_raise(values):
 
 
 def test_client_without_a_value_has_no_share():
-    assert allocate_shares(
-        [
-            3.0,
-            NAN,
-            1.0,
-        ]
-    ) == pytest.approx([90, 0, 30])  # 3 : 0 : 1 of 120
+    assert allocate_shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])  # 3 : 0 : 1 of 120
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cents_sum_to_the_budget_and_are_nearest(seed):
     generator = make_generator(seed)
     values = torch.rand(7, generator=generator)
-    budget = (
-        int(
-            torch.randint(
-                1,
-                100_000,
-                (1,),
-                generator=generator,
-            )
-        )
-        / 100
-    )
+    budget = int(torch.randint(1, 100_000, (1,), generator=generator)) / 100
 
     amounts = allocate(values, budget, unit=0.01).tolist()
 
@@ -116,12 +100,7 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size, negatives):
     """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
     expected = allocate_shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
     values = torch.tensor(
-        [
-            size,
-            size,
-            -size,
-            0.0,
-        ],
+        [size, size, -size, 0.0],
         dtype=torch.float64,
     )
 

@@ -19,19 +19,8 @@ def test_label_divergence_equals_that_of_scipy():
         1,
         keepdims=True,
     )
-    expected = [
-        entropy(
-            row,
-            np.full(4, 0.25),
-        )
-        for row in p
-    ]
-    assert_allclose(
-        label_divergence(COUNTS),
-        expected,
-        rtol=1e-6,
-        atol=1e-8,
-    )
+    expected = [entropy(row, np.full(4, 0.25)) for row in p]
+    assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(

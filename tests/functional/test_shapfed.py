@@ -27,11 +27,7 @@ def test_class_specific_shapley_equals_numpys_cosines():
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
 
-    assert_allclose(
-        got.numpy(),
-        cssv_by_hand(clients, server),
-        rtol=1e-12,
-    )
+    assert_allclose(got.numpy(), cssv_by_hand(clients, server), rtol=1e-12)
 
     with pytest.raises(ValueError, match=r"\[2, 3, 4\].*\[3, 5\]"):
         class_specific_shapley(
@@ -65,15 +61,7 @@ def test_participant_weights_equal_shapfeds_equation_6():
         [np.mean([0.75, 0.25, 1.0]), 0.0],
     )
     assert share.tolist() == [1, 0]
-    assert (
-        participant_weights(
-            -torch.ones(
-                4,
-                2,
-            )
-        )[1].tolist()
-        == [0.25] * 4
-    )
+    assert participant_weights(-torch.ones(4, 2))[1].tolist() == [0.25] * 4
 
 
 def test_collaborative_fairness_equals_numpys_correlation():

@@ -63,12 +63,7 @@ def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
     generator = make_generator(1)
     is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
-    noise = torch.randn(
-        len(masks),
-        CASES,
-        CLASSES,
-        generator=generator,
-    )
+    noise = torch.randn(len(masks), CASES, CLASSES, generator=generator)
     strength_by_size = 0.4 * masks.sum(dim=1, keepdim=True)
     strength_by_membership = 1.5 * masks.float()  # client i has samples of class i
     strengths = strength_by_size + strength_by_membership  # [coalitions, classes]
@@ -76,17 +71,8 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
-@pytest.mark.parametrize(
-    "measure",
-    [
-        "accuracy",
-        "negative_loss",
-        "balanced_accuracy",
-    ],
-)
-def test_covariance_of_values_is_that_of_a_plain_bootstrap(
-    measure,
-):
+@pytest.mark.parametrize("measure", ["accuracy", "negative_loss", "balanced_accuracy"])
+def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
     score = make_score(measure)
@@ -155,13 +141,8 @@ def test_values_of_the_cases_average_to_the_predicted_values():
     )
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [MeanSquaredError(), MeanAbsoluteError()],
-)
-def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
-    metric,
-):
+@pytest.mark.parametrize("metric", [MeanSquaredError(), MeanAbsoluteError()])
+def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
     num_samples = 50
     targets = torch.linspace(-1, 1, num_samples)
     score = make_score_of_regression(metric, targets)

@@ -23,11 +23,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies, ScoringCopies, named_tensors
-from flsv.metrics import (
-    CumulativeShapley,
-    GradientShapley,
-    ShadowShapley,
-)
+from flsv.metrics import CumulativeShapley, GradientShapley, ShadowShapley
 from helpers import refused
 from helpers.data import CLASSES, FEATURES, toy_data
 from helpers.fits import fit, state_vector
@@ -136,9 +132,7 @@ def test_copied_module_shares_no_weights_with_the_original(kind):
 
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
-def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(
-    backend,
-):
+def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend):
     module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
 
     def scale_center(layer, args, output: Tensor) -> Tensor:
@@ -154,13 +148,7 @@ def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attribute
         )
     ]
     space = ParameterSpace(module)
-    evaluate = ModelEvaluator(
-        module,
-        space,
-        batches,
-        num_classes=CLASSES,
-        backend=backend,
-    )
+    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
 
     def loss_of_zeros() -> float:
         scores = evaluate(torch.zeros(1, space.size))
@@ -275,17 +263,10 @@ class CatchesErrors(MakesParts):
             repr(self.part)
 
 
-def fit_with_metric(
-    module,
-    folder: Path,
-    performance: str,
-) -> Tensor:
+def fit_with_metric(module, folder: Path, performance: str) -> Tensor:
     mode = "min" if performance == "val_loss" else None
     metric = CumulativeShapley(performance=performance, mode=mode)
-    loop = FederatedLoop(
-        metrics={"sv": metric},
-        seed=1,
-    )
+    loop = FederatedLoop(metrics={"sv": metric}, seed=1)
     fit(
         loop,
         folder,
@@ -349,10 +330,7 @@ class ReachesGlobals(Kept):
     "metric",
     [CumulativeShapley(performance="negative_loss"), ShadowShapley(performance="negative_loss")],
 )
-def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(
-    metric,
-    tmp_path,
-):
+def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(metric, tmp_path):
     models = []
     for metrics in ({}, {"sv": metric}):
         CountsCalls.only = None
@@ -377,10 +355,7 @@ def installed_carry(folder: Path):
     return import_module("carries").Carry
 
 
-def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(
-    tmp_path,
-    monkeypatch,
-):
+def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     values = []
     for layer_class in (Carry, installed_carry(tmp_path)):
@@ -432,11 +407,7 @@ def test_part_that_scores_use_is_named_before_training(
     performance,
     tmp_path,
 ):
-    module = make_module(
-        REFUSED[kind],
-        round_index=-1,
-        uses_part=True,
-    )
+    module = make_module(REFUSED[kind], round_index=-1, uses_part=True)
 
     with refused(r"copies of \w+: the module\.part"):
         fit_with_metric(module, tmp_path, performance)
@@ -451,29 +422,17 @@ METRICS = {
 
 
 def make_with_file() -> MakesParts:
-    return MakesParts(
-        open_file,
-        round_index=1,
-        uses_part=True,
-    )
+    return MakesParts(open_file, round_index=1, uses_part=True)
 
 
 @pytest.mark.filterwarnings("ignore:value")
 @pytest.mark.parametrize("kind", METRICS)
-def test_part_that_scores_use_and_training_makes_ends_no_run(
-    kind,
-    tmp_path,
-):
+def test_part_that_scores_use_and_training_makes_ends_no_run(kind, tmp_path):
     metric = METRICS[kind]()
     loop = FederatedLoop(metrics={"value": metric}, seed=1)
     module = make_with_file()
     folder = tmp_path / "with"
-    fit(
-        loop,
-        folder,
-        module=module,
-        data=toy_data(server_val=0.2),
-    )
+    fit(loop, folder, module=module, data=toy_data(server_val=0.2))
 
     loop_without = FederatedLoop(seed=1)
     module_without = make_with_file()
@@ -495,11 +454,7 @@ def test_part_that_scores_use_and_training_makes_ends_no_run(
 
 def test_copies_for_vectors_have_one_memory_of_weights():
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    module.register_buffer(
-        "offset",
-        torch.ones(2),
-        persistent=False,
-    )
+    module.register_buffer("offset", torch.ones(2), persistent=False)
     space = ParameterSpace(module)
     copies = ScoringCopies(module, space).take()
 
@@ -546,10 +501,7 @@ class BorrowedNetwork(Dataset):
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_copy_that_reaches_the_runs_weights_is_refused(
-    tmp_path,
-    performance,
-):
+def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path, performance):
     module = Kept()
     borrowed = BorrowedNetwork(module.net)
     module.borrowed = borrowed
@@ -560,10 +512,7 @@ def test_copy_that_reaches_the_runs_weights_is_refused(
 
 
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_frozen_layers_are_shared_and_scored(
-    tmp_path,
-    performance,
-):
+def test_frozen_layers_are_shared_and_scored(tmp_path, performance):
     module = Kept()
     first_layer = module.net[0]
     first_layer.requires_grad_(False)

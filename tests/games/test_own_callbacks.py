@@ -27,11 +27,7 @@ class LogsSize(L.Callback):
     def __init__(self):
         self.num_validations = 0
 
-    def on_validation_epoch_end(
-        self,
-        trainer,
-        pl_module,
-    ):
+    def on_validation_epoch_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.num_validations += 1
         self.log("size", size_of_weights(pl_module))
@@ -45,20 +41,10 @@ class Evaluator(nn.Module, L.Callback):
         self.mean = MeanMetric()
         self.num_validations = 0
 
-    def on_validation_batch_end(
-        self,
-        trainer,
-        pl_module,
-        outputs,
-        *_,
-    ):
+    def on_validation_batch_end(self, trainer, pl_module, outputs, *_):
         self.mean.update(outputs)
 
-    def on_validation_epoch_end(
-        self,
-        trainer,
-        pl_module,
-    ):
+    def on_validation_epoch_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.num_validations += 1
         pl_module.log("size", self.mean.compute())
@@ -88,29 +74,17 @@ class HasEvaluator(Plainest):
 
 
 def make_loop():
-    metric = ShadowShapley(
-        coalitions="all",
-        performance="size",
-        mode="max",
-    )
+    metric = ShadowShapley(coalitions="all", performance="size", mode="max")
     return make_shadow_loop(metric)
 
 
 @pytest.mark.parametrize("kind", [MakesCallbacks, MakesOne, HasEvaluator])
-def test_values_by_what_own_callbacks_log_sum_to_the_gain(
-    kind,
-    tmp_path,
-):
+def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind, tmp_path):
     torch.manual_seed(0)
     module = kind()
     size_before = size_of_weights(module)
     loop = make_loop()
-    trainer = trainer_for(
-        loop,
-        tmp_path,
-        rounds=2,
-        enable_checkpointing=True,
-    )
+    trainer = trainer_for(loop, tmp_path, rounds=2, enable_checkpointing=True)
 
     trainer.fit(module, make_three_clients())
 

@@ -43,11 +43,7 @@ class Carry(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.register_buffer(
-            "total",
-            torch.zeros(1),
-            persistent=False,
-        )
+        self.register_buffer("total", torch.zeros(1), persistent=False)
         self.layers.append((self,))
 
     def forward(self, x):
@@ -178,11 +174,7 @@ def fit_module(
 
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 @pytest.mark.parametrize("make", [Registry, LateRegistry])
-def test_copies_that_lack_something_are_told_once(
-    make,
-    performance,
-    tmp_path,
-):
+def test_copies_that_lack_something_are_told_once(make, performance, tmp_path):
     module = make()
     loop, messages = fit_module(module, tmp_path, performance)
 
@@ -221,12 +213,7 @@ KINDS = {
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_that_score_as_the_run_are_not_doubted(
-    kind,
-    metric,
-    performance,
-    tmp_path,
-):
+def test_copies_that_score_as_the_run_are_not_doubted(kind, metric, performance, tmp_path):
     make, options = KINDS[kind]
     module = make()
 

@@ -337,11 +337,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
     net = KINDS[kind]()
     data = make_batches(3 if kind == "three logits" else 2)
     space = ParameterSpace(net)
-    vectors = torch.randn(
-        5,
-        space.size,
-        generator=make_generator(1),
-    )
+    vectors = torch.randn(5, space.size, generator=make_generator(1))
     x, y = (torch.cat(parts) for parts in zip(*data))
     expected = []
     for vector in vectors:
@@ -461,10 +457,7 @@ WITH_A_BOUND = {
     "a share": nn.Sigmoid,
     "a number in -1 .. 1": nn.Tanh,
 }
-WITHOUT_A_BOUND = {
-    "a line": nn.Identity,
-    "a leaky number": nn.LeakyReLU,
-}
+WITHOUT_A_BOUND = {"a line": nn.Identity, "a leaky number": nn.LeakyReLU}
 
 
 def make_network(layer) -> nn.Module:

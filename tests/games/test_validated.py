@@ -73,12 +73,7 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
     )
     sign = -1 if mode == "min" else 1
     logged = [
-        validate_with_lightning(
-            untrained,
-            vector,
-            kind.data(),
-            tmp_path,
-        )[name]
+        validate_with_lightning(untrained, vector, kind.data(), tmp_path)[name]
         for vector in vectors
     ]
     expected = [sign * value for value in logged]

@@ -92,9 +92,4 @@ def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)
     assert len(pickle.dumps(loop)) < 20_000
-    assert (
-        not {"_data", "_reporter", "_boundary"}
-        & vars(
-            copy.deepcopy(loop),
-        ).keys()
-    )
+    assert not {"_data", "_reporter", "_boundary"} & vars(copy.deepcopy(loop)).keys()

@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ContributionMetric,
-    GradientAgreement,
-)
+from flsv.metrics import ContributionMetric, GradientAgreement
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit

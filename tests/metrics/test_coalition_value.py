@@ -41,10 +41,7 @@ def leave_one_out_by_hand(table: Tensor) -> list[float]:
     return [float(table[everybody] - table[everybody - 2**i]) for i in range(num_players)]
 
 
-VALUES = {
-    "shapley": shapley_by_all_orders,
-    "leave_one_out": leave_one_out_by_hand,
-}
+VALUES = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_out_by_hand}
 
 
 def values_by_loop(value: str) -> list[dict[int, float]]:
@@ -214,11 +211,7 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
     for seed in range(3):
         utility = make_table_game(make_random_table(3, seed))
         for metric in (cumulative, single):
-            metric.update(
-                ids,
-                utility,
-                make_generator(seed),
-            )
+            metric.update(ids, utility, make_generator(seed))
         total += single.compute()[ids]
         variance += single.diagnostics()["stderr"][ids] ** 2
 
@@ -259,10 +252,7 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
 def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize):
-    options = {
-        "estimator": "permutation",
-        "estimator_args": {"budget": 12},
-    }
+    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
     game = make_table_game(make_random_table(4))

@@ -108,11 +108,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         scores.append(np.array(scores_without))
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
 
-    assert_allclose(
-        loop.contributions["fedce"].numpy(),
-        coefficients,
-        atol=1e-5,
-    )
+    assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
 
     diagnostics = loop.metrics["fedce"].diagnostics()
@@ -156,11 +152,7 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
 
 def test_absent_client_keeps_its_contribution_estimate():
     metric = ContributionEstimation(4)
-    models = torch.randn(
-        3,
-        5,
-        generator=make_generator(),
-    )
+    models = torch.randn(3, 5, generator=make_generator())
     for ids in ([0, 1, 2], [0, 1]):
         cohort = torch.tensor(ids)
         cohort_models = models[: len(ids)]
@@ -209,9 +201,7 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
-    tmp_path,
-):
+def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path):
     # F1, averaged over samples, is the accuracy.
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     performances = {

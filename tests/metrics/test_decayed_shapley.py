@@ -104,10 +104,7 @@ class Watch:
 
 @pytest.mark.parametrize(
     ("kind", "server_lr"),
-    [
-        ("fixed", 1.0),
-        ("renormalized", 0.5),
-    ],
+    [("fixed", 1.0), ("renormalized", 0.5)],
 )
 def test_coalition_models_of_decayed_shapley_have_the_rounds_aggregation_weights(
     tmp_path, kind, server_lr
@@ -192,10 +189,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client():
 
 @pytest.mark.parametrize(
     ("kind", "server_lr", "cohort_size"),
-    [
-        ("renormalized", 0.7, 3),
-        ("fixed", 0.7, 2),
-    ],
+    [("renormalized", 0.7, 3), ("fixed", 0.7, 2)],
 )
 def test_one_round_shapley_models_are_the_start_plus_members_updates(
     tmp_path, kind, server_lr, cohort_size

@@ -63,16 +63,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     expected = torch.zeros(3, CLASSES, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
-        labels = torch.cat(
-            [
-                y
-                for _, y in dealt.client_loader(
-                    client,
-                    "train",
-                    shuffle=False,
-                )
-            ]
-        )
+        labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
         for round in rounds:
             round_values, model = in_run_values_by_hand(
                 dealt,

@@ -64,13 +64,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
     halvings = 2
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
 
-    fit(
-        loop,
-        tmp_path / "halves",
-        Plainest(),
-        make_data(),
-        ROUNDS,
-    )
+    fit(loop, tmp_path / "halves", Plainest(), make_data(), ROUNDS)
 
     coalitions = trained_coalitions(tmp_path / "halves")
     everybody = set(range(NUM_CLIENTS))
@@ -80,13 +74,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
     assert all(tuple(sorted(everybody - set(half))) in coalitions for half in halves)
 
     loop_of_named = make_loop(ShadowShapley(coalitions=sorted(coalitions)))
-    fit(
-        loop_of_named,
-        tmp_path / "named",
-        Plainest(),
-        make_data(),
-        ROUNDS,
-    )
+    fit(loop_of_named, tmp_path / "named", Plainest(), make_data(), ROUNDS)
     metric = loop.metrics["shadow"]
     metric_of_named = loop_of_named.metrics["shadow"]
     assert_close(
@@ -95,12 +83,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
         rtol=0,
         atol=1e-6,
     )
-    assert_close(
-        metric.errors,
-        metric_of_named.errors,
-        rtol=0,
-        atol=1e-6,
-    )
+    assert_close(metric.errors, metric_of_named.errors, rtol=0, atol=1e-6)
 
 
 def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
@@ -108,19 +91,9 @@ def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     generator = make_generator(1)
     masks = few_coalitions(NUM_CLIENTS, "singles")
     order = torch.tensor([0, 1, 4, 6, 2, 5, 3])  # clients in another order
-    outputs = torch.randn(
-        len(masks),
-        10,
-        CLASSES,
-        generator=generator,
-    )
+    outputs = torch.randn(len(masks), 10, CLASSES, generator=generator)
     names = [f"site {client}" for client in range(NUM_CLIENTS)]
-    expected = choose_halvings(
-        outputs[2:],
-        names,
-        2,
-        logits=True,
-    )
+    expected = choose_halvings(outputs[2:], names, 2, logits=True)
 
     chosen = metric.next_coalitions(
         masks[order],
@@ -143,14 +116,8 @@ def test_the_halves_are_those_of_the_outputs_of_each_client_alone():
     assert len(none_left) == 0
 
 
-@pytest.mark.parametrize(
-    "halvings",
-    [1, 2, 3],
-)
-@pytest.mark.parametrize(
-    "num_clients",
-    [4, 5, 8],
-)
+@pytest.mark.parametrize("halvings", [1, 2, 3])
+@pytest.mark.parametrize("num_clients", [4, 5, 8])
 def test_a_halving_costs_one_more_run(num_clients, halvings):
     masks = with_any_halves(coalition_masks("halves", num_clients), halvings)
 
@@ -183,10 +150,4 @@ def test_logged_values_are_refused_before_training(tmp_path):
     metric = ShadowShapley(coalitions="halves", performance="val_acc", mode="max")
 
     with refused("chosen by the outputs"):
-        fit(
-            make_loop(metric),
-            tmp_path,
-            Plainest(),
-            make_data(),
-            ROUNDS,
-        )
+        fit(make_loop(metric), tmp_path, Plainest(), make_data(), ROUNDS)

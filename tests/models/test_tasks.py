@@ -29,13 +29,7 @@ class Lines(L.LightningDataModule):
         x = torch.randn(37, 4, generator=generator)
         self.x, self.y = (
             x,
-            x @ torch.arange(4.0)
-            + 3
-            + 0.1
-            * torch.randn(
-                37,
-                generator=generator,
-            ),
+            x @ torch.arange(4.0) + 3 + 0.1 * torch.randn(37, generator=generator),
         )
         self.input_shape = shape
 
@@ -149,10 +143,7 @@ def test_character_model_predicts_each_following_character(tmp_path):
 
     mean_loss = sum(losses) / len(losses)
     expected_loss = pytest.approx(mean_loss, rel=1e-5)
-    expected_bits = pytest.approx(
-        mean_loss / math.log(2),
-        rel=1e-5,
-    )
+    expected_bits = pytest.approx(mean_loss / math.log(2), rel=1e-5)
     accuracy = sum(hits) / len(hits)
     logged = trainer.callback_metrics
     assert logged["val_loss"].item() == expected_loss
@@ -226,39 +217,19 @@ def test_mixture_loss_gradient_is_that_of_em():
         module,
         x,
     )[:, np.arange(len(y)), y.numpy()]
-    joint = (
-        np.array(
-            [
-                [0.6],
-                [0.3],
-                [0.1],
-            ]
-        )
-        * chances
-    )
+    joint = np.array([[0.6], [0.3], [0.1]]) * chances
     responsibilities = joint / joint.sum(0)
 
     module.training_step((x, y), 0).backward()
 
-    expected_counts = np.array(
-        [
-            6,
-            3,
-            1,
-        ]
-    ) + responsibilities.sum(1)
+    expected_counts = np.array([6, 3, 1]) + responsibilities.sum(1)
     assert_allclose(module.network.responsibility, expected_counts, rtol=1e-5)
     for component, weights in zip(module.network.components, responsibilities):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
         weighted_loss = (torch.from_numpy(weights).float() * losses).mean()
         gradients = torch.autograd.grad(weighted_loss, list(component.parameters()))
         for parameter, gradient in zip(component.parameters(), gradients):
-            assert_close(
-                parameter.grad,
-                gradient,
-                rtol=1e-4,
-                atol=1e-6,
-            )
+            assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_mixture_components_have_different_initial_weights():

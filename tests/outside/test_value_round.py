@@ -375,10 +375,7 @@ STATE = NET.state_dict()
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
         ({"metrics": LeaveOneOut()}, "evaluate models.*give val_loader"),
         ({"metrics": ContributionEstimation()}, r"asks for \['clients'\].*only a FederatedLoop"),
-        (
-            {"metrics": ClassSpecificShapley(head="4"), "num_classes": 7},
-            "has 3 rows",
-        ),
+        ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 rows"),
         (
             {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "name what the LightningModule logs",

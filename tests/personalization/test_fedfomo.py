@@ -212,10 +212,4 @@ def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path):
         values_of_runs.append([round.peer_values for round, *_ in entries])
 
     for values, values_by_log in zip(*values_of_runs):
-        assert_close(
-            values,
-            values_by_log,
-            rtol=1e-3,
-            atol=1e-4,
-            equal_nan=True,
-        )
+        assert_close(values, values_by_log, rtol=1e-3, atol=1e-4, equal_nan=True)

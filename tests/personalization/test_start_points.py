@@ -57,12 +57,7 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_pa
 
     for round, (reputation, initial_models), own_models, _ in entries:
         assert sorted(own_models) == sorted(round.client_ids.tolist())
-        merit = [
-            math.tanh(
-                max(float(r), 0),
-            )
-            for r in reputation.double().nan_to_num(0)
-        ]
+        merit = [math.tanh(max(float(r), 0)) for r in reputation.double().nan_to_num(0)]
         shares = [m / max(merit) for m in merit]
         assert min(shares) < 0.999  # so that the test says something
         step = loop.space.unflatten(round.server_vector - round.global_vector)

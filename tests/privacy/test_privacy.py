@@ -45,9 +45,7 @@ def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier, roun
     )
 
 
-def test_accountant_without_dp_accounting_says_what_to_install(
-    monkeypatch,
-):
+def test_accountant_without_dp_accounting_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with refused(r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
@@ -133,12 +131,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
         generator = generator_for(5, "privacy", 0, client)
         noise = torch.randn(len(update), generator=generator)
         expected = clipped + clip * noise_multiplier * noise
-        assert_close(
-            sent[client],
-            expected,
-            atol=1e-5,
-            rtol=1e-4,
-        )
+        assert_close(sent[client], expected, atol=1e-5, rtol=1e-4)
 
     # Another client's noise, or another round's, is another.
     correlations = torch.corrcoef(sent) - torch.eye(6)
@@ -270,10 +263,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
     if how == "min_epochs":
-        with (
-            warns("stops"),
-            refused("no budget for"),
-        ):
+        with warns("stops"), refused("no budget for"):
             fit(loop(), tmp_path, make_plain(), rounds=5, min_epochs=4)
         return
 

@@ -31,9 +31,7 @@ def targets(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
-def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
-    hook,
-):
+def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(hook):
     shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
     assert len(targets(shown)) == len(targets(README)) > 20
     assert all(target.startswith("https://") for target in targets(shown))

@@ -34,11 +34,7 @@ class Moved(ContributionMetric):
     per_class = False
     norms: Tensor
 
-    def init_states(
-        self,
-        num_clients,
-        num_classes,
-    ):
+    def init_states(self, num_clients, num_classes):
         norms = torch.full((num_clients,), float("nan"))
         self.add_state("norms", norms, dist_reduce_fx=latest)
 
@@ -225,11 +221,7 @@ def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: b
     return send
 
 
-def keep_largest(
-    p: Tensor,
-    number: int,
-    client: int,
-) -> Tensor:
+def keep_largest(p: Tensor, number: int, client: int) -> Tensor:
     """The tenth of the largest magnitude, by sorting."""
     by_magnitude = sorted(
         range(len(p)),
@@ -367,10 +359,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
     if case.optimizer is not None:
         module = Plain(copy.deepcopy(net), case.optimizer)
 
-    saving = {
-        "enable_checkpointing": True,
-        "callbacks": [make_checkpoint_callback(tmp_path)],
-    }
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
 
     stopped = copy.deepcopy(module)
     fit(
@@ -390,12 +379,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
         ckpt_path=tmp_path / "checkpoints/last.ckpt",
     )
 
-    expected = replay(
-        net,
-        case.rule,
-        case.train,
-        case.send,
-    )
+    expected = replay(net, case.rule, case.train, case.send)
     tolerance = case.tolerance
 
     torch.testing.assert_close(

@@ -19,13 +19,7 @@ from flsv.report.shares import shares_of
 from flsv.results.text import WORDS
 from helpers import warns
 from helpers.pages import text_of_page
-from helpers.runs import (
-    change_record,
-    fit_by_command,
-    make_game,
-    read_rows,
-    write_config,
-)
+from helpers.runs import change_record, fit_by_command, make_game, read_rows, write_config
 
 NUM_ROWS = 120
 CLIENTS = ("Bilbao", "Lyon", "Turin")
@@ -198,11 +192,7 @@ def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
             "labels": "ill",
             "splits": {"server_val": 0.3},
         },
-        trainer={
-            "max_epochs": 1,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-        },
+        trainer={"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False},
         federation={
             "metrics": {"value": "ShadowShapley"},
             "reporting": {"figures": 0},

@@ -59,21 +59,8 @@ def make_shadow_run(folder: Path, judges: str = "server", **game) -> Path:
     }
     change_record(
         folder,
-        metrics={
-            "sv": {
-                **metric,
-                "class": "ShadowShapley",
-                "judges": judges,
-            }
-        },
-        paid_in={
-            "sv": {
-                **record,
-                "source": "outputs",
-                "alone_only": False,
-                **game,
-            }
-        },
+        metrics={"sv": {**metric, "class": "ShadowShapley", "judges": judges}},
+        paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
     )
 
     return folder
@@ -83,9 +70,7 @@ def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
-def test_report_lists_exactly_the_reasons_against_payment(
-    tmp_path,
-):
+def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     def made(
         name: str,
         values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02),
@@ -171,9 +156,7 @@ def test_page_of_a_run_without_values_says_why(tmp_path, game, is_finished, reas
     assert "1,000" not in front
 
 
-def test_first_page_after_retraining_shows_retrained_values_only(
-    tmp_path,
-):
+def test_first_page_after_retraining_shows_retrained_values_only(tmp_path):
     folder = add_retrained_values(make_game(tmp_path, VALUES))
     values = dict(zip(NAMES, RETRAINED_VALUES))
     names_by_value = sorted(values, key=lambda name: values[name], reverse=True)
@@ -208,9 +191,7 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     return make_shadow_run(folder, case_covariance=rows)
 
 
-def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
-    tmp_path,
-):
+def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path):
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
 
     page = front_page_of(folder)
@@ -267,9 +248,7 @@ def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path):
     assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
 
 
-def test_page_of_all_has_every_clients_name_value_and_hash(
-    tmp_path,
-):
+def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path):
     page = text_of_page(write_report(make_run(tmp_path, clients=4, rounds=5)))
     for client in range(4):
         last_value = value_of_cell(client, column=0, round_index=4)
@@ -361,9 +340,7 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
     assert WORDS["dash"] in front
 
 
-def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(
-    tmp_path,
-):
+def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tmp_path):
     folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     without_covariance = make_game(tmp_path / "without", VALUES)

@@ -21,13 +21,7 @@ from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.pages import text_of_page
-from helpers.runs import (
-    change_record,
-    make_game,
-    make_repeated_runs,
-    make_run,
-    value_of_cell,
-)
+from helpers.runs import change_record, make_game, make_repeated_runs, make_run, value_of_cell
 
 
 def test_open_run_reads_values_and_names(tmp_path):
@@ -169,9 +163,7 @@ def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path,
         open_run(tmp_path)
 
 
-def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(
-    tmp_path,
-):
+def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path):
     folder = make_run(
         tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False
     )

@@ -136,11 +136,7 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
             "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed",
         ),
         (["sv"], "cssv", "--by cssv: .* has values by sv"),
-        (
-            ["sv"],
-            "retrained",
-            "flsv retrain RUN adds retrained",
-        ),
+        (["sv"], "retrained", "flsv retrain RUN adds retrained"),
         ([], None, "no contribution was measured"),
     ],
 )
@@ -234,9 +230,7 @@ def test_outliers_are_reported_without_changing_amounts(fitted_run, tmp_path):
         assert sentence in text
 
 
-def test_intervals_of_shares_come_from_joint_draws_of_all_values(
-    tmp_path,
-):
+def test_intervals_of_shares_come_from_joint_draws_of_all_values(tmp_path):
     folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
     path = folder / "contributions.csv"
     frame = pandas.read_csv(path)

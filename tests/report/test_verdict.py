@@ -28,10 +28,7 @@ def trained_run(tmp_path_factory):
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    federation = {
-        "metrics": {"value": "ShadowShapley"},
-        "reporting": {"figures": 0},
-    }
+    federation = {"metrics": {"value": "ShadowShapley"}, "reporting": {"figures": 0}}
     config = write_config(
         folder / "federation.yaml",
         seed_everything=3,
@@ -59,10 +56,7 @@ def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(trained_run, 
     assert_reports_say(verdict, run, "value", capsys)
 
 
-def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(
-    trained_run,
-    capsys,
-):
+def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(trained_run, capsys):
     run, _ = trained_run
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0

@@ -240,9 +240,7 @@ def make_late_rounds(value: float) -> list[RoundResult]:
     ]
 
 
-def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(
-    tmp_path,
-):
+def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp_path):
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path, NAMES)
     num_earlier_rows = len(read_contributions(path))
@@ -301,10 +299,7 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path):
 
 
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path):
-    metrics = {
-        "relevance": DomainRelevance(),
-        "cost": CommunicationCost(),
-    }
+    metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     loop = FederatedLoop(
         metrics=metrics,
         personalizer=PFedSV(),

@@ -235,9 +235,7 @@ def read_hparams_tab(folder: Path) -> dict[str, Session]:
     return rows
 
 
-def test_hparams_tab_has_the_settings_and_final_numbers(
-    fitted_run,
-):
+def test_hparams_tab_has_the_settings_and_final_numbers(fitted_run):
     loop, folder = fitted_run
     (session,) = read_hparams_tab(folder).values()
     settings, numbers = session
@@ -393,9 +391,7 @@ class Dies(InRound):
             raise KeyError("killed")
 
 
-def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(
-    tmp_path,
-):
+def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
     """The run is killed, goes on with more rounds, and goes on from a checkpoint before that. What it trains again, it
     draws again at the same points."""
 

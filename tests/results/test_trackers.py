@@ -34,26 +34,14 @@ class RecordsInMemory:
 class WandbInMemory(RecordsInMemory, WandbLogger):
     experiment = None
 
-    def log_image(
-        self,
-        key,
-        images,
-        step=None,
-        **_,
-    ):
+    def log_image(self, key, images, step=None, **_):
         (self.pictures[key],) = images
 
 
 class FullWandb(WandbInMemory):
     """Refuses pictures, which it has noted all the same."""
 
-    def log_image(
-        self,
-        key,
-        images,
-        step=None,
-        **_,
-    ):
+    def log_image(self, key, images, step=None, **_):
         super().log_image(key, images, step)
         raise OSError("no room")
 

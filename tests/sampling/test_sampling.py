@@ -45,11 +45,7 @@ def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_
     values = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
 
-    cohort = sampler.sample(
-        2,
-        values,
-        make_generator(),
-    )
+    cohort = sampler.sample(2, values, make_generator())
 
     assert cohort.tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, values).tolist() == [1, 1]
@@ -123,20 +119,11 @@ def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value():
 
 
 class Own(ClientSampler):
-    def __init__(
-        self,
-        cohort,
-        chances=(1.0, 1.0, 1.0),
-    ):
+    def __init__(self, cohort, chances=(1.0, 1.0, 1.0)):
         self.cohort = torch.tensor(cohort)
         self.chances = torch.tensor(chances)
 
-    def sample(
-        self,
-        num_clients,
-        *_,
-        **__,
-    ):
+    def sample(self, num_clients, *_, **__):
         return self.cohort
 
     def inclusion_probabilities(self, num_clients, *_, **__):

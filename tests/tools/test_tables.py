@@ -77,15 +77,7 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         "--workers",
         "1",
     ]
-    main(
-        [
-            *arguments,
-            "--seeds",
-            "2",
-            "--csv",
-            str(tmp_path / "out.csv"),
-        ]
-    )
+    main([*arguments, "--seeds", "2", "--csv", str(tmp_path / "out.csv")])
     out = capsys.readouterr().out
 
     assert "| bb | 7.0 ± 7.1 |" in out

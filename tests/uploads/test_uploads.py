@@ -127,9 +127,7 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
     assert visits == [2, 2, 2]
 
 
-def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(
-    tmp_path,
-):
+def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(tmp_path):
     uploads = [HalvesAndRecords("global")]
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
     numbers_received_by_round = []
@@ -263,8 +261,5 @@ def test_compressed_traffic_counts_indices_and_values():
 
 def test_compression_with_clients_own_start_models_is_refused(tmp_path):
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
-    with (
-        warns("discarded"),
-        refused("did not send"),
-    ):
+    with warns("discarded"), refused("did not send"):
         fit(loop, tmp_path)

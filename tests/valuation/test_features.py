@@ -45,10 +45,7 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
         del weights[name]
 
     headless.load_state_dict(weights)
-    assert_close(
-        features,
-        headless(make_images(side=32)).detach(),
-    )
+    assert_close(features, headless(make_images(side=32)).detach())
 
 
 def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone():
@@ -135,12 +132,7 @@ def test_pca_fit_ignores_non_finite_rows(by_moments):
     components = pca(broken)
     expected = clean(x)[is_finite]
 
-    assert_close(
-        components[is_finite],
-        expected,
-        atol=1e-3,
-        rtol=1e-3,
-    )
+    assert_close(components[is_finite], expected, atol=1e-3, rtol=1e-3)
     assert components[7].isnan().all()
 
 

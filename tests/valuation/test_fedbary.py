@@ -92,22 +92,14 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight():
     sets = [
         (
             x,
-            torch.where(
-                mislabeled,
-                (y + 1) % 3,
-                y,
-            ),
+            torch.where(mislabeled, (y + 1) % 3, y),
         ),
         draw_samples(90, 2),
     ]
 
     auroc = {}
     for weight in (0.0, 1.0):
-        _, clients = value_clients(
-            sets,
-            draw_samples(90, 0),
-            label_weight=weight,
-        )
+        _, clients = value_clients(sets, draw_samples(90, 0), label_weight=weight)
         gradients = clients[0].ask(sample_values).gradients
         auroc[weight] = roc_auc_score(mislabeled, gradients)
 
@@ -161,13 +153,7 @@ class Sealed(Tensor):
     """Something that follows from a client's samples: any use outside of an answer fails."""
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function,
-        types,
-        args=(),
-        kwargs=None,
-    ):
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
         if _open_data.get() is None:
             raise AssertionError(
                 f"{function} on what follows from a client's samples, outside of the client"
@@ -268,12 +254,7 @@ def test_default_support_is_the_safe_support_of_the_smallest_client():
 
     by_default, _ = value_clients(sets, server, judge=False)
     support = safe_support(60)
-    by_name, _ = value_clients(
-        sets,
-        server,
-        judge=False,
-        support=support,
-    )
+    by_name, _ = value_clients(sets, server, judge=False, support=support)
 
     assert by_default.support == support
     distances = by_default.distances[:2]  # the third client has no samples
@@ -448,9 +429,7 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.45])
-def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
-    share,
-):
+def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(share):
     num_samples = 900
     outlier_shift = 30  # standard deviations
     values = torch.randn(num_samples, generator=make_generator())

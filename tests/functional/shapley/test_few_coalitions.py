@@ -44,10 +44,7 @@ def play_quadratic_game(masks: Tensor, sums: Tensor, averages: Tensor) -> Tensor
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_few_coalitions_shapley_of_all_coalitions_is_exact(n):
     table = make_random_table(n, 1)
-    order = torch.randperm(
-        2**n,
-        generator=make_generator(n),
-    )
+    order = torch.randperm(2**n, generator=make_generator(n))
     masks = few_coalitions(n, "all")[order]
 
     estimate = few_coalitions_shapley(masks, make_table_game(table)(masks))
@@ -71,11 +68,7 @@ def test_equal_utilities_give_zero_values_and_errors():
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize(
     "kernel",
-    [
-        membership,
-        averaged_membership,
-        gaussian(0.3),
-    ],
+    [membership, averaged_membership, gaussian(0.3)],
 )
 def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
@@ -154,9 +147,7 @@ def test_standard_errors_match_real_errors_in_noisy_games():
 
 
 @pytest.mark.parametrize("design", ["all", "singles"])
-def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(
-    design,
-):
+def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(design):
     masks = few_coalitions(3, design)
     seeded = make_generator()
     table = torch.rand(2, len(masks), generator=seeded).double()

@@ -24,11 +24,7 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(n, fixed, lr):
     masks = all_coalitions(n).double()
     if fixed:
         seeded = make_generator(3)
-        weights = torch.rand(
-            n,
-            dtype=torch.float64,
-            generator=seeded,
-        )
+        weights = torch.rand(n, dtype=torch.float64, generator=seeded)
         shares = masks * weights
         values = gradient_shapley(slopes, weighting=weights, server_lr=lr)
     else:
@@ -92,8 +88,5 @@ def test_class_values_and_rest_sum_to_the_clients_gradient_shapley():
 
     values_by_class = server_lr * weights[:, None] * slopes_by_class
     total = gradient_shapley(slopes.double(), weighting=weights, server_lr=server_lr)
-    assert_close(
-        values[:, :2],
-        values_by_class.double(),
-    )
+    assert_close(values[:, :2], values_by_class.double())
     assert_close(values.sum(1), total)

@@ -203,10 +203,7 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
 
     # The coefficients that the predictions show, by least squares.
     coefficients, residuals, *_ = np.linalg.lstsq(
-        of_untrained.reshape(
-            -1,
-            4,
-        ),
+        of_untrained.reshape(-1, 4),
         predicted.reshape(-1),
         rcond=None,
     )

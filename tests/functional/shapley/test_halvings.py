@@ -69,10 +69,7 @@ def test_permuting_the_players_permutes_the_halvings(num_players, are_alike):
     if are_alike:  # so that only names decide
         outputs = outputs[:1].expand_as(outputs)
     names = names_of(num_players)
-    order = torch.randperm(
-        num_players,
-        generator=make_generator(3),
-    )
+    order = torch.randperm(num_players, generator=make_generator(3))
     permuted_names = [names[player] for player in order.tolist()]
 
     masks = choose_halvings(outputs, names, 2, logits=True)

@@ -28,22 +28,11 @@ def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
 )
 def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     for seed in range(20):
-        weights = (
-            torch.rand(
-                12,
-                generator=make_generator(seed),
-                dtype=torch.float64,
-            )
-            ** 4
-            + 1e-6
-        )
+        weights = torch.rand(12, generator=make_generator(seed), dtype=torch.float64) ** 4 + 1e-6
         p = importance_probabilities(weights, m)
         np.testing.assert_allclose(
             p.numpy(),
-            probabilities_by_bisection(
-                weights.numpy(),
-                m,
-            ),
+            probabilities_by_bisection(weights.numpy(), m),
             atol=1e-6,
         )
         assert p.sum() == pytest.approx(m)

@@ -34,10 +34,7 @@ NAN = float("nan")
     ],
 )
 def test_normalized_shapley_values_equal_those_by_hand(values, how, expected):
-    normalized = normalize_shapley(
-        torch.tensor(values, dtype=torch.float64),
-        how,
-    )
+    normalized = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
 
     by_hand = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(normalized, by_hand, equal_nan=True)

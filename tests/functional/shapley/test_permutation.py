@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from functional.shapley.games import (
-    make_accuracy_table,
-    make_random_table,
-    make_table_game,
-)
+from functional.shapley.games import make_accuracy_table, make_random_table, make_table_game
 from torch.testing import assert_close
 
 from flsv.functional import exact_shapley, gtg_shapley, permutation_shapley
@@ -41,9 +37,7 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples():
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
-def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
-    truncation,
-):
+def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation):
     n = 6
     table = make_random_table(6)
     orders = random_permutations(50, n, make_generator())

@@ -5,11 +5,7 @@ from math import comb
 
 import pytest
 import torch
-from functional.shapley.games import (
-    make_accuracy_table,
-    make_random_table,
-    make_table_game,
-)
+from functional.shapley.games import make_accuracy_table, make_random_table, make_table_game
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -191,12 +187,7 @@ def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds():
     variances = []
     for seed in range(60):
         generator = make_generator(seed)
-        estimate = surrogate_shapley(
-            game,
-            7,
-            budget=60,
-            generator=generator,
-        )
+        estimate = surrogate_shapley(game, 7, budget=60, generator=generator)
         values.append(estimate.values)
         variances.append(estimate.stderr.square())
 

@@ -68,19 +68,9 @@ def stack_vectors_by_hand(
 def test_label_embedding_equals_stacked_vectors_in_numpy(covariance):
     x, y = make_labeled(0)
 
-    embedding = label_embedding(
-        x,
-        y,
-        covariance=covariance,
-        label_weight=3.0,
-    )
+    embedding = label_embedding(x, y, covariance=covariance, label_weight=3.0)
 
-    vectors = stack_vectors_by_hand(
-        x,
-        y,
-        covariance,
-        label_weight=3.0,
-    )
+    vectors = stack_vectors_by_hand(x, y, covariance, label_weight=3.0)
     assert_allclose(embedding, vectors, atol=1e-9)
 
 

@@ -59,12 +59,7 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     client = TransportClient(x, allow_reconstruction=True)
     server = TransportServer(x2)
 
-    distances = play(
-        client,
-        server,
-        support=150,
-        rounds=20,
-    )
+    distances = play(client, server, support=150, rounds=20)
 
     exact = wasserstein_distance(x, x2)
     assert_close(
@@ -82,12 +77,7 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
 
-    distances = play(
-        client,
-        server,
-        support=support,
-        rounds=8,
-    )
+    distances = play(client, server, support=support, rounds=8)
 
     assert server.gamma is not None
     assert server.gamma.shape == (support, 5)
@@ -115,11 +105,7 @@ NUM_CLIENT_SAMPLES = 40
 def share_of_reconstructed_samples(support: int) -> float:
     """The share of a client's samples that a server which keeps to the protocol works out of two answers, to 1e-3."""
     x = torch.rand(NUM_CLIENT_SAMPLES, 5, generator=make_generator())
-    server_x = torch.rand(
-        60,
-        5,
-        generator=make_generator(1),
-    )
+    server_x = torch.rand(60, 5, generator=make_generator(1))
     server = TransportServer(server_x)
     client = TransportClient(x, allow_reconstruction=True)
     guesses = []

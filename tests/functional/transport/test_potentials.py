@@ -12,11 +12,7 @@ from scipy.special import logsumexp
 from torch import Tensor
 from torch.testing import assert_close
 
-from flsv.functional import (
-    calibrated_gradient,
-    client_values,
-    label_embedding,
-)
+from flsv.functional import calibrated_gradient, client_values, label_embedding
 from flsv.functional.transport.cost import squared_costs
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from helpers import make_generator, warns
@@ -86,11 +82,7 @@ def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur):
 
     for potential, expected in zip(potentials, potentials_by_pot(cost, eps)):
         centered = potential - potential.mean()
-        assert_allclose(
-            centered,
-            expected,
-            atol=1e-4 * expected.std(),
-        )
+        assert_allclose(centered, expected, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
@@ -184,12 +176,7 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
 
     cost = squared_costs(x, x2)
     eps = 0.1 * float(cost.mean(dtype=torch.float64))
-    labeled_cost = label_augmented_cost(
-        x,
-        y,
-        x2,
-        y2,
-    )
+    labeled_cost = label_augmented_cost(x, y, x2, y2)
     with_labels, _ = entropic_potentials(labeled_cost, eps, SCALING)
     without_labels, _ = entropic_potentials(cost, eps, SCALING)
     effect = with_labels - without_labels
@@ -197,12 +184,7 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
         is_label = y == label
         effect[is_label] -= effect[is_label].mean()
     expected = calibrated_gradient(effect)
-    assert_close(
-        values,
-        expected,
-        atol=1e-3,
-        rtol=1e-3,
-    )
+    assert_close(values, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_values_without_labels_are_those_of_the_features():
