@@ -57,8 +57,8 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
-        # Sentences on what has been found to speak against the values.
-        self.doubts: list[str] = []
+        # Sentences on how copies and coalitions differ from the run, which speak against the values.
+        self.coalition_differences: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
         self.channel = engine.manager.channel

@@ -179,7 +179,7 @@ class CoalitionPlan(RunExtension):
             replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,
             memory=run.memory,
-            doubts=federation.doubts,
+            doubts=federation.coalition_differences,
             halvings=self._halvings if self._coalitions == "halves" else 0,
         )
         federation.server.strategies.append(self._sites)
@@ -457,7 +457,7 @@ class CoalitionPlan(RunExtension):
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         masks = training.train(run)
-        self._federation.doubts += training.doubts
+        self._federation.coalition_differences += training.doubts
         return masks
 
     def _leave_out_rounds(self, masks: Tensor, seed: int) -> None:

@@ -173,9 +173,9 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         )
         fit_quietly(trainer, module, data)
         metric = loop.metrics["value"]
-        doubts = loop.run.doubts
-    for doubt in doubts:
-        warnings.warn(f"flsv.retrain, seed {seed}: {doubt}.", stacklevel=2)
+        differences = loop.run.coalition_differences
+    for difference in differences:
+        warnings.warn(f"flsv.retrain, seed {seed}: {difference}.", stacklevel=2)
     return metric
 
 

@@ -90,7 +90,7 @@ def check_deployment(
 
 def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
     for role, strategy in strategies.items():
-        if strategy.needs_class_counts:
+        if strategy.needs_classes:
             raise ConfigurationError(
                 f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
                 "the others'. Choose another, or measure it in a simulation."
