@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -308,16 +308,8 @@ def try_rows(
             for name, tensor in named_tensors(module).items():
                 tensor.copy_(initial_model[name])
 
-        # Two models are trained at once. The second starts a rounding error away: where rounding is coarse, it shows
-        # the effect of rounding.
         rounding = rounding_of(trainer)
-        pairs = {}
-        for name, tensor in initial_model.items():
-            nudged_tensor = tensor
-            if _can_be_nudged(tensor, rounding):
-                nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
-            if name not in shared_names:
-                pairs[name] = torch.stack([tensor, nudged_tensor])
+        pairs = _with_nudged(initial_model, shared_names, rounding)
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
         # The same batches have been trained on as usual: an error from now on comes from training rows.
         with (
@@ -330,6 +322,37 @@ def try_rows(
 
     mean_loss = torch.stack(losses).mean().to(mean_losses)
     _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
+    _compare_models(module, initial_model, trained_model, trained_pairs, rounding)
+    return names_without_gradient
+
+
+def _with_nudged(
+    initial_model: Mapping[str, Tensor], shared_names: Collection[str], rounding: Rounding
+) -> dict[str, Tensor]:
+    """Stack each tensor that models do not share with the same a rounding error away, ``{name: [2, *shape]}``. Trained
+    from there, it shows the effect of rounding where that is coarse.
+    """
+    pairs = {}
+    for name, tensor in initial_model.items():
+        if name in shared_names:
+            continue
+        nudged_tensor = tensor
+        if _can_be_nudged(tensor, rounding):
+            nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
+        pairs[name] = torch.stack([tensor, nudged_tensor])
+    return pairs
+
+
+def _compare_models(
+    module: nn.Module,
+    initial_model: Mapping[str, Tensor],
+    trained_model: Mapping[str, Tensor],
+    trained_pairs: Mapping[str, Tensor],
+    rounding: Rounding,
+) -> None:
+    """Raise NotBatched unless the first models of ``trained_pairs``, trained at once with the nudged ones, are equal to
+    ``trained_model``, but for rounding.
+    """
     changes = (trained_model[name] - tensor for name, tensor in initial_model.items())
     rounding_effects = []
     for name, trained_pair in trained_pairs.items():
@@ -342,7 +365,6 @@ def try_rows(
     rounding_norm = max(rounding.steps * _norm(changes), _norm(rounding_effects))
     for name, trained_pair in trained_pairs.items():
         _compare(module, name, trained_pair[0], trained_model[name], rounding.number, rounding_norm)
-    return names_without_gradient
 
 
 def _can_be_nudged(tensor: Tensor, rounding: Rounding) -> bool:
