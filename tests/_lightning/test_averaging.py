@@ -46,7 +46,7 @@ def mean_model(models: list[Tensor]) -> Tensor:
     return torch.stack(models).double().mean(0)
 
 
-def moving_average(models: list[Tensor], decay: float = 0.8) -> Tensor:
+def moving_average(models: list[Tensor], decay=0.8) -> Tensor:
     average = models[0].double()
     for model in models[1:]:
         average = decay * average + (1 - decay) * model.double()

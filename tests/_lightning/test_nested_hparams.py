@@ -81,7 +81,7 @@ class UnknownSize(Module):
 
 
 class ProjectCLI(LightningCLI):
-    def add_arguments_to_parser(self, parser) -> None:
+    def add_arguments_to_parser(self, parser):
         size = "num_classes"
         parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
 

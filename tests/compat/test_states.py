@@ -60,7 +60,7 @@ def make_module_that_validates_by_steps(kind: Kind):
     """The module, whose validation changes its state as its training does."""
     module = kind.module()
 
-    def validation_step(batch, batch_idx: int) -> None:
+    def validation_step(batch, batch_idx: int):
         loss = module.training_step(batch, batch_idx)
         module.log("val_loss", loss)
 

@@ -59,7 +59,7 @@ class HooksWhenConfigured(Small):
 
 
 @torch.no_grad()
-def shrink_head(_, module) -> None:
+def shrink_head(_, module):
     module.net[-1].weight.mul_(0.5)
 
 
@@ -82,7 +82,7 @@ class ActsOnBatches(cb.Callback):
             shrink_head(trainer, pl_module)
 
 
-def make_decaying_kind(gamma: float, interval: str, frequency: int = 1) -> Kind:
+def make_decaying_kind(gamma: float, interval: str, frequency=1) -> Kind:
     return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
     )

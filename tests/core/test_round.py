@@ -22,7 +22,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, state_vector
 
 
-def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
+def make_round(starts=False, module: nn.Module | None = None) -> Round:
     module = module or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     space = ParameterSpace(module)
     torch.manual_seed(1)

@@ -57,7 +57,7 @@ def assert_private_entries_moved_at_clients_only(
     initial_state: dict[str, Tensor],
     global_state: dict[str, Tensor],
     private_parts: dict[int, dict[str, Tensor]],
-) -> None:
+):
     for name in names:
         initial = initial_state[name]
         assert torch.equal(global_state[name], initial)
@@ -70,7 +70,7 @@ def assert_clients_are_evaluated_with_their_own_part(
     data,
     global_model: nn.Module,
     private_parts: dict[int, dict[str, Tensor]],
-) -> None:
+):
     """Who was in no cohort is evaluated with the initial part."""
     assert federated.client_accuracy is not None
     for client, accuracy in enumerate(federated.client_accuracy.tolist()):

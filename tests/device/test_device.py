@@ -367,9 +367,7 @@ MOST_WAITS_OF_CLIENT = 1
 MOST_WAITS_OF_ROUND = 12
 
 
-def count_operations(
-    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options
-) -> dict[str, int]:
+def count_operations(folder: Path, rounds=3, clients=3, batch_size=8, **options) -> dict[str, int]:
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
 

@@ -152,7 +152,7 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
 
 def assert_resumed_run_equals_that_of_one_process(
     rank_runs: Path, tmp_path: Path, folder: Path, name: str, size: int
-) -> None:
+):
     # Without a rank that dies, run_and_die goes on from last.ckpt to the end.
     Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
 

@@ -73,7 +73,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_deployment(
-    folder: Path, events: str, *arguments: str, status_before: str = ""
+    folder: Path, events: str, *arguments: str, status_before=""
 ) -> subprocess.CompletedProcess:
     """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
     app = folder / "app"
@@ -265,7 +265,7 @@ else:
 """
 
 
-def write_programs(folder: Path, outcomes: list[str]) -> None:
+def write_programs(folder: Path, outcomes: list[str]):
     programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
     for name, code in programs.items():
         program = folder / name

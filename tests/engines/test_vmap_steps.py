@@ -50,7 +50,7 @@ def make_seeded_module(name: str):
     return make_module()
 
 
-def check_that_case_is_refused(name: str, folder: Path, words: str) -> None:
+def check_that_case_is_refused(name: str, folder: Path, words: str):
     """Before the first round, with the module as it was."""
     federation = make_loop(engine="vmap")
     module = make_seeded_module(name)

@@ -136,7 +136,7 @@ class Adds(Callback):
     def __init__(self, hook: str):
         setattr(self, hook, self.add)
 
-    def add(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def add(self, trainer: L.Trainer, pl_module: L.LightningModule):
         pl_module.head = nn.Linear(CLASSES, CLASSES)
 
 

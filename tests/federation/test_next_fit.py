@@ -27,7 +27,7 @@ pytestmark = [
 ROUNDS = 2
 
 
-def make_module(seed: int = 0) -> Plainest:
+def make_module(seed=0) -> Plainest:
     torch.manual_seed(seed)
     return Plainest()
 
@@ -59,7 +59,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def plan_more_rounds(trainer: L.Trainer) -> None:
+def plan_more_rounds(trainer: L.Trainer):
     trainer.fit_loop.max_epochs = 2 * ROUNDS
 
 
@@ -206,7 +206,7 @@ def go_on_with(
     folder: Path,
     first_options: dict[str, Any],
     new_options: dict[str, Any],
-    batch_size: int = 8,
+    batch_size=8,
 ) -> list[str]:
     """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}

@@ -33,7 +33,7 @@ def uninterrupted_run(
     return folder, *fit_with_everything(folder)
 
 
-def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole) -> None:
+def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole):
     whole_folder, whole_loop, whole_module = whole
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 

@@ -28,7 +28,7 @@ def make_loop(**changes) -> FederatedLoop:
     )
 
 
-def fit_and_save(folder: Path, module=None, data=None, rounds: int = 2, **changes) -> Path:
+def fit_and_save(folder: Path, module=None, data=None, rounds=2, **changes) -> Path:
     saving = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(folder)],
@@ -43,7 +43,7 @@ def saved_checkpoint(tmp_path_factory):
     return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
-def resume_fit(path: Path, folder: Path, module=None, data=None, rounds: int = 3, **changes):
+def resume_fit(path: Path, folder: Path, module=None, data=None, rounds=3, **changes):
     return fit(make_loop(**changes), folder, module, data, rounds, path)
 
 

@@ -86,7 +86,7 @@ def fit_run(
     rounds: int,
     callbacks=(),
     every: int | None = 1,
-    performance: str = "negative_loss",
+    performance="negative_loss",
     ckpt_path=None,
     **options,
 ) -> tuple[FederatedLoop, L.Trainer]:
@@ -113,7 +113,7 @@ def fit_run(
     return loop, trainer
 
 
-def read_values(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
+def read_values(loop: FederatedLoop, metric="sv") -> pandas.DataFrame:
     rows = loop.history().query("metric == @metric")
     return rows.pivot(index="round", columns="client", values="value")
 

@@ -93,11 +93,11 @@ def make_loop(**options) -> FederatedLoop:
 
 
 def train_by_hand(
-    members: tuple[int, ...] = BOTH, batches_of_pass: int = 4, steps: int | None = None
+    members: tuple[int, ...] = BOTH, batches_of_pass=4, steps: int | None = None
 ) -> nn.Module:
     """The network after federated averaging; ``steps`` of two passes, or one pass."""
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(model: nn.Module, round_index: int, client: int):
         begin = first_beat(client, round_index)
         rows = torch.arange(begin, begin + SIZES[client]) % SAMPLES
         batches = list(rows.split(BATCH)[:batches_of_pass])
@@ -116,7 +116,7 @@ def train_by_hand(
     return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
 
 
-def assert_trained_as(module: Project, expected: nn.Module) -> None:
+def assert_trained_as(module: Project, expected: nn.Module):
     trained = parameters_to_vector(module.parameters())
     torch.testing.assert_close(
         trained, parameters_to_vector(expected.parameters()), rtol=0, atol=1e-6

@@ -30,7 +30,7 @@ def interrupted_after_one(monkeypatch):
     """Ctrl-C once the first client's coalition is trained and stored."""
     add = UtilityStore.add
 
-    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models) -> None:
+    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models):
         add(store, seed, members, models)
         if len(members) == 1:
             raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
     return sorted_rows.value.tolist()
 
 
-def fit_once(folder: Path) -> None:
+def fit_once(folder: Path):
     """Fit, and print the warnings, which the tests' process would record."""
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")

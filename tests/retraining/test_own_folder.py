@@ -47,17 +47,17 @@ def program(tmp_path):
         yield folder
 
 
-def append_to_log() -> None:
+def append_to_log():
     with open("log.csv", "a") as file:
         file.write("more\n")
 
 
-def replace_log() -> None:
+def replace_log():
     Path("new.csv").write_text("more\n")
     os.replace("new.csv", "log.csv")
 
 
-def copy_with_an_old_time() -> None:
+def copy_with_an_old_time():
     Path("source").write_text("more\n")
     os.utime("source", (0, 0))
     shutil.copy2("source", "log.csv")

@@ -33,7 +33,7 @@ LOSS: dict[str, Any] = {"metric": "negative_loss"}
 QUIET = Reporting(table=False)
 
 
-def make_trainer(folder: Path, sampler=None, rounds: int = 2):
+def make_trainer(folder: Path, sampler=None, rounds=2):
     loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=QUIET)
     return trainer_for(loop, folder, rounds)
 
@@ -91,7 +91,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     assert table["share"].sum() == pytest.approx(1)
 
 
-def retrain_on_dask(folder: Path) -> None:
+def retrain_on_dask(folder: Path):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
@@ -114,7 +114,7 @@ def retrain_on_dask(folder: Path) -> None:
 
     killed_workers: list[int] = []
 
-    def kill_a_worker_once_begun(cluster) -> None:
+    def kill_a_worker_once_begun(cluster):
         while not begun.is_file():  # by the first training
             time.sleep(0.02)
         nanny = next(iter(cluster.workers.values()))

@@ -76,7 +76,7 @@ def test_sampler_of_a_coalition_draws_as_by_hand(name):
             assert sorted(cohort.tolist()) == sorted(draw(members, index=index))
 
 
-def assert_near(values: Tensor, expected: Tensor) -> None:
+def assert_near(values: Tensor, expected: Tensor):
     torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -82,7 +82,7 @@ class Reports(L.Callback):
 """
 
 
-def install_package(folder: Path, requirement: str) -> None:
+def install_package(folder: Path, requirement: str):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     (folder / "searches_rates.py").write_text(TOOL)
     metadata = folder / "searches_rates-1.0.dist-info"
@@ -179,7 +179,7 @@ def count_by_file() -> int:
     return path.stat().st_size
 
 
-def forget_steps() -> None:
+def forget_steps():
     os.environ["FLSV_STEPS"] = "0"
     STEPS_IN_C.value = 0
     Path("steps.txt").unlink(missing_ok=True)

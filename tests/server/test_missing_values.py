@@ -65,7 +65,7 @@ class Fails(ContributionMetric):
         zeros = torch.zeros(num_clients)
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
-    def _fail(self, method: str) -> None:
+    def _fail(self, method: str):
         if method != self.method:
             return
 

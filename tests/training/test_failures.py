@@ -28,7 +28,7 @@ class Failing(Plain):
         self.where = where
         self.num_calls = 0
 
-    def maybe_fail(self, where: str) -> None:
+    def maybe_fail(self, where: str):
         if where == self.where:
             loop = loop_of(self)
             is_at_client = loop.round_index == ROUND and loop.current_client == CLIENT

@@ -42,7 +42,7 @@ class SAM(torch.optim.Optimizer):
         self.param_groups = self.base_optimizer.param_groups
 
     @torch.no_grad()
-    def first_step(self) -> None:
+    def first_step(self):
         parameters = [p for group in self.param_groups for p in group["params"]]
         norms = [parameter.grad.norm() for parameter in parameters]
         norm = torch.stack(norms).norm()
@@ -55,7 +55,7 @@ class SAM(torch.optim.Optimizer):
         self.zero_grad()
 
     @torch.no_grad()
-    def second_step(self) -> None:
+    def second_step(self):
         for parameter, entries in self.state.items():
             parameter.data = entries["old_p"]
         self.base_optimizer.step()
@@ -93,10 +93,10 @@ class Averaged:
     def state_dict(self):
         return self.inner.state_dict()
 
-    def load_state_dict(self, state_dict) -> None:
+    def load_state_dict(self, state_dict):
         self.inner.load_state_dict(state_dict)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self):
         self.inner.zero_grad()
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class Stepping(Plain):
         self,
         optimizer,
         loss: Tensor,
-    ) -> None:
+    ):
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
@@ -175,7 +175,7 @@ class Stepping(Plain):
         self,
         optimizer,
         batch,
-    ) -> None:
+    ):
         self.evaluate(optimizer, batch)
         optimizer.first_step()
         self.evaluate(optimizer, batch)
@@ -227,8 +227,8 @@ class Holding(Stepping):
 
 def fedavg_by_hand(
     make: Make,
-    prox: float = 0.0,
-    keep: bool = False,
+    prox=0.0,
+    keep=False,
 ) -> nn.Module:
     """The global model of federated averaging. ``prox`` is FedProx's mu. ``keep``: an optimizer serves its client in
     all rounds."""
@@ -236,7 +236,7 @@ def fedavg_by_hand(
     data.setup("fit")
     kept = {}
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(model: nn.Module, round_index: int, client: int):
         anchor = copy.deepcopy(model)
         trained, optimizer = model, make(model.parameters())
         if keep:
@@ -276,11 +276,11 @@ def evaluate_closure(
     return loss
 
 
-def assert_as_by_hand(module: Plain, expected: nn.Module) -> None:
+def assert_as_by_hand(module: Plain, expected: nn.Module):
     assert_equal(state_vector(module.net), state_vector(expected))
 
 
-def assert_equal(model: Tensor, expected_model: Tensor) -> None:
+def assert_equal(model: Tensor, expected_model: Tensor):
     torch.testing.assert_close(model, expected_model, rtol=1e-6, atol=1e-6)
 
 

@@ -144,7 +144,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         assert module.rates[client] == expected
 
 
-def ends_at_zero(module: Scheduled) -> None:
+def ends_at_zero(module: Scheduled):
     for rates in module.rates.values():
         assert [rate for rate, _ in rates] == pytest.approx(
             [0.1 * (1 - i / len(rates)) for i in range(len(rates))]

@@ -110,7 +110,7 @@ def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path):
     assert torch.equal(state_vector(next_module), state_before)
 
 
-def add_one(parameter) -> None:
+def add_one(parameter):
     parameter.grad.add_(1)
 
 

@@ -75,12 +75,12 @@ class Site:
         self,
         name: str,
         idle: float = 60,
-        run: int = 1,
+        run=1,
     ) -> dict[str, Any]:
         command = self.command(name, idle, run)
         return self.outcome(command)
 
-    def command(self, name: str, idle: float = 60, run: int = 1) -> list[str]:
+    def command(self, name: str, idle: float = 60, run=1) -> list[str]:
         """The process of a message."""
         node_config = {"folder": str(self.folder / "site")}
         arguments = json.dumps([name, idle, run, node_config])

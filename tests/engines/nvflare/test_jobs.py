@@ -49,7 +49,7 @@ def job(tmp_path, monkeypatch):
 def server_of(
     rounds: int,
     *callbacks: L.Callback,
-    timeout: float = 60.0,
+    timeout=60.0,
 ) -> RemoteServer:
     return RemoteServer(
         make_mlp_module,

@@ -129,7 +129,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     assert values.isnan().tolist() == [False, True, False]
 
 
-def lose_update(reply: Packet) -> None:
+def lose_update(reply: Packet):
     return None
 
 
@@ -396,13 +396,11 @@ class SampleList(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def use_integer_images(samples: SampleList) -> None:
+def use_integer_images(samples: SampleList):
     samples[:] = [(image.int(), label) for image, label in samples]
 
 
-def change_samples_of_sites(
-    patch: pytest.MonkeyPatch, change: Callable[[SampleList], None]
-) -> None:
+def change_samples_of_sites(patch: pytest.MonkeyPatch, change: Callable[[SampleList], None]):
     """Each site changes its samples as it loads them."""
     load = sites.SiteData.train_dataloader
 

@@ -167,7 +167,7 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
 
 def make_sites(
     folder: Path,
-    kind: str = "hello",
+    kind="hello",
     packet_of_lyon=HELLO,
 ) -> tuple[RemoteSites, Replay]:
     """Lyon sends this, the others what they should; nobody is in the book."""

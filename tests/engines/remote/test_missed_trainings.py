@@ -33,7 +33,7 @@ def make_shadow_loop() -> FederatedLoop:
     )
 
 
-def lose(reply: Packet) -> None:
+def lose(reply: Packet):
     return None
 
 

@@ -55,7 +55,7 @@ def make_module_by_length() -> ClassifierClient:
     return ByLength("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_private_loop(noise: float = NOISE, compressed: bool = False, **options) -> FederatedLoop:
+def make_private_loop(noise: float = NOISE, compressed=False, **options) -> FederatedLoop:
     uploads = [GaussianPrivacy(CLIP, noise)]
     if compressed:
         uploads.append(TopK(0.3))

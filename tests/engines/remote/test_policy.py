@@ -220,7 +220,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
     make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
-def check_that_a_policy_can_allow(score: str, folder: Path, make) -> None:
+def check_that_a_policy_can_allow(score: str, folder: Path, make):
     remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
     loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
@@ -333,7 +333,7 @@ def test_damaged_ledger_is_refused(tmp_path, damaged):
 NOISE_OF_MULTIPLIER_1 = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
 
-def spend_twice_without_a_limit(ledger_path: Path) -> None:
+def spend_twice_without_a_limit(ledger_path: Path):
     unlimited = SitePolicy()
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
@@ -364,7 +364,7 @@ def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path):
         limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 
-def spend_repeatedly(ledger: Path, times: int) -> None:
+def spend_repeatedly(ledger: Path, times: int):
     for _ in range(times):
         SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
 

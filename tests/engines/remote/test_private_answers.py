@@ -60,9 +60,7 @@ def make_module(kind: type[ClassifierClient] = Reacts) -> ClassifierClient:
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_samples(
-    pixel: float = 0.0, seed: int = 0, label: int = 9, largest_label: int = 9
-) -> FederatedDataModule:
+def make_samples(pixel=0.0, seed=0, label=9, largest_label=9) -> FederatedDataModule:
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     generator = make_generator(seed)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
@@ -96,7 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -> FederatedLoop:
+def make_private_loop(noise=1.0, compressed=False, **options) -> FederatedLoop:
     uploads = [GaussianPrivacy(1.0, noise)]
     if compressed:
         uploads.append(TopK(0.1))
@@ -106,7 +104,7 @@ def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -
 
 
 def make_training_message(
-    model: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
+    model: Tensor | None, index=0, counted: str | None = None, **tensors: Tensor
 ) -> Packet:
     info = {
         "run": RUN,
@@ -333,7 +331,7 @@ def answer_of_site(
         Client.is_answering = False
 
 
-def assert_same_message(reply: Packet, expected: Packet) -> None:
+def assert_same_message(reply: Packet, expected: Packet):
     assert reply.kind == expected.kind == "update"
     assert are_equal(reply.plain, expected.plain)
     assert are_equal(reply.tensors, expected.tensors)

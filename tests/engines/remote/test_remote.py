@@ -319,7 +319,7 @@ class LyonThatSendsTheGlobalModel:
         self.end_honest_training = SiteVisit._end_training
         monkeypatch.setattr(SiteVisit, "_end_training", lambda visit: self.end_training(visit))
 
-    def end_training(self, visit: SiteVisit) -> None:
+    def end_training(self, visit: SiteVisit):
         self.end_honest_training(visit)
         instruction = visit._instruction
         if instruction.client_id != 1:

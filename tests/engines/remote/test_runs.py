@@ -68,7 +68,7 @@ def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
 
 
 def make_broken_module():
-    def fail() -> None:
+    def fail():
         raise OSError("the disk is gone")
 
     client_module = make_mlp_module()

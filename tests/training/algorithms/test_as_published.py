@@ -75,7 +75,7 @@ def descend(
     net: nn.Module,
     gradients,
     lr: float = LR,
-) -> None:
+):
     for parameter, gradient in zip(net.parameters(), gradients):
         parameter -= lr * gradient
 
@@ -233,7 +233,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         round_index: int,
         client: int,
         batches: Iterator[Any],
-    ) -> None:
+    ):
         # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
         other_batches = independent_batches(round_index, client)
         for batch in batches:
@@ -317,7 +317,7 @@ def scaffold_by_hand(
         round_index: int,
         client: int,
         batches: Iterator[Any],
-    ) -> None:
+    ):
         initial = copy_parameters(model)
         variates = client_variates[client]
         num_steps = 0
@@ -376,7 +376,7 @@ def feddyn_by_hand(
         round_index: int,
         client: int,
         batches: Iterator[Any],
-    ) -> None:
+    ):
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
         linear_terms = client_gradients[client]
