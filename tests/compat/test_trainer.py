@@ -14,14 +14,13 @@ from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from helpers import refused
 from helpers.fits import read_logged_metrics
 
 
-def make_rounded_kind(precision: str, tolerance: float) -> Kind:
+def make_rounded_kind(precision, tolerance):
     return Kind(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
 
 
@@ -82,7 +81,7 @@ class ActsOnBatches(cb.Callback):
             shrink_head(trainer, pl_module)
 
 
-def make_decaying_kind(gamma: float, interval: str, frequency=1) -> Kind:
+def make_decaying_kind(gamma, interval, frequency=1):
     return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
     )
@@ -224,7 +223,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options) -> L.Trainer:
+def assert_same_bits(folder, kind, expected, **options):
     module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()

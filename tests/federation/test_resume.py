@@ -7,7 +7,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
@@ -33,7 +32,7 @@ def uninterrupted_run(
     return folder, *fit_with_everything(folder)
 
 
-def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole):
+def assert_same_run(folder, loop, module, whole):
     whole_folder, whole_loop, whole_module = whole
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 

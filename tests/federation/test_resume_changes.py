@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,13 +21,13 @@ from helpers.fits import fit, make_checkpoint_callback, plain_trainer, trainer_f
 from helpers.models import Plain, adam, network
 
 
-def make_loop(**changes) -> FederatedLoop:
+def make_loop(**changes):
     return FederatedLoop(
         **{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes}
     )
 
 
-def fit_and_save(folder: Path, module=None, data=None, rounds=2, **changes) -> Path:
+def fit_and_save(folder, module=None, data=None, rounds=2, **changes):
     saving = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(folder)],
@@ -43,7 +42,7 @@ def saved_checkpoint(tmp_path_factory):
     return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
-def resume_fit(path: Path, folder: Path, module=None, data=None, rounds=3, **changes):
+def resume_fit(path, folder, module=None, data=None, rounds=3, **changes):
     return fit(make_loop(**changes), folder, module, data, rounds, path)
 
 
@@ -172,7 +171,7 @@ def test_validating_on_the_validation_samples_of_training_does_not_warn(saved_ch
 # ---- what can be changed is used
 
 
-def make_sgd(lr: float):
+def make_sgd(lr):
     return partial(torch.optim.SGD, lr=lr, momentum=0.9)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -36,7 +36,7 @@ BEATS_BETWEEN_MONITORS = 40
 BEATS_BETWEEN_ROUNDS = 10
 
 
-def loss_of(net: nn.Module, batch) -> Tensor:
+def loss_of(net, batch):
     x, y = batch
     return nn.functional.cross_entropy(net(x), y)
 
@@ -59,7 +59,7 @@ class Project(L.LightningModule):
         return sgd(self.parameters())
 
 
-def first_beat(monitor: int, round_index: int) -> int:
+def first_beat(monitor, round_index):
     return BEATS_BETWEEN_MONITORS * monitor + BEATS_BETWEEN_ROUNDS * round_index
 
 
@@ -79,25 +79,23 @@ class Beats(IterableDataset[Any]):
             yield X[row], Y[row]
 
 
-def make_stream(monitor: int) -> Stream:
+def make_stream(monitor):
     return Stream(Beats(monitor), SIZES[monitor])
 
 
-def make_data() -> FederatedDataModule:
+def make_data():
     clients = {f"monitor {monitor}": make_stream(monitor) for monitor in BOTH}
     return FederatedDataModule(clients=clients, val=VAL, batch_size=BATCH)
 
 
-def make_loop(**options) -> FederatedLoop:
+def make_loop(**options):
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
 
 
-def train_by_hand(
-    members: tuple[int, ...] = BOTH, batches_of_pass=4, steps: int | None = None
-) -> nn.Module:
+def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
     """The network after federated averaging; ``steps`` of two passes, or one pass."""
 
-    def visit(model: nn.Module, round_index: int, client: int):
+    def visit(model, round_index, client):
         begin = first_beat(client, round_index)
         rows = torch.arange(begin, begin + SIZES[client]) % SAMPLES
         batches = list(rows.split(BATCH)[:batches_of_pass])
@@ -110,13 +108,13 @@ def train_by_hand(
             loss_of(model, (X[rows_of_batch], Y[rows_of_batch])).backward()
             optimizer.step()
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(server, models):
         return average_models([*models.values()], [SIZES[client] for client in models])
 
     return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
 
 
-def assert_trained_as(module: Project, expected: nn.Module):
+def assert_trained_as(module, expected):
     trained = parameters_to_vector(module.parameters())
     torch.testing.assert_close(
         trained, parameters_to_vector(expected.parameters()), rtol=0, atol=1e-6
@@ -143,7 +141,7 @@ def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
 
 
 @torch.no_grad()
-def score_by_hand(net: nn.Module, performance: str) -> float:
+def score_by_hand(net, performance):
     if performance == "val_loss":
         return -float(loss_of(net, VAL))
     inputs, labels = VAL

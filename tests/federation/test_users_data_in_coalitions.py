@@ -1,6 +1,5 @@
 """What a coalition's training reads of the user's data module is its members'."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -44,7 +43,7 @@ class Weighted(Net):
         return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
 
 
-def class_weights_of(labels: Tensor) -> Tensor:
+def class_weights_of(labels):
     counts = labels.bincount(minlength=CLASSES) + 1.0
     return counts.sum() / counts
 
@@ -76,11 +75,11 @@ class Hospitals(L.LightningDataModule):
 NAMES = ["A"] * 30 + ["B"] * 20 + ["C"] * 10
 
 
-def by_hospital(source: Hospitals) -> FederatedDataModule:
+def by_hospital(source):
     return FederatedDataModule(source, GroupPartitioner(), groups=NAMES)
 
 
-def exact_values() -> ShadowShapley:
+def exact_values():
     return ShadowShapley(performance="val_loss", mode="min", coalitions="all")
 
 
@@ -103,14 +102,14 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
-def validation_loss(module: Net) -> float:
+def validation_loss(module):
     x, y = make_samples(30, seed=1)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module.net(x), y)
     return float(loss)
 
 
-def fit_members(members: list[int], folder: Path) -> Net:
+def fit_members(members, folder):
     """The model of a fit of some hospitals that are told their class weights, or the untrained one."""
     source = Hospitals()
     source.setup()

@@ -17,7 +17,7 @@ from helpers.fits import fit
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
 
 
-def contents(*folders: Path) -> dict[Path, bytes]:
+def contents(*folders):
     bytes_by_path = {}
     for folder in folders:
         for path in folder.rglob("*"):

@@ -82,7 +82,7 @@ class Reports(L.Callback):
 """
 
 
-def install_package(folder: Path, requirement: str):
+def install_package(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     (folder / "searches_rates.py").write_text(TOOL)
     metadata = folder / "searches_rates-1.0.dist-info"
@@ -161,18 +161,18 @@ def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path):
     assert loop.contributions["shadow"].isfinite().all()
 
 
-def count_by_environment() -> int:
+def count_by_environment():
     number = int(os.environ["FLSV_STEPS"]) + 1
     os.environ["FLSV_STEPS"] = str(number)
     return number
 
 
-def count_by_c_memory() -> int:
+def count_by_c_memory():
     STEPS_IN_C.value += 1
     return STEPS_IN_C.value
 
 
-def count_by_file() -> int:
+def count_by_file():
     path = Path("steps.txt")
     with path.open("a") as file:
         file.write(".")

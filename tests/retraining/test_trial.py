@@ -19,12 +19,12 @@ from helpers.hidden_state import SEED, Base, fit_valued, make_data
 from helpers.models import loop_of
 
 
-def saves_best() -> ModelCheckpoint:
+def saves_best():
     return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
 
 
 def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
-    saved: list[str] = []
+    saved = []
 
     class Saves(Base):
         def on_save_checkpoint(self, checkpoint):
@@ -53,11 +53,11 @@ class Node:
         self.name = name
         self.neighbours: set[Node] = set()
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash(self.name)
 
 
-def make_ring() -> Node:
+def make_ring():
     node = Node("a")
     neighbour = Node("b")
     node.neighbours.add(neighbour)

@@ -1,7 +1,5 @@
 """Bad input is refused before training starts, with what was wrong, what was expected and what to do."""
 
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -35,7 +33,7 @@ class NeverTrained(Plain):
         raise AssertionError("training had started")
 
 
-def make_cssv_options(head: str | None = None) -> dict[str, Any]:
+def make_cssv_options(head=None):
     return {"cssv": ClassSpecificShapley(head=head)}
 
 

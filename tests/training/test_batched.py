@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.engines.vmap import ELEMENTWISE
 from flsv.training.batched import RowTraining, clip
@@ -41,7 +41,7 @@ class Penalized(Step):
         return super().training_step(batch) + slope.square().sum()
 
 
-def make_mlp(*between: nn.Module) -> nn.Module:
+def make_mlp(*between):
     return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
 
 
@@ -89,11 +89,11 @@ class Counting(nn.Module):
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def make_sgd(**options) -> Make:
+def make_sgd(**options):
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def make_two_groups(parameters) -> torch.optim.Optimizer:
+def make_two_groups(parameters):
     weight, *others_parameters = parameters
     return torch.optim.SGD(
         [
@@ -104,7 +104,7 @@ def make_two_groups(parameters) -> torch.optim.Optimizer:
     )
 
 
-def make_optimizer(name: str) -> Make:
+def make_optimizer(name):
     return lambda parameters: getattr(torch.optim, name)(parameters)
 
 
@@ -141,7 +141,7 @@ CASES = {
 }
 
 
-def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+def make_setting(name):
     """The module, a state of each model with a row per model, and the batches of each model."""
     torch.manual_seed(0)
     case = CASES[name]
@@ -149,7 +149,7 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
     module = net if isinstance(net, Step) else Step(net)
     num_models = len(STEPS)
 
-    def make_states(tensor: Tensor) -> Tensor:
+    def make_states(tensor):
         """Different values for every model, ``[num_models, ...]``."""
         if not tensor.is_floating_point():
             return torch.arange(num_models) + tensor
@@ -169,10 +169,10 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
 
 
 def train_one_by_one(
-    module: nn.Module,
-    states: dict[str, Tensor],
-    batches_by_model: list[list[Tensor]],
-    make: Make,
+    module,
+    states,
+    batches_by_model,
+    make,
     limit,
 ):
     for i, batches in enumerate(batches_by_model):

@@ -51,7 +51,7 @@ class MaskedByHand(Masked):
     training_step = Plain.training_step
 
 
-def make_game_loop() -> FederatedLoop:
+def make_game_loop():
     return FederatedLoop(
         metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
     )
@@ -90,7 +90,7 @@ class Observer(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def make_broken_module() -> Plain:
+def make_broken_module():
     module = Plain()
     with torch.no_grad():
         module.net[0].weight[0, 0] = torch.nan
@@ -133,7 +133,7 @@ class OwnSchedule(torch.optim.lr_scheduler.StepLR):
 
 
 class Wrapper:
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         return getattr(self.wrapped, name)
 
 
@@ -415,7 +415,7 @@ class WithSystemRandom(Plain):
 class WithOtherClassifier(Plain):
     """Has a method of timm's name, of another meaning."""
 
-    def get_classifier(self, name: str) -> nn.Module:
+    def get_classifier(self, name):
         return getattr(self, name)
 
 

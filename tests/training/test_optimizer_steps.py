@@ -115,7 +115,7 @@ class Averaged:
         return loss
 
 
-def make_momentum_sgd(parameters) -> torch.optim.Optimizer:
+def make_momentum_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
@@ -165,7 +165,7 @@ class Stepping(Plain):
     def take_step(
         self,
         optimizer,
-        loss: Tensor,
+        loss,
     ):
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -185,7 +185,7 @@ class Stepping(Plain):
         self,
         optimizer,
         batch,
-    ) -> Tensor:
+    ):
         optimizer.zero_grad()
         loss = super().training_step(batch, 0)
         self.manual_backward(loss)
@@ -226,17 +226,17 @@ class Holding(Stepping):
 
 
 def fedavg_by_hand(
-    make: Make,
+    make,
     prox=0.0,
     keep=False,
-) -> nn.Module:
+):
     """The global model of federated averaging. ``prox`` is FedProx's mu. ``keep``: an optimizer serves its client in
     all rounds."""
     data = toy_data()
     data.setup("fit")
     kept = {}
 
-    def visit(model: nn.Module, round_index: int, client: int):
+    def visit(model, round_index, client):
         anchor = copy.deepcopy(model)
         trained, optimizer = model, make(model.parameters())
         if keep:
@@ -248,7 +248,7 @@ def fedavg_by_hand(
                 optimizer.step(partial(evaluate_closure, trained, optimizer, batch, anchor, prox))
         model.load_state_dict(trained.state_dict())
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(server, models):
         return average_models([*models.values()], data.num_samples.tolist())
 
     return federate(network(batch_norm=False), [range(3)] * ROUNDS, visit, combine)
@@ -258,9 +258,9 @@ def evaluate_closure(
     model,
     optimizer,
     batch,
-    server: nn.Module,
-    prox: float,
-) -> Tensor:
+    server,
+    prox,
+):
     x, y = batch
     optimizer.zero_grad()
     distance = torch.zeros(())
@@ -276,15 +276,15 @@ def evaluate_closure(
     return loss
 
 
-def assert_as_by_hand(module: Plain, expected: nn.Module):
+def assert_as_by_hand(module, expected):
     assert_equal(state_vector(module.net), state_vector(expected))
 
 
-def assert_equal(model: Tensor, expected_model: Tensor):
+def assert_equal(model, expected_model):
     torch.testing.assert_close(model, expected_model, rtol=1e-6, atol=1e-6)
 
 
-def make_seeded_loop(**kwargs) -> FederatedLoop:
+def make_seeded_loop(**kwargs):
     return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **kwargs)
 
 
@@ -412,8 +412,8 @@ class PublicSAM(SAM):
         return loss
 
 
-def make_module_with_public_sam() -> ComputesGradientBeforeTheStep:
-    def make_optimizer(parameters) -> SAM:
+def make_module_with_public_sam():
+    def make_optimizer(parameters):
         return PublicSAM(parameters, make_momentum_sgd)
 
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")

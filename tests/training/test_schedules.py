@@ -4,7 +4,6 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,21 +25,21 @@ from helpers.models import Plain, network
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def make_linear(optimizer, steps: int):
+def make_linear(optimizer, steps):
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def make_one_cycle(optimizer, steps: int):
+def make_one_cycle(optimizer, steps):
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def make_warmup_and_cosine(optimizer, steps: int):
+def make_warmup_and_cosine(optimizer, steps):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_stairs(optimizer, steps: int):
+def make_stairs(optimizer, steps):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
@@ -56,7 +55,7 @@ class Scheduled(Plain):
         self.shared = SimpleNamespace(rates=defaultdict(list))
 
     @property
-    def rates(self) -> dict[int, list[tuple[float, float]]]:
+    def rates(self):
         return self.shared.rates
 
     def configure_optimizers(self):
@@ -108,9 +107,7 @@ class OneClient(L.LightningDataModule):
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
-def rates_of_client_alone(
-    module: Scheduled, client: int, folder: Path, **kwargs
-) -> list[tuple[float, float]]:
+def rates_of_client_alone(module, client, folder, **kwargs):
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
     trainer.fit(module, OneClient(client))
@@ -144,7 +141,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         assert module.rates[client] == expected
 
 
-def ends_at_zero(module: Scheduled):
+def ends_at_zero(module):
     for rates in module.rates.values():
         assert [rate for rate, _ in rates] == pytest.approx(
             [0.1 * (1 - i / len(rates)) for i in range(len(rates))]
@@ -181,7 +178,7 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
     for rates_and_steps in module.rates.values():
         rates = [rate for rate, _ in rates_and_steps]
         steps_per_round = len(rates) // 5
-        expected: list[float] = []
+        expected = []
         for rate in rates_of_rounds:
             expected += [rate] * steps_per_round
         assert rates == pytest.approx(expected)
@@ -254,7 +251,7 @@ class Asking(Scheduled):
         )
         self.ways = ways
 
-    def length(self) -> float:
+    def length(self):
         (length,) = {read(self.trainer) for read in self.ways}
         return length
 

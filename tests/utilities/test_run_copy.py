@@ -3,7 +3,6 @@
 import pickle
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,7 +17,7 @@ from helpers.fits import plain_trainer, state_vector
 from helpers.hidden_state import Base, make_data
 
 
-def load_copy(module, folder: Path, **trainer_options) -> tuple[Any, Any]:
+def load_copy(module, folder, **trainer_options):
     """Return the Trainer and the module of a copy of a run."""
     trainer = plain_trainer(folder, **trainer_options)
     run_copy = RunCopy(trainer, module, data=make_data())
@@ -26,7 +25,7 @@ def load_copy(module, folder: Path, **trainer_options) -> tuple[Any, Any]:
     return copied_trainer, copied_module
 
 
-def run_copy_of(module, folder: Path, data=None) -> RunCopy:
+def run_copy_of(module, folder, data=None):
     trainer = plain_trainer(folder)
     return RunCopy(trainer, module, data=data or make_data())
 
@@ -43,7 +42,7 @@ class Refers(L.Callback):
         self.gone = weakref.ref(Base())
 
 
-def referring_callback_of(trainer: L.Trainer) -> Refers:
+def referring_callback_of(trainer):
     callbacks = trainer.callbacks
     (callback,) = (part for part in callbacks if isinstance(part, Refers))
     return callback
@@ -201,7 +200,7 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path):
 
 
 def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path):
-    losses: list[float] = []
+    losses = []
 
     class Local(Base):  # pickle has no name for it, as for a class of a notebook
         def loss(self, batch):

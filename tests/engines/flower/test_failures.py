@@ -3,7 +3,6 @@
 import csv
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -67,7 +66,7 @@ server = server_app(
 """
 
 
-def diary(folder: Path) -> list[tuple[int, int]]:
+def diary(folder):
     """Who served which round: process and round."""
     book = folder / "diary.txt"
     lines = book.read_text().splitlines() if book.is_file() else []
@@ -129,7 +128,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
 
-    weighed: list[set[str]] = [set() for _ in range(ROUNDS)]
+    weighed = [set() for _ in range(ROUNDS)]
     for row in rows:
         if row["metric"] == "weight":
             weighed[int(row["round"])].add(NAMES[int(row["client"])])

@@ -3,9 +3,7 @@
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -43,7 +41,7 @@ GARBAGE = Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
-def make_judging_loop(personalizer) -> FederatedLoop:
+def make_judging_loop(personalizer):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer()
     )
@@ -129,11 +127,11 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     assert values.isnan().tolist() == [False, True, False]
 
 
-def lose_update(reply: Packet):
+def lose_update(reply):
     return None
 
 
-def enlarge_update(reply: Packet) -> Packet:
+def enlarge_update(reply):
     huge_vector = 1e6 * reply.tensors["vector"]
     return Packet("update", reply.plain, {**reply.tensors, "vector": huge_vector})
 
@@ -176,7 +174,7 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def rounds_of_site_states(folder: Path, name: str) -> list[int]:
+def rounds_of_site_states(folder, name):
     rounds = []
     for state in load_site_states(folder, name):
         *_, round_index = state["who"]
@@ -190,7 +188,7 @@ class HurriedSite:
     def __init__(self, site: Any):
         self.site = site
 
-    def answer(self, packet: Packet) -> Packet:
+    def answer(self, packet):
         plain = dict(packet.plain)
         if packet.kind == "train" and plain["round"] == 1:
             plain["seconds"] = 0.0
@@ -260,7 +258,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     assert loop.participations.tolist() == [3, 0, 3]
 
 
-def make_standalone_loop() -> FederatedLoop:
+def make_standalone_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={},
@@ -303,7 +301,7 @@ def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(tmp_path,
         remote.fit(rounds=1)
 
 
-def fill_reports(reply: Packet, number: float) -> Packet:
+def fill_reports(reply, number):
     tensors = dict(reply.tensors)
     for name, tensor in reply.tensors.items():
         if name.startswith("report/"):
@@ -392,15 +390,15 @@ class SampleList(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def use_integer_images(samples: SampleList):
+def use_integer_images(samples):
     samples[:] = [(image.int(), label) for image, label in samples]
 
 
-def change_samples_of_sites(patch: pytest.MonkeyPatch, change: Callable[[SampleList], None]):
+def change_samples_of_sites(patch, change):
     """Each site changes its samples as it loads them."""
     load = sites.SiteData.train_dataloader
 
-    def train_dataloader(data: sites.SiteData) -> DataLoader[Any]:
+    def train_dataloader(data):
         samples = SampleList(load(data).dataset)
         change(samples)
         return DataLoader(samples, batch_size=BATCH_SIZE)  # map-style
@@ -414,7 +412,7 @@ def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog)
     with pytest.raises(RuntimeError, match="no site.*model. No client"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
 
-    notes: list[str] = []
+    notes = []
     for record in caplog.records:
         if record.exc_info:
             error = record.exc_info[1]
@@ -423,7 +421,7 @@ def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog)
 
 
 def test_data_that_grow_at_a_site_are_named(tmp_path, monkeypatch):
-    samples_of_sites: list[SampleList] = []
+    samples_of_sites = []
     # The samples stay as they are, and are remembered.
     change_samples_of_sites(monkeypatch, samples_of_sites.append)
     remote = SitesInProcess(tmp_path, FederatedLoop)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
@@ -25,7 +25,7 @@ COALITION = "is left out of a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
-def make_shadow_loop() -> FederatedLoop:
+def make_shadow_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"shadow": ShadowShapley(performance="negative_loss")},
@@ -33,11 +33,11 @@ def make_shadow_loop() -> FederatedLoop:
     )
 
 
-def lose(reply: Packet):
+def lose(reply):
     return None
 
 
-def spoil(reply: Packet) -> Packet:
+def spoil(reply):
     return Packet("update", reply.plain, {"vector": reply.tensors["vector"] * torch.nan})
 
 
@@ -48,7 +48,7 @@ class Federation(SitesInProcess):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 
-        def on_reply(address: int, packet: Packet, reply: Packet):
+        def on_reply(address, packet, reply):
             if packet.kind != "train":
                 return reply
             if self.run_id is None:

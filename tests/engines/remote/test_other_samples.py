@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.engines.remote import Packet, Site
@@ -53,12 +52,12 @@ class ChangedData(L.LightningDataModule):
         return DataLoader(samples, batch_size=48, shuffle=True)
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     metrics = {"shadow": ShadowShapley(performance="negative_loss")}
     return make_shapfed_loop(aggregator=FedAvg(), metrics=metrics)
 
 
-def make_lyon(folder: Path, **changes) -> Site:
+def make_lyon(folder, **changes):
     make_data = partial(ChangedData, **changes)
     return Site(make_mlp_module, make_data, make_loop, folder / "sites" / "Lyon", upload_seed=SEED)
 
@@ -70,7 +69,7 @@ class Federation(SitesInProcess):
         super().__init__(folder, make_loop)
         self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
 
-    def go_on_until(self, rounds: int) -> FederatedLoop:
+    def go_on_until(self, rounds):
         return super().go_on_until(rounds, server_data=ServerData())
 
 

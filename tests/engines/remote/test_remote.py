@@ -4,14 +4,13 @@ import itertools
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
+from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedAvg
 from flsv.data import load_image_data
 from flsv.engines.remote import SitePolicy
@@ -99,16 +98,16 @@ OSAKA = 2  # the client
 CLASSES_AT_OSAKA = 7
 
 
-def make_module_of(kind: type[ClassifierClient]) -> ClassifierClient:
+def make_module_of(kind):
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_fedavg_loop(**options) -> FederatedLoop:
+def make_fedavg_loop(**options):
     return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def make_judged_loop(personalizer) -> FederatedLoop:
+def make_judged_loop(personalizer):
     """Make a loop that weights clients by what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
     return make_fedavg_loop(
@@ -116,7 +115,7 @@ def make_judged_loop(personalizer) -> FederatedLoop:
     )
 
 
-def make_second_model_loop() -> FederatedLoop:
+def make_second_model_loop():
     """Make a loop whose clients are asked about candidate models."""
     options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
     return make_fedavg_loop(
@@ -124,13 +123,13 @@ def make_second_model_loop() -> FederatedLoop:
     )
 
 
-def make_shadow_loop(**options) -> FederatedLoop:
+def make_shadow_loop(**options):
     return make_fedavg_loop(
         metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options
     )
 
 
-def make_judging_loop(**more_metrics) -> FederatedLoop:
+def make_judging_loop(**more_metrics):
     metrics = {}
     for kind in (ShadowShapley, PartialFederatedShapley):
         metrics[kind.__name__] = kind(judges="clients")
@@ -242,7 +241,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-def make_coalitions_loop(coalitions, **options) -> FederatedLoop:
+def make_coalitions_loop(coalitions, **options):
     metric = ShadowShapley(coalitions=coalitions, performance="negative_loss")
     return make_fedavg_loop(metrics={"shadow": metric}, **options)
 
@@ -319,7 +318,7 @@ class LyonThatSendsTheGlobalModel:
         self.end_honest_training = SiteVisit._end_training
         monkeypatch.setattr(SiteVisit, "_end_training", lambda visit: self.end_training(visit))
 
-    def end_training(self, visit: SiteVisit):
+    def end_training(self, visit):
         self.end_honest_training(visit)
         instruction = visit._instruction
         if instruction.client_id != 1:
@@ -357,10 +356,10 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monke
 
 
 def check_that_sites_equal_one_process(
-    tmp_path: Path,
-    make: Make,
+    tmp_path,
+    make,
     **options,
-) -> tuple[FederatedLoop, FederatedLoop]:
+):
     """Equal in what they found, in what crossed, and in what the clients keep."""
     remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = fit_in_one_process(tmp_path / "a", make, **options)
@@ -478,7 +477,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
-def make_pfedsv_loop() -> FederatedLoop:
+def make_pfedsv_loop():
     return make_judged_loop(partial(PFedSV, "relevance", k=2))
 
 

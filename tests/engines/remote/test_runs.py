@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
@@ -37,7 +37,7 @@ class Server(SitesInProcess):
             self.transport.sites[address] = make_site(shared, client, make)
 
 
-def make_scaffold_loop(**options) -> FederatedLoop:
+def make_scaffold_loop(**options):
     return make_shapfed_loop(
         **{
             "aggregator": FedAvg("uniform"),
