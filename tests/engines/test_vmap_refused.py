@@ -22,7 +22,12 @@ class Steps(Plainest):
         self.function = function
 
     def training_step(self, batch, batch_idx):
-        return self.function(self, super().training_step(batch, batch_idx), batch, batch_idx)
+        return self.function(
+            self,
+            super().training_step(batch, batch_idx),
+            batch,
+            batch_idx,
+        )
 
 
 steps = partial(partial, Steps)
@@ -66,7 +71,13 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:.*round 1 is discarded.*")
 @pytest.mark.parametrize(
-    ("make", "federation", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED]
+    (
+        "make",
+        "federation",
+        "reason",
+    ),
+    REFUSED,
+    ids=[reason for *_, reason in REFUSED],
 )
 def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation, reason):
     loop = make_engine_loop("vmap", **federation)

@@ -23,7 +23,12 @@ from helpers.models import Plain, adam, network
 
 def make_loop(**changes):
     return FederatedLoop(
-        **{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes}
+        **{
+            "aggregator": FedAvg(),
+            "metrics": {"m": ClassSpecificShapley()},
+            "seed": 3,
+            **changes,
+        }
     )
 
 
@@ -32,7 +37,14 @@ def fit_and_save(folder, module=None, data=None, rounds=2, **changes):
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(folder)],
     }
-    fit(make_loop(**changes), folder / "first", module, data, rounds, **saving)
+    fit(
+        make_loop(**changes),
+        folder / "first",
+        module,
+        data,
+        rounds,
+        **saving,
+    )
 
     return folder / "checkpoints/last.ckpt"
 
@@ -51,7 +63,10 @@ def resume_fit(path, folder, module=None, data=None, rounds=3, **changes):
     [
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
         (partial(toy_data, seed=1), r"data.splits.seed is 1 and was 0.*\[0, 1, 2\]"),
-        (partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]), "was None"),
+        (
+            partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]),
+            "was None",
+        ),
     ],
 )
 def test_resume_with_other_data_is_refused(saved_checkpoint, tmp_path, data, message):

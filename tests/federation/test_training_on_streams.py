@@ -105,13 +105,24 @@ def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
         optimizer = sgd(model.parameters())
         for rows_of_batch in batches:
             optimizer.zero_grad()
-            loss_of(model, (X[rows_of_batch], Y[rows_of_batch])).backward()
+            loss_of(
+                model,
+                (X[rows_of_batch], Y[rows_of_batch]),
+            ).backward()
             optimizer.step()
 
     def combine(server, models):
-        return average_models([*models.values()], [SIZES[client] for client in models])
+        return average_models(
+            [*models.values()],
+            [SIZES[client] for client in models],
+        )
 
-    return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
+    return federate(
+        network(batch_norm=False),
+        [members] * ROUNDS,
+        visit,
+        combine,
+    )
 
 
 def assert_trained_as(module, expected):
@@ -124,7 +135,13 @@ def assert_trained_as(module, expected):
 
 
 @pytest.mark.parametrize(
-    ("batches_of_pass", "steps"), [(4, None), (2, None), (4, 5)], ids=["", "2 batches", "5 steps"]
+    ("batches_of_pass", "steps"),
+    [
+        (4, None),
+        (2, None),
+        (4, 5),
+    ],
+    ids=["", "2 batches", "5 steps"],
 )
 def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
     work = 1 if steps is None else f"{steps} steps"

@@ -40,7 +40,11 @@ class Weighted(Net):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
+        return nn.functional.cross_entropy(
+            self.net(x),
+            y,
+            weight=self.class_weights,
+        )
 
 
 def class_weights_of(labels):
@@ -93,7 +97,10 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     def utility(masks):
         losses = []
         for mask in masks:
-            module = fit_members(mask.nonzero()[:, 0].tolist(), tmp_path)
+            module = fit_members(
+                mask.nonzero()[:, 0].tolist(),
+                tmp_path,
+            )
             losses.append(validation_loss(module))
         return -torch.tensor(losses, dtype=torch.float64)
 

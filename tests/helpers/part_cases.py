@@ -43,7 +43,14 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
     for table in tables:
         for row, checks in enumerate(table):
             for check in checks:
-                marks = [] if is_fast(row, check.check.__name__) else [pytest.mark.slow]
+                marks = (
+                    []
+                    if is_fast(
+                        row,
+                        check.check.__name__,
+                    )
+                    else [pytest.mark.slow]
+                )
                 cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
@@ -51,7 +58,10 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
 def repr_is_code(case: Case):
     """repr shows the class and no address in memory."""
     text = repr(case.new())
-    ensure(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+    ensure(
+        text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text,
+        text,
+    )
 
 
 def remote_is_equal(case: fits.FitCase):
@@ -78,7 +88,12 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     with tempfile.TemporaryDirectory() as folder:
         sites = make_sites(case, names, Path(folder))
         facts = agreement(case.module(), loop)
-        directory = gather_sites(Path(folder), SiteTransport(sites, names), facts, names)
+        directory = gather_sites(
+            Path(folder),
+            SiteTransport(sites, names),
+            facts,
+            names,
+        )
         data = data_at_sites(
             directory, names, num_classes=fits.NUM_CLASSES, server_data=ServerData()
         )

@@ -332,10 +332,8 @@ class Group:
         self.processes = []
         for rank in range(size):
             node, local_rank = (rank, 0) if nodes else (0, rank)
-            place = {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
-            process = Forked(
-                folder / f"rank{rank}", globals()[function], *arguments, **common, **place
-            )
+            variables = common | {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
+            process = Forked(folder / f"rank{rank}", globals()[function], *arguments, **variables)
             self.processes.append(process)
 
     def wait(self, seconds=900.0) -> list[Ended]:

@@ -57,7 +57,12 @@ Make = Callable[..., FederatedLoop]
 def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
     draw = make_generator(3)
-    return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
+    return torch.randint(
+        0,
+        len(NAMES),
+        (1437,),
+        generator=draw,
+    ).tolist()
 
 
 def make_undivided_data(**options) -> FederatedDataModule:
@@ -89,14 +94,27 @@ class SiteData(L.LightningDataModule):
         data.setup("fit")
         train = load_image_data("digits").train
         return DataLoader(
-            Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True
+            Subset(
+                train,
+                data.client_indices(self.client).tolist(),
+            ),
+            batch_size=48,
+            shuffle=True,
         )
 
 
 def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
-    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
-    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
+    options = {
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        **options,
+    }
+    return ClassifierClient(
+        "mlp",
+        num_classes=10,
+        input_shape=(1, 8, 8),
+        **options,
+    )
 
 
 def make_momentum_module() -> ClassifierClient:

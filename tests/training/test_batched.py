@@ -42,7 +42,12 @@ class Penalized(Step):
 
 
 def make_mlp(*between):
-    return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(4, 8),
+        *between,
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
 
 
 class Tied(nn.Module):
@@ -90,7 +95,10 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 def make_sgd(**options):
-    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+    return lambda parameters: torch.optim.SGD(
+        parameters,
+        **{"lr": 0.1, **options},
+    )
 
 
 def make_two_groups(parameters):
@@ -120,7 +128,13 @@ class Case:
 
 CASES = {
     **{name: Case(optimizer=make_optimizer(name)) for name in ELEMENTWISE},
-    "nesterov": Case(optimizer=make_sgd(momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "nesterov": Case(
+        optimizer=make_sgd(
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=0.01,
+        )
+    ),
     "AMSGrad": Case(optimizer=partial(torch.optim.Adam, amsgrad=True, weight_decay=0.01)),
     "foreach": Case(optimizer=partial(torch.optim.AdamW, foreach=True)),
     "groups": Case(optimizer=make_two_groups),

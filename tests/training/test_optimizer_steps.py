@@ -234,13 +234,13 @@ def fedavg_by_hand(
     all rounds."""
     data = toy_data()
     data.setup("fit")
-    kept = {}
+    client_parts = {}
 
     def visit(model, round_index, client):
         anchor = copy.deepcopy(model)
         trained, optimizer = model, make(model.parameters())
         if keep:
-            trained, optimizer = kept.setdefault(client, (trained, optimizer))
+            trained, optimizer = client_parts.setdefault(client, (trained, optimizer))
             trained.load_state_dict(anchor.state_dict())
         for epoch in range(EPOCHS):
             stream = generator_for(SEED, "shuffle", round_index, client, epoch)

@@ -39,12 +39,28 @@ def test_different_values_have_different_hashes(pair):
 
 def test_equal_values_have_the_same_hash():
     value = {
-        "a": [1, torch.arange(6).view(2, 3).T],
+        "a": [
+            1,
+            torch.arange(6).view(2, 3).T,
+        ],
         "b": torch.tensor(2.0, dtype=torch.bfloat16),
     }
     same = OrderedDict(
         b=value["b"].clone(),
-        a=[1, torch.arange(6).view(2, 3).T.contiguous()],
+        a=[
+            1,
+            torch.arange(6).view(2, 3).T.contiguous(),
+        ],
     )
     assert digest(value) == digest(same)
-    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32
+    assert (
+        len(
+            digest(
+                torch.ones(
+                    2,
+                    dtype=torch.complex64,
+                )
+            )
+        )
+        == 32
+    )

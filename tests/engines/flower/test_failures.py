@@ -70,7 +70,13 @@ def diary(folder):
     """Who served which round: process and round."""
     book = folder / "diary.txt"
     lines = book.read_text().splitlines() if book.is_file() else []
-    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+    return [
+        (
+            int(line.split()[0]),
+            int(line.split()[1]),
+        )
+        for line in lines
+    ]
 
 
 def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
@@ -113,12 +119,21 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
         project_with_trouble = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
         project.write_text(written.split("client = client_app")[0] + project_with_trouble)
         processes.supervise("rounds")
-        processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3)
+        processes.wait_for(
+            "rounds",
+            lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3,
+        )
         processes.kill("Osaka")
-        os.kill(diary(folder)[-1][0], signal.SIGKILL)
+        os.kill(
+            diary(folder)[-1][0],
+            signal.SIGKILL,
+        )
         processes.start_site("Osaka", until_accepted=True)
         processes.wait_for("Osaka", lambda log: ACCEPTED in log)
-        processes.wait_for("rounds", lambda _: diary(folder)[-1][1] == ROUNDS - 3)
+        processes.wait_for(
+            "rounds",
+            lambda _: diary(folder)[-1][1] == ROUNDS - 3,
+        )
         processes.kill("link")
         processes.start_link()
         (folder / "osaka_is_back").touch()
