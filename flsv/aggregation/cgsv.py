@@ -67,8 +67,8 @@ class CGSV(Aggregator):
         vector = round.combine(weights)  # for the buffers
         num_parameters = round.space.num_parameters
         # Updates are scaled to one length.
-        norms = round.matrix.norms(num_parameters) + EPSILON
-        factors = self.scale * weights.double() / norms
-        step = round.matrix.combine(factors, num_parameters)
+        parameters = round.matrix.first_columns(num_parameters)
+        factors = self.scale * weights.double() / (parameters.norms() + EPSILON)
+        step = parameters.combine(factors)
         vector[:num_parameters] = round.global_vector[:num_parameters] + step
         return vector, weights

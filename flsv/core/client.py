@@ -343,40 +343,33 @@ def map_clients(
     if not clients:
         return []
     hold_conversations = map or clients[0].map_conversations
+    channel = clients[0]._channel or Channel()  # without one, messages are not counted
+    num_earlier_messages = len(channel.messages)
+    # The clients of other processes answer there.
     owners = clients[0]._owners
-    channel = clients[0]._channel
-    num_earlier_messages = 0
-    if channel is not None:
-        num_earlier_messages = len(channel.messages)
-
-    if owners is None or owners.in_map_clients:
-        results = list(hold_conversations(conversation, clients))
-        if channel is not None:
-            new_messages = channel.messages[num_earlier_messages:]
-            channel.messages[num_earlier_messages:] = _in_order_of(clients, new_messages)
-        return results
-
-    clients_of_rank = [client for client in clients if owners.has(client.id)]
-    ids_of_rank = [client.id for client in clients_of_rank]
-    owners.in_map_clients = True
+    if owners is not None and owners.in_map_clients:
+        owners = None
+    clients_here = clients
+    if owners is not None:
+        clients_here = [client for client in clients if owners.has(client.id)]
+        owners.in_map_clients = True
     try:
-        conversations_of_rank = hold_conversations(conversation, clients_of_rank)
-        results_of_rank = dict(zip(ids_of_rank, conversations_of_rank))
+        conversations = hold_conversations(conversation, clients_here)
+        results = {client.id: result for client, result in zip(clients_here, conversations)}
     finally:
-        owners.in_map_clients = False
-    messages_of_rank = []
-    if channel is not None:
-        messages_of_rank = channel.messages[num_earlier_messages:]
+        if owners is not None:
+            owners.in_map_clients = False
 
-    results_by_client: dict[int, T] = {}
-    messages = []
-    exchanged = owners.ranks.all_gather((results_of_rank, messages_of_rank), "conversations")
-    for rank_results, rank_messages in exchanged:
-        results_by_client |= rank_results
-        messages += rank_messages
-    if channel is not None:
-        channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
-    return [results_by_client[client.id] for client in clients]
+    messages = channel.messages[num_earlier_messages:]
+    if owners is not None:
+        exchanged = owners.ranks.all_gather((results, messages), "conversations")
+        results = {}
+        messages = []
+        for results_of_rank, messages_of_rank in exchanged:
+            results |= results_of_rank
+            messages += messages_of_rank
+    channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
+    return [results[client.id] for client in clients]
 
 
 def _in_order_of(

@@ -425,11 +425,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return self.state.client_scores
 
     @property
-    def client_accuracy(self) -> Tensor | None:
-        """Return the last accuracies ``[n]`` of the clients' own models, if any."""
-        return self.state.client_scores.get("accuracy")
-
-    @property
     def run(self) -> FederationRun:
         """Return the run of the last fit, with ``clients``, ``channel``, ``space``, ``state`` and ``server``."""
         return self._fit.running

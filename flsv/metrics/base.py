@@ -7,7 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import VOCABULARY, Client, ClientMatrix
-from flsv.metrics.guide import Guide, needs_in_words
+from flsv.metrics.guide import needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
@@ -36,23 +36,6 @@ NAMES_IN_USE = (
     "data",
     "how to read",
 )
-
-_Plot = TypeVar("_Plot", bound=Callable[..., Any])
-
-
-def _shown_by_notebooks(plot: _Plot) -> _Plot:
-    """Decorate a plotting function so that notebooks show its result as a picture."""
-
-    @functools.wraps(plot)
-    def with_picture(*args: Any, **kwargs: Any) -> Any:
-        result = plot(*args, **kwargs)  # (figure, axis), as torchmetrics returns them
-        if not isinstance(result, tuple):
-            return result
-        # Imported here because most runs draw nothing.
-        tuple_with_picture = resolve_name("flsv.metrics.plot:Shown")
-        return tuple_with_picture(result)
-
-    return cast(_Plot, with_picture)
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -346,17 +329,12 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "plot" in vars(cls):
-            cls.plot = _shown_by_notebooks(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
-
-    def guide(self) -> Guide:
-        """Return the values' unit, the meaning of their sign, the metric's needs and its cost, in words."""
+    def guide(self) -> dict[str, str]:
+        """Return the values' ``unit``, the meaning of their ``sign``, the metric's ``needs`` and its ``cost``, in
+        words."""
         sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
-        return Guide(self.unit, sign, needs_in_words(self), self.cost)
+        return {"unit": self.unit, "sign": sign, "needs": needs_in_words(self), "cost": self.cost}
 
-    @_shown_by_notebooks
     def plot(
         self,
         val: Tensor | Sequence[Tensor] | None = None,
@@ -403,7 +381,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             column_names=column_names,
             kind_of_columns=kind_of_columns,
             client_names=self.client_names,
-            unit=self.guide().unit,
+            unit=self.unit,
             limits=limits,
             stderr=stderr,
         )

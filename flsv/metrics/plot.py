@@ -35,7 +35,7 @@ class Shown(tuple[Any, ...]):
 
     Example:
         >>> import torch
-        >>> Shown(plot_contributions(torch.tensor([0.5])))._repr_png_()[:4]
+        >>> plot_contributions(torch.tensor([0.5]))._repr_png_()[:4]
         b'\x89PNG'
     """
 
@@ -58,7 +58,7 @@ def plot_contributions(
     unit: str = "",
     limits: tuple[float, float] | None = None,
     stderr: Tensor | None = None,
-) -> tuple[Any, Any]:
+) -> Shown:
     """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
     rows = [val] if isinstance(val, Tensor) else list(val)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
@@ -95,7 +95,7 @@ def plot_contributions(
         _draw_lines(ax, np.stack(arrays), legend_texts)
         _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
-    return ax.figure, ax
+    return Shown((ax.figure, ax))
 
 
 def _finish_axis(ax: Any, unit: str, limits: tuple[float, float] | None) -> None:

@@ -92,15 +92,11 @@ def render(**content: Any) -> str:
     return _templates.get_template("report.html").render(words=WORDS, **content)
 
 
-def table_by_name(
-    corner: str,
-    names: Sequence[str],
-    columns: Mapping[str, Sequence[Any]],
-) -> Table:
-    """Return a table with a row per name."""
+def table_of_clients(names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Return a table with a row per client."""
     all_columns = [names, *columns.values()]
     rows = [list(row) for row in zip(*all_columns)]
-    return Table([corner, *columns], rows)
+    return Table(["partner", *columns], rows)
 
 
 def table_of_texts(texts: Mapping[str, object]) -> Table | None:

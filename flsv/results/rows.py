@@ -145,8 +145,9 @@ class ResultBuilder:
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
         self._earlier_rows: Sequence[Row] = ()
-        self._late_rows: Sequence[Row] = ()
         self._federation_numbers: set[str] = set()
+        # Those that late results leave out.
+        self._written_numbers: set[str] = set()
 
     def rows(
         self,
@@ -165,6 +166,14 @@ class ResultBuilder:
     def compare_with(self, rows: Sequence[Row]) -> None:
         """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
         self._earlier_rows = rows
+
+    def begin_late_results(self) -> None:
+        """Make results of earlier rounds from now on, whose values became known after the last round.
+
+        A number of the whole federation that the rounds' own results have is left out.
+        """
+        self._written_numbers = set(self._federation_numbers)
+        self._earlier_rows = ()
 
     def _metric_rows(self, index: int, values: Mapping[str, Tensor]) -> list[Row]:
         """Return the rows of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
@@ -253,7 +262,7 @@ class ResultBuilder:
         self,
         index: int,
         values: Mapping[str, Tensor],
-        weights: Tensor,
+        weights: Tensor | None = None,
         losses: Mapping[int, float] = {},
         norms: Mapping[int, float] = {},
         scores: Mapping[str, Tensor] = {},
@@ -262,13 +271,18 @@ class ResultBuilder:
         draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        metric_rows = self._metric_rows(index, values)
+        metric_rows = [
+            row
+            for row in self._metric_rows(index, values)
+            if row.client is not None or row.metric not in self._written_numbers
+        ]
         changes = changed_rows(metric_rows, self._earlier_rows)
         self._earlier_rows = metric_rows
         self._federation_numbers |= {row.metric for row in metric_rows if row.client is None}
 
+        weight_by_client = {} if weights is None else by_client(weights.cpu())
         rows_of_round = [
-            *client_rows(index, "weight", by_client(weights.cpu()), self._client_names),
+            *client_rows(index, "weight", weight_by_client, self._client_names),
             *client_rows(index, "update_norm", norms, self._client_names),
             *client_rows(index, TRAIN_LOSS, losses, self._client_names),
         ]
@@ -296,34 +310,6 @@ class ResultBuilder:
             for name, value in values.items()
             if not value.isnan().all()
         }
-
-    def late_result(
-        self,
-        index: int,
-        values: Mapping[str, Tensor],
-        draws_pictures: bool,
-        scores: Mapping[str, Tensor] = {},
-    ) -> RoundResult:
-        """Return the result of an earlier round whose values or scores became known only now, see
-        :meth:`round_result`.
-
-        A number of the whole federation that the rounds' own results have is left out.
-        """
-        metric_rows = [
-            row
-            for row in self._metric_rows(index, values)
-            if row.client is not None or row.metric not in self._federation_numbers
-        ]
-        score_rows = self._score_rows(index, scores)
-        changes = changed_rows(metric_rows, self._late_rows) + score_rows
-        self._late_rows = metric_rows
-        return RoundResult(
-            index,
-            table=metric_rows + score_rows,
-            changes=changes,
-            pictures=self.pictures(index, values),
-            draws_pictures=draws_pictures,
-        )
 
 
 def by_client(numbers: Tensor) -> dict[int, Any]:

@@ -243,6 +243,7 @@ class Terminal(Sink):
         self._client_names = client_names
         self._prints_table = table
         self._writes_files = files
+        self._result: RunResult | None = None
         if self._bar is None:
             return
         get_metrics = self._bar.get_metrics
@@ -257,41 +258,17 @@ class Terminal(Sink):
         # Replaced on this bar alone.
         self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]
 
-    def show_table(self, result: RunResult) -> None:
-        """Print the clients' table now, if the argument ``table`` is True."""
-        if self._prints_table:
-            where = where_results_are(self._trainer) if self._writes_files else []
-            print_contributions(result, self._client_names, where)
-
     def finish(self, result: RunResult) -> None:
-        """Print the clients' table once the progress bar has closed, since a live bar would erase it."""
-        if not self._prints_table:
-            return
-        if self._bar is None:
-            self.show_table(result)
-            return
-        original_teardown = self._bar.teardown
+        """Store the result for :meth:`show_table`, since a live progress bar would erase a table."""
+        self._result = result
 
-        def teardown_and_show_table(*args: Any, **kwargs: Any) -> None:
-            self._restore_teardown()
-            original_teardown(*args, **kwargs)
-            self.show_table(result)
-
-        # Replaced on this bar alone.
-        self._bar.teardown = teardown_and_show_table  # type: ignore[method-assign]
-
-    def release_bar(self) -> None:
-        """Leave the progress bar alone, which has closed. Tables are printed at once from now on."""
-        self.close()
-        self._bar = None
+    def show_table(self) -> None:
+        """Print the clients' table, if the fit has a result and the argument ``table`` is True."""
+        if self._prints_table and self._result is not None:
+            where = where_results_are(self._trainer) if self._writes_files else []
+            print_contributions(self._result, self._client_names, where)
 
     def close(self, failed: bool = False) -> None:
-        """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""
+        """Give the progress bar its own method back."""
         if self._bar is not None:
             self._bar.__dict__.pop("get_metrics", None)
-        if failed:
-            self._restore_teardown()
-
-    def _restore_teardown(self) -> None:
-        if self._bar is not None:
-            self._bar.__dict__.pop("teardown", None)

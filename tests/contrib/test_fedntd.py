@@ -36,7 +36,7 @@ def not_true_distillation(logits: Tensor, global_logits: Tensor, y: Tensor) -> T
     return TAU**2 * torch.stack(divergences).mean()
 
 
-def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int) -> None:
+def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int):
     teacher = copy.deepcopy(client).eval()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
 
 
 class NeverCalled(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 

@@ -58,7 +58,7 @@ def test_state_of_a_checkpoint_of_version_2_0_0_goes_on_as_after_a_finite_aggreg
 @pytest.mark.parametrize("starts", [False, True])
 def test_client_updates_and_heads_are_differences_from_the_clients_start(starts):
     round = make_round(starts)
-    origin = round.start_vectors if starts else round.global_vector
+    origin = torch.stack(list(round.matrix.starts)) if starts else round.global_vector
     differences = round.client_vectors - origin
 
     assert torch.equal(round.state_updates, differences)

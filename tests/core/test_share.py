@@ -72,8 +72,8 @@ def assert_clients_are_evaluated_with_their_own_part(
     private_parts,
 ):
     """Who was in no cohort is evaluated with the initial part."""
-    assert federated.client_accuracy is not None
-    for client, accuracy in enumerate(federated.client_accuracy.tolist()):
+    assert "accuracy" in federated.client_scores
+    for client, accuracy in enumerate(federated.client_scores["accuracy"].tolist()):
         client_model = copy.deepcopy(global_model).eval()
         private_part = private_parts.get(client, {})
         client_model.load_state_dict({**client_model.state_dict(), **private_part})
@@ -153,8 +153,8 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     def share_of_class(labels, label):
         return float((labels == label).float().mean())
 
-    assert federated.client_accuracy is not None
-    accuracies = federated.client_accuracy.tolist()
+    assert "accuracy" in federated.client_scores
+    accuracies = federated.client_scores["accuracy"].tolist()
     for client in (0, 2):
         labels = data.client_labels(client, "test")
         assert accuracies[client] == pytest.approx(share_of_class(labels, label=client))
@@ -200,7 +200,7 @@ def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
         expected = whole.contributions[name]
         torch.testing.assert_close(part.contributions[name], expected, rtol=1e-5, atol=1e-5)
 
-    assert torch.equal(whole.client_accuracy, part.client_accuracy)
+    assert torch.equal(whole.client_scores["accuracy"], part.client_scores["accuracy"])
 
     trained = 8 * CLASSES + CLASSES
     # BatchNorm's statistics travel, though its layer is frozen: they move in training.

@@ -112,7 +112,7 @@ def test_rarer_class_is_taken_as_positive_with_a_warning(tmp_path):
         loop, _ = fit_with_values(tmp_path, make_data(arrays))
 
     assert read_learning_report(tmp_path)["loo"]["by"] == "average_precision of ja"
-    assert loop.metrics["loo"].guide().unit == "gain in average precision of ja"
+    assert loop.metrics["loo"].guide()["unit"] == "gain in average precision of ja"
 
 
 @pytest.mark.filterwarnings("error:.*positive class")

@@ -220,7 +220,7 @@ def go_on_with(
             2 * ROUNDS,
             folder / "checkpoints/last.ckpt",
         )
-    return list(resumed.run.doubts)
+    return list(resumed.run.coalition_differences)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +260,6 @@ def test_settings_that_changed_in_a_further_fit_of_a_trainer_are_named(tmp_path)
 
     plan_more_rounds(trainer)
     trainer.fit(module, make_three_clients())
-    (doubt,) = loop.run.doubts
+    (doubt,) = loop.run.coalition_differences
 
     assert "lr is 0.7 and was" in doubt

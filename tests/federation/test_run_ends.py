@@ -136,8 +136,8 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     assert torch.equal(loop.contributions["sv"], planned_run.contributions["sv"])
     assert read_values(loop).index.tolist() == [DONE - 1]
 
-    assert loop.client_accuracy is not None
-    assert torch.equal(loop.client_accuracy, planned_run.client_accuracy)
+    assert "accuracy" in loop.client_scores
+    assert torch.equal(loop.client_scores["accuracy"], planned_run.client_scores["accuracy"])
 
     scores = read_values(loop, "accuracy")
     assert scores.index.tolist() == [DONE - 1]

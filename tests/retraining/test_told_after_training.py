@@ -15,7 +15,7 @@ import torch
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.round_result import UNLIKE_RUN
-from flsv.results.verdict import doubt_inputs
+from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns
 from helpers.hidden_state import Base, fit_valued
 
@@ -39,7 +39,7 @@ def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_
     assert of_twin.what == of_first_updates.what == UNLIKE_RUN
     assert "the coalition of all clients" in of_twin.text
     assert "clients train otherwise" in of_first_updates.text
-    inputs = doubt_inputs(run.record["events"], ["0", "1", "2"])
+    inputs = inputs_of_events(run.record["events"], ["0", "1", "2"])
     assert of_twin.text in inputs["unlike_run"]
 
 

@@ -1,12 +1,10 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
-from typing import Any
-
 import pytest
 
 from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
-from flsv.testing.checks import Case, PartCheck, equal
+from flsv.testing.checks import PartCheck, equal
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase, odd_rounds_end
@@ -14,7 +12,7 @@ from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts, refused
 from helpers.part_cases import PersonalizerCase
 
-TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
+TABLES = {
     MetricCase: faulty_parts.METRICS,
     AggregatorCase: faulty_parts.AGGREGATORS,
     ClientAlgorithmCase: faulty_parts.ALGORITHMS,
@@ -79,7 +77,7 @@ def test_object_that_is_no_part_has_no_checks():
 
 
 def test_a_refusal_that_nobody_has_declared_is_a_failure():
-    def refuse(loop: Any) -> Any:
+    def refuse(loop):
         raise ConfigurationError("not in this loop.")
 
     case = AggregatorCase(FedAvg())

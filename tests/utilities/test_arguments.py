@@ -74,13 +74,13 @@ def test_plain_name_refuses_paths_and_other_types():
 
 def test_a_client_is_told_by_name_or_number():
     names = ["Boston", "Lyon"]
-    numbers = [client_number(client, names, "client") for client in ("Lyon", 0, "1")]
+    numbers = [client_number(client, names) for client in ("Lyon", 0, "1")]
 
     assert numbers == [1, 0, 1]
-    assert client_number("0", ["1", "0"], "client") == 1
+    assert client_number("0", ["1", "0"]) == 1
 
     with refused(r"client=2:.*It has Boston, Lyon\."):
-        client_number(2, ["Boston", "Lyon"], "client")
+        client_number(2, ["Boston", "Lyon"])
 
 
 def test_failing_attribute_is_not_taken_for_a_missing_one():

@@ -46,7 +46,7 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
 
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
-    file = CSV(tmp_path / "contributions.csv", NAMES)
+    file = CSV(tmp_path / "contributions.csv")
     file.keep_rows_before(0)
     numbers = dict.fromkeys(range(len(NAMES)), -0.5)
     file.append(client_rows(0, "=sv", numbers, NAMES, column="0", class_name="=class"))

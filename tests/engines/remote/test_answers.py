@@ -125,7 +125,7 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
     assert expected_answer(question) is not None
 
     def ask_lyon(sites):
-        return sites.ask(site=1, round_index=0, question=question, args=arguments, kwargs={})
+        return sites.ask(site=1, question=question, args=arguments, kwargs={})
 
     received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
     assert torch.equal(as_tensor(received), as_tensor(answer))
@@ -152,4 +152,4 @@ def undeclared(local):
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with refused("Declare what its answer must"):
-        sites.ask(1, 0, undeclared, (), {})
+        sites.ask(1, undeclared, (), {})

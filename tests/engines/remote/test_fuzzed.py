@@ -254,9 +254,7 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
     arguments = (torch.zeros(3), 0.5)
 
     try:
-        answer = sites.ask(
-            site=1, round_index=0, question=leave_self_out, args=arguments, kwargs={}
-        )
+        answer = sites.ask(site=1, question=leave_self_out, args=arguments, kwargs={})
     except NoAnswer as error:
         words = str(error)
         assert words.startswith("site 'Lyon' (client 1) ")

@@ -12,7 +12,7 @@ from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
-from flsv.results.verdict import PaymentInputs, doubt_inputs, verdict_of
+from flsv.results.verdict import PaymentInputs, inputs_of_events, verdict_of
 from helpers.sites import (
     LYON_ADDRESS,
     NAMES,
@@ -75,7 +75,7 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
 
     (event,) = loop.events
     assert event.client == 1
-    inputs = doubt_inputs(open_run(tmp_path).record["events"], NAMES)
+    inputs = inputs_of_events(open_run(tmp_path).record["events"], NAMES)
     assert inputs["incidents"] == words
 
     payable = PaymentInputs(values=[0.3, 0.2, 0.1], by="accuracy", source="trainings", seeds=3)
@@ -88,4 +88,4 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]
-    assert doubt_inputs(events, NAMES)["incidents"] == ""
+    assert inputs_of_events(events, NAMES)["incidents"] == ""

@@ -135,7 +135,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         )
 
     # A client is tested with its own model; who was never drawn has the global one.
-    for client, accuracy in enumerate(loop.client_accuracy.tolist()):
+    for client, accuracy in enumerate(loop.client_scores["accuracy"].tolist()):
         model = personal.get(client, expected).eval()
         inputs, labels = zip(*data.client_loader(client, "test"))
         is_right = model(torch.cat(inputs)).argmax(1) == torch.cat(labels)

@@ -85,7 +85,7 @@ def test_pfedme_server_averages_w_and_the_client_keeps_theta(tmp_path):
         # w has moved towards theta, and is not there: theta was another one before the last batch.
         assert not torch.allclose(theta, sent[client])
         assert torch.dot(theta - model, sent[client] - model) > 0
-    assert loop.client_accuracy.mean() > 0.4
+    assert loop.client_scores["accuracy"].mean() > 0.4
 
 
 @pytest.mark.parametrize(
