@@ -108,24 +108,6 @@ class Logs(Plain):
         return loss
 
 
-class Line(L.LightningModule):
-    """Predicts the mean pixel: a regression, which logs its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 1)
-
-    def training_step(self, batch, batch_idx):
-        x = batch[0].flatten(1)
-        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 
