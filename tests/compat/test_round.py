@@ -1,7 +1,5 @@
 """What a person expects of a round that Lightning knows as an epoch: where it saves, resumes, logs, draws and reads."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from compat.base import Kind, Small, make_federated_data, make_images
@@ -70,7 +68,7 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
 class Everywhere(cb.Callback):
     """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
 
-    def __init__(self, folder: Path, *hooks: str):
+    def __init__(self, folder, *hooks):
         self.folder = folder
         for name in hooks:
             setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))

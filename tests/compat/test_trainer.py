@@ -1,8 +1,6 @@
 """A Trainer's options in a federation: each means to a client what it means to a Trainer that trains it alone."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -87,7 +85,7 @@ def make_decaying_kind(gamma, interval, frequency=1):
     )
 
 
-AS_BY_HAND: dict[str, Kind] = {
+AS_BY_HAND = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
     "precision-64-true": make_small_kind(),
     "precision-32-true": make_rounded_kind("32-true", 1e-6),
@@ -149,7 +147,7 @@ SWITCHED = (
     "enable_model_summary",
     "num_sanity_val_steps",
 )
-CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
+CHANGES_NOTHING = {
     "output": lambda f: {
         "logger": [CSVLogger(f), TensorBoardLogger(f)],
         "log_every_n_steps": 1,

@@ -60,7 +60,7 @@ class Watching(Small):
 class AtRates(Small):
     """Trains each round at a rate that is known."""
 
-    def __init__(self, rates: list[float]):
+    def __init__(self, rates):
         super().__init__()
         self.rates = rates
 

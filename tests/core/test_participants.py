@@ -52,7 +52,7 @@ def test_question_to_a_client_of_another_process_has_its_answer():
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question: Any):
+    def __init__(self, question):
         self.question = question
         self.answers = list[list[Any]]()
 

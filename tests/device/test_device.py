@@ -3,7 +3,6 @@ the bit (``make emulated``)."""
 
 import os
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from torch import nn
 from torchmetrics.classification import MulticlassF1Score
 
 import flsv
@@ -132,7 +130,7 @@ def make_mixture():
 
 
 #: The loop's options, and the module.
-FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Module]]] = {
+FEDERATIONS = {
     "a logged value": (
         lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}},
         Plain,

@@ -1,7 +1,6 @@
 """FederatedLoop(engine="vmap") against the sequential engine: equal to 1e-5."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -72,7 +71,7 @@ NORMS = {
     "trainer": {"precision": "64-true"},
     "tolerance": 1e-10,
 }
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "momentum, several epochs": {
         "make": partial(Plainest, MOMENTUM),
         "local_epochs": 2,

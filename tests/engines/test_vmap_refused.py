@@ -1,8 +1,6 @@
 """What the batched engine cannot train is refused with the reason."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from helpers.models import Plainest
 class Steps(Plainest):
     """Its step is a function of itself, the plain step's loss and what the plain step is given."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
@@ -47,7 +45,7 @@ class Hooked(Plainest):
         pass
 
 
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+REFUSED = [
     (
         steps(lambda module, loss, batch, idx: loss * (2 if idx <= 0 else 1)),
         {},

@@ -132,7 +132,7 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
 class Adds(Callback):
     """A module, as Lightning's fine-tuners for self-supervised networks."""
 
-    def __init__(self, hook: str):
+    def __init__(self, hook):
         setattr(self, hook, self.add)
 
     def add(self, trainer, pl_module):

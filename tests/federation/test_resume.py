@@ -4,7 +4,6 @@ import errno
 import itertools
 import signal
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
-    def __init__(self, hook: str, path: Path, batch: int = 0):
+    def __init__(self, hook, path, batch=0):
         self.path = path
         self.batch = batch
         setattr(self, hook, self.save)

@@ -239,7 +239,7 @@ def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_ch
 
 
 class Named(Plain):
-    def __init__(self, network: str):
+    def __init__(self, network):
         super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
         self.save_hyperparameters("network")
 

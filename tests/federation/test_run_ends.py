@@ -1,8 +1,6 @@
 """The last round is an event of a run, however the run ends; and a run that goes on counts nothing twice."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -48,7 +46,7 @@ class StopsAfterTheRound(Callback):
 class ClockJumps(Callback):
     """Sets the clock of a timer forward when the rounds are done."""
 
-    def __init__(self, timer: Timer):
+    def __init__(self, timer):
         self.timer = timer
 
     def on_train_epoch_start(self, trainer, *_):
@@ -65,7 +63,7 @@ def make_timer():
     return [ClockJumps(one_hour), one_hour]
 
 
-ENDS: dict[str, Callable[[], list[Any]]] = {
+ENDS = {
     "early stopping": lambda: [make_early_stopping()],
     "max_time": make_timer,
     "in a round": lambda: [StopsInTheRound()],

@@ -66,7 +66,7 @@ def first_beat(monitor, round_index):
 class Beats(IterableDataset[Any]):
     """A monitor's heart beats, which go on from round to round."""
 
-    def __init__(self, monitor: int):
+    def __init__(self, monitor):
         self.monitor = monitor
         self.epoch = 0
 
@@ -186,7 +186,7 @@ def test_value_of_a_stream_is_that_of_all_that_it_trains_on(tmp_path, options):
 
 
 class StreamOfSite(L.LightningDataModule):
-    def __init__(self, monitor: int):
+    def __init__(self, monitor):
         super().__init__()
         self.monitor = monitor
 

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import FederatedDataModule
@@ -19,7 +19,7 @@ from helpers.users_data import CLASSES, Net, fit, make_samples
 class Weighted(Net):
     """Weighs classes by their numbers in the data module's training set, its labels or its loader, or as it is told."""
 
-    def __init__(self, label_source: str | None = None, class_weights: Tensor | None = None):
+    def __init__(self, label_source=None, class_weights=None):
         super().__init__()
         self.label_source = label_source
         self.class_weights = class_weights
@@ -55,7 +55,7 @@ def class_weights_of(labels):
 class Hospitals(L.LightningDataModule):
     """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
 
-    def __init__(self, is_subset: bool = False):
+    def __init__(self, is_subset=False):
         super().__init__()
         self.is_subset = is_subset
 

@@ -19,7 +19,7 @@ from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_sample
 class Samples(Dataset):
     """Has an attribute that its owner sets, and labels."""
 
-    def __init__(self, x: Tensor, y: Tensor):
+    def __init__(self, x, y):
         self.x = x
         self.y = y
         self.epoch = 0
@@ -40,7 +40,7 @@ class Users(L.LightningDataModule):
 
     input_shape = (1, FEATURES)
 
-    def __init__(self, name: str = "Users"):
+    def __init__(self, name="Users"):
         super().__init__()
         self.save_hyperparameters()
         self.level = 0.0
@@ -340,7 +340,7 @@ NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 class Counts(L.LightningDataModule):
     """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
 
-    def __init__(self, order: str, in_object: bool):
+    def __init__(self, order, in_object):
         super().__init__()
         self.order = order
         self.in_object = in_object

@@ -3,7 +3,6 @@
 import os
 import signal
 import warnings
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -62,7 +61,7 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, mess
 class Looks(L.Callback):
     """Reads a file's first line in each round."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
         self.first_lines: list[str] = []
 

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -63,7 +61,7 @@ def copy_with_an_old_time():
     shutil.copy2("source", "log.csv")
 
 
-WRITES: dict[str, Callable[[], Any]] = {
+WRITES = {
     "a file that is a link": lambda: torch.save(torch.ones(2), "final.pt"),
     "a file in a linked folder": lambda: torch.save(torch.ones(2), "out/weights.pt"),
     "a new file in an empty folder": lambda: Path("empty/new").touch(),

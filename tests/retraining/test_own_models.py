@@ -62,7 +62,7 @@ LIES = [
 class UnequalClients:
     """Moves and updates of clients, which differ in length by a factor of up to four."""
 
-    def __init__(self, clients: int, seed: int):
+    def __init__(self, clients, seed):
         self.draw = torch.Generator().manual_seed(seed)
         length = torch.rand(clients, 1, generator=self.draw)
         length = 0.5 + 1.5 * length
@@ -151,7 +151,7 @@ class Counter(Strategy):
 
     saved = ("count",)
 
-    def __init__(self, count: int = 0):
+    def __init__(self, count=0):
         self.count = count
 
 

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from functools import partial
-from typing import Any
 
 import joblib
 import pytest
@@ -26,7 +25,7 @@ from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 
-LOSS: dict[str, Any] = {"metric": "negative_loss"}
+LOSS = {"metric": "negative_loss"}
 
 
 QUIET = Reporting(table=False)

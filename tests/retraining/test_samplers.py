@@ -1,7 +1,6 @@
 """With a sampler each coalition draws its own cohorts: by hand, and as fits that draw among its members."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ def toss_for_members(
             return sampled
 
 
-SAMPLERS: dict[str, Any] = {
+SAMPLERS = {
     "one of three": (UniformSampler(1), partial(draw_uniform, size=1)),
     "coins": (BernoulliSampler(1.5), partial(toss_for_members, size=1.5)),
 }
@@ -146,7 +145,7 @@ class Elsewhere(UniformSampler):
         return torch.tensor([0, 2])
 
 
-REFUSED: dict[str, tuple[str, Any]] = {
+REFUSED = {
     "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "rounds")),
     "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
     "of one's own": ("has no method `among`", OwnSampler),

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -128,7 +127,7 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
 class Saves(L.Callback):
     """Saves a checkpoint by a path of its own after each round."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -191,7 +190,7 @@ STEPS_IN_C = ctypes.c_long(0)
 class Counts(Base):
     """Trains by the number of a round's steps, which it does not hold itself."""
 
-    def __init__(self, counter: Callable[[], int]):
+    def __init__(self, counter):
         super().__init__()
         self.count = counter
 

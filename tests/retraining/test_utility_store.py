@@ -1,7 +1,6 @@
 """The store of coalitions' utilities: kills, other settings, orders, ranks; and what is trained into it."""
 
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
 class InstantTrainer:
     """Trains coalitions at once, and is killed before one more than ``max_fits``."""
 
-    def __init__(self, max_fits: int | None = None):
+    def __init__(self, max_fits=None):
         self.trained: list[Members] = []
         self.max_fits = max_fits
 
@@ -157,7 +156,7 @@ def make_store_of_two_rounds(path, **options):
 
 
 #: By round: the values of each class, and the loss.
-SCORES: dict[int, Any] = {
+SCORES = {
     0: [[0.5, -0.25], [1.5]],
     3: [[-0.75, 1.0], [1e-9]],
 }

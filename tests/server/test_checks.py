@@ -162,7 +162,7 @@ def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, mes
 class Wants(Metric):
     """A torchmetric of the user's own, which is no ContributionMetric."""
 
-    def __init__(self, shape: tuple[int, ...] = (3,)):
+    def __init__(self, shape=(3,)):
         super().__init__()
         self.shape = shape
         self.add_state("norms", torch.zeros(shape))

@@ -53,8 +53,8 @@ class Fails(ContributionMetric):
 
     def __init__(
         self,
-        method: str = "update",
-        first_round: int = 2,
+        method="update",
+        first_round=2,
     ):
         self.method = method
         self.first_round = first_round

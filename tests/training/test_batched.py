@@ -18,7 +18,7 @@ STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    def __init__(self, net: nn.Module):
+    def __init__(self, net):
         super().__init__()
         self.net = net
 

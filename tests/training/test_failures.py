@@ -21,7 +21,7 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
-    def __init__(self, failure: BaseException, where: str):
+    def __init__(self, failure, where):
         super().__init__()
         self.failure = failure
         self.where = where

@@ -33,9 +33,9 @@ class SAM(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Any,
-        base: Make,
-        rho: float = 0.05,
+        parameters,
+        base,
+        rho=0.05,
     ):
         super().__init__(parameters, {"rho": rho})
         self.base_optimizer = base(self.param_groups)
@@ -76,7 +76,7 @@ class SAM(torch.optim.Optimizer):
 class Averaged:
     """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
 
-    def __init__(self, inner: torch.optim.Optimizer):
+    def __init__(self, inner):
         self.inner = inner
         self.defaults = inner.defaults
         self.num_steps = 0
@@ -119,7 +119,7 @@ def make_momentum_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-NESTED: dict[str, Make] = {
+NESTED = {
     "sam": lambda parameters: SAM(parameters, make_momentum_sgd),
     "lookahead": lambda parameters: Lookahead(make_momentum_sgd(parameters), k=2),
     "own wrapper": lambda parameters: Averaged(make_momentum_sgd(parameters)),
@@ -135,8 +135,8 @@ class Stepping(Plain):
 
     def __init__(
         self,
-        make: Make,
-        stepped_by: str = "automatic",
+        make,
+        stepped_by="automatic",
     ):
         super().__init__(network(batch_norm=False), make)
         self.stepped_by = stepped_by
@@ -197,8 +197,8 @@ class Holding(Stepping):
 
     def __init__(
         self,
-        make: Make,
-        stepped_by: str,
+        make,
+        stepped_by,
     ):
         super().__init__(make, "own")
         self.created_in = stepped_by
@@ -334,7 +334,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(
 
 
 WAYS = ("wrapper", "raw", "closure")
-ALGORITHMS: dict[str, Callable[[], Any]] = {
+ALGORITHMS = {
     "FedProx": lambda: {"client_algorithm": FedProx(1.0)},
     "SCAFFOLD": lambda: {"client_algorithm": SCAFFOLD()},
     "FedDyn": lambda: {"client_algorithm": FedDyn(1.0), "aggregator": FedDynServer()},
@@ -457,7 +457,7 @@ def test_model_that_changes_without_a_step_is_refused(tmp_path):
 class Words(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
-    def __init__(self, sparse: bool):
+    def __init__(self, sparse):
         optimizer = partial(torch.optim.SGD, lr=0.1)
         super().__init__(network(batch_norm=False), optimizer)
         self.words = nn.Embedding(5, 6, sparse=sparse)

@@ -3,9 +3,7 @@
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -46,7 +44,7 @@ def make_stairs(optimizer, steps):
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""):
+    def __init__(self, make, frequency=1, manual=""):
         super().__init__(network(batch_norm=False))
         self.make = make
         self.frequency = frequency
@@ -93,7 +91,7 @@ class Scheduled(Plain):
 
 
 class OneClient(L.LightningDataModule):
-    def __init__(self, client: int):
+    def __init__(self, client):
         super().__init__()
         self.data = toy_data()
         self.client = client
@@ -114,7 +112,7 @@ def rates_of_client_alone(module, client, folder, **kwargs):
     return module.rates[-1]
 
 
-KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
+KINDS = {
     "linear": (lambda: Scheduled(make_linear), {}),
     "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
     "every second step": (lambda: Scheduled(make_linear, frequency=2), {}),
@@ -233,7 +231,7 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
 
 #: Of ``toy_data``.
 BATCH_SIZE = 8
-WAYS: list[Callable[[Any], float]] = [
+WAYS = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
@@ -245,7 +243,7 @@ WAYS: list[Callable[[Any], float]] = [
 class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
-    def __init__(self, ways: list[Callable[[Any], float]]):
+    def __init__(self, ways):
         super().__init__(
             lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
@@ -277,13 +275,13 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
 
 
 #: The number of steps after each step of :class:`CountsInItsGroups`. An attribute of the optimizer would be a client's.
-COUNTS_OF_STEPS: list[int] = []
+COUNTS_OF_STEPS = []
 
 
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 
-    def __init__(self, parameters: Any):
+    def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
         COUNTS_OF_STEPS.clear()
         for group in self.param_groups:

@@ -41,7 +41,7 @@ PACKAGES = (
     "flsv.uploads", "flsv.valuation",
 )  # fmt: skip
 #: What a class cannot be made without, beside numbers.
-NEEDED: dict[str, dict[str, Any]] = {
+NEEDED = {
     "Backbone": {"name": "lenet5"},
     "HeldOut": {"column": "split"},
     "CSVData": {"path": "table.csv"},
@@ -296,7 +296,7 @@ def test_numbers_of_other_libraries_become_pythons(value, hint, kind):
 
 
 #: Whose constructors check by hand, and what they are made of.
-BY_HAND: dict[type, Any] = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
+BY_HAND = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
 #: Made by the package itself, with numbers that it has worked out.
 RECORDS = {"ClientUpdate", "Cohort", "CSVData", "Round"}  # CSVData is a base class
 

@@ -1,7 +1,6 @@
 """Hashes of nested values: equal for equal values only."""
 
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from flsv.utilities.plain_values import digest
 
 ZEROS = torch.zeros(4)
-PAIRS: dict[str, tuple[Any, Any]] = {
+PAIRS = {
     "a type": (1, True),
     "a fraction": (1, 1.0),
     "a text": (1, "1"),

@@ -3,7 +3,6 @@
 import pickle
 import threading
 import weakref
-from typing import Any
 
 import cloudpickle
 import lightning as L
@@ -31,7 +30,7 @@ def run_copy_of(module, folder, data=None):
 
 
 class Refers(L.Callback):
-    def __init__(self, module: Any):
+    def __init__(self, module):
         self.module = module
         first_layer = module.net[0]
         self.first_layer = weakref.ref(first_layer)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 class Grid:
     """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
 
-    def __init__(self, patience: float, error: int | None = None):
+    def __init__(self, patience, error=None):
         self.sent: list[Message] = []
         self._patience = patience
         self._error = error

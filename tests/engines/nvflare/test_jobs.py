@@ -68,7 +68,7 @@ def server_of(
 class AbortAfter(L.Callback):
     """Somebody who aborts the job after a round."""
 
-    def __init__(self, round_index: int, abort_signal: Signal):
+    def __init__(self, round_index, abort_signal):
         self._round_index = round_index
         self._abort_signal = abort_signal
 

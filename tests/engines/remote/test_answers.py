@@ -1,9 +1,7 @@
 """Answers of one site that cannot be: they are no answers, whatever was asked, and the run goes on without them."""
 
 import importlib
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ VALUES = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)
 TWO_MODELS = torch.zeros(2, 6)
 COALITIONS = torch.tensor([[False], [True]])
 #: The arguments of each question of flsv.
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
+ARGUMENTS = {
     "flsv.personalization.pfedsv:collaborate": ([MODEL, MODEL], None),
     "flsv.personalization.fedfomo:mix_models": ([MODEL, MODEL], 6),
     "flsv.core.round:started_from": (),
@@ -44,7 +42,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "flsv.games.judges:judge_coalitions": (TWO_MODELS, COALITIONS, SCORE),
 }
 #: An answer to each question.
-ANSWERS: dict[str, Any] = {
+ANSWERS = {
     "flsv.personalization.pfedsv:collaborate": VALUES,
     "flsv.personalization.fedfomo:mix_models": VALUES,
     "flsv.core.round:started_from": MODEL,
@@ -78,7 +76,7 @@ def fill_answer(answer, number):
 
 
 #: Ten ways to spoil an answer. "missing" is a reply without one.
-WAYS: dict[str, Callable[[Any], Any]] = {
+WAYS = {
     "another dtype": partial(convert_answer, dtype=torch.float16),
     "complex": partial(convert_answer, dtype=torch.complex64),
     "uint16": partial(convert_answer, dtype=torch.uint16),

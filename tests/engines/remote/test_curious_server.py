@@ -1,10 +1,8 @@
 """A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -26,7 +24,7 @@ NUM_CLASSES = 2
 ROUNDS = 3
 LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
 GUESSES = range(10)
-EVALUATED: Mapping[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
 LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 JUDGE = "flsv.games.judges:judge"
@@ -74,8 +72,8 @@ def model_that_picks(sample):
 class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
-    def __init__(self, folder: Path, **options: Any):
-        all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
+    def __init__(self, folder, **options):
+        all_options = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)
         self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
@@ -208,7 +206,7 @@ def labels_by_tests_of_other_runs(server):
     return labels_by_tests(server, run=runs, counted=None)
 
 
-ATTEMPTS: Mapping[str, tuple[Mapping[str, Any], Callable[[CuriousServer], list[Any]]]] = {
+ATTEMPTS = {
     "tests of one round": (EVALUATED, labels_by_tests),
     "tests without training": (EVALUATED, labels_by_tests_without_training),
     "tests after the run": (

@@ -51,7 +51,7 @@ SIZES = {"train": 3, "val": 0, "test": 0}
 class BostonThatComesLate:
     """Boston, which cannot be reached at first, or does not say who it is when it is first asked."""
 
-    def __init__(self, absences: int = 0, refusals: int = 0):
+    def __init__(self, absences=0, refusals=0):
         self.absences_left = absences
         self.refusals_left = refusals
 

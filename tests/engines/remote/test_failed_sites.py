@@ -185,7 +185,7 @@ def rounds_of_site_states(folder, name):
 class HurriedSite:
     """A site that is given no time in round 1."""
 
-    def __init__(self, site: Any):
+    def __init__(self, site):
         self.site = site
 
     def answer(self, packet):

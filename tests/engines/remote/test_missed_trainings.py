@@ -1,8 +1,6 @@
 """What a site misses changes values. The verdict says so, wherever the site was missing."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,7 +42,7 @@ def spoil(reply):
 class Federation(SitesInProcess):
     """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
 
-    def __init__(self, folder: Path, change: Any, in_run: bool):
+    def __init__(self, folder, change, in_run):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 

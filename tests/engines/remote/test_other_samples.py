@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -33,7 +32,7 @@ OTHER_SAMPLES = "its samples or labels are other ones than when this run began"
 class ChangedData(L.LightningDataModule):
     """Lyon's samples, each pixel brighter, or with each label the next class's: as many as before."""
 
-    def __init__(self, brighter: float = 0.0, label_shift: int = 0, left_out: int = 0):
+    def __init__(self, brighter=0.0, label_shift=0, left_out=0):
         super().__init__()
         self.brighter = brighter
         self.label_shift = label_shift
@@ -65,7 +64,7 @@ def make_lyon(folder, **changes):
 class Federation(SitesInProcess):
     """Three sites, whose server can be started once more."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         super().__init__(folder, make_loop)
         self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
 

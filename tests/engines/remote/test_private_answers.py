@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle
 from types import MappingProxyType
-from typing import Any
 
 import lightning as L
 import pytest
@@ -84,7 +83,7 @@ DATA = {
     "at which steps are left out": partial(make_samples, pixel=SKIPS),
 }
 #: Settings of federations that private sites take part in.
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},

@@ -4,7 +4,6 @@ import itertools
 import json
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
@@ -36,7 +35,6 @@ from helpers.sites import (
     NAMES,
     OSAKA_ADDRESS,
     SPLITS,
-    Make,
     ServerData,
     SitesInProcess,
     assert_same_runs,
@@ -137,7 +135,7 @@ def make_judging_loop(**more_metrics):
 
 
 #: Loops, and what else the federation has.
-CASES: dict[str, tuple[Make, dict[str, Any]]] = {
+CASES = {
     "kept momentum, two of three": (
         partial(
             make_shapfed_loop, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2
@@ -282,7 +280,7 @@ def test_halves_at_sites_are_those_of_first_updates(tmp_path):
 class ChangesWeights(L.Callback):
     """Changes the module's weights after a round."""
 
-    def __init__(self, round_index: int):
+    def __init__(self, round_index):
         self.round_index = round_index
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -312,7 +310,7 @@ def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_pat
 class LyonThatSendsTheGlobalModel:
     """Trains in the federation's run, and sends in the runs of coalitions the last global model that it was sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch):
         self.run_of_the_federation: str | None = None
         self.global_model: torch.Tensor | None = None
         self.end_honest_training = SiteVisit._end_training
@@ -503,7 +501,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
     make_module = make_momentum_module
 
     class Anew:
-        def __init__(self, client: int):
+        def __init__(self, client):
             self.client = client
 
         def answer(self, packet):

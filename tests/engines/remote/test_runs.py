@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from helpers.sites import (
     LYON_ADDRESS,
     NAMES,
     ROUNDS,
-    Make,
     SitesInProcess,
     assert_same_runs,
     make_mlp_module,
@@ -31,7 +29,7 @@ class Server(SitesInProcess):
     """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
     checkpoint."""
 
-    def __init__(self, folder: Path, make: Make, shared: Path):
+    def __init__(self, folder, make, shared):
         super().__init__(folder, make)
         for client, address in enumerate(ADDRESSES):
             self.transport.sites[address] = make_site(shared, client, make)

@@ -1,9 +1,7 @@
 """Sites with tables read them by one data dictionary, and give what one process gives."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import pandas as pd
@@ -15,7 +13,6 @@ from flsv.data import (
     FederatedDataModule,
     IIDPartitioner,
     OneClient,
-    Partitioner,
 )
 from flsv.engines.remote import (
     Packet,
@@ -57,11 +54,11 @@ class Hospitals(SitesInProcess):
 
     def __init__(
         self,
-        folder: Path,
-        tables: Mapping[str, pd.DataFrame] = TABLES,
+        folder,
+        tables=TABLES,
         make=make_shapfed_loop,
         dictionary=MERGED,
-        partitioners: Sequence[Partitioner] = (),
+        partitioners=(),
     ):
         self.tables = list(tables.values())
         self.dictionary = dictionary
