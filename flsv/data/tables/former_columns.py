@@ -35,15 +35,30 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
     if "encoder" in options:
         return as_dictionary(options["encoder"])
 
-    columns: dict[str, dict[str, Any]] = defaultdict(dict)
     excluded = options.pop("exclude", [])
     if "features" in options:
         excluded = [REST]
-        for name in options.pop("features"):
-            columns[str(name)] = {}
+    columns = _pop_columns(options)
+    read = _pop_notations(options)
 
+    # All other options are those of a data dictionary, or are refused by it.
+    plain = {
+        **options,
+        "columns": columns,
+        "excluded": excluded,
+        "read": read,
+    }
+    return Dictionary.from_plain(plain)
+
+
+def _pop_columns(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take the options that describe single columns."""
+    columns: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name in options.pop("features", ()):
+        columns[str(name)] = {}
     for name in options.pop("categorical", ()):
         columns[str(name)]["kind"] = CATEGORIES
+
     start_dates = options.pop("dates", {})
     for name, start_date in start_dates.items():
         kind = f"{DAYS}{start_date}"
@@ -57,22 +72,18 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
     for name, marks in gaps.items():
         texts = [str(mark) for mark in marks]
         columns[str(name)]["gaps"] = texts
+    return columns
 
+
+def _pop_notations(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take the options on how files are written."""
     file_format = {}
     for name in _FORMAT_OPTIONS:
         if name in options:
             file_format[name] = options.pop(name)
     read = {}
-    notations = options.pop("read", {})
-    for name, notation in notations.items():
+    for name, notation in options.pop("read", {}).items():
         read[name] = {**file_format, **notation}
     if file_format:
         read[REST] = file_format
-    # All other options are those of a data dictionary, or are refused by it.
-    plain = {
-        **options,
-        "columns": columns,
-        "excluded": excluded,
-        "read": read,
-    }
-    return Dictionary.from_plain(plain)
+    return read
