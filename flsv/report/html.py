@@ -92,7 +92,10 @@ def render(**content: Any) -> str:
     return _templates.get_template("report.html").render(words=WORDS, **content)
 
 
-def table_of_clients(names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+def table_of_clients(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+) -> Table:
     """Return a table with a row per client."""
     all_columns = [names, *columns.values()]
     rows = [list(row) for row in zip(*all_columns)]
