@@ -51,9 +51,7 @@ def main(rounds: int, characters: int) -> dict[str, float]:
     L.seed_everything(0)
     path = Path("runs/text/manual.csv")
     write_table(path, characters)
-    texts = CharacterData(
-        str(path), text="text", group="client", length=32, batch_size=32, val_fraction=0.1
-    )
+    texts = CharacterData(str(path), text="text", group="client", length=32, batch_size=32)
     data = FederatedDataModule(texts, GroupPartitioner())
     module = CharacterModel(hidden=64, optimizer=partial(torch.optim.Adam, lr=0.005))
     loop = FederatedLoop(

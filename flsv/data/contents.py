@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flsv._lightning.evaluation import list_loaders
-from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.splits import FederatedSplits
 from flsv.utilities.errors import ConfigurationError, in_words
@@ -35,11 +34,7 @@ def content_hashes(dataset: Dataset[Any], holders: Mapping[str, Tensor]) -> dict
     """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
     hashed.
     """
-    hashes = {}
-    for name, indices in holders.items():
-        if len(indices):
-            hashes[name] = _hash_of_rows(dataset, indices)
-    return hashes
+    return {name: _hash_of_rows(dataset, rows) for name, rows in holders.items() if len(rows)}
 
 
 def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
@@ -63,9 +58,8 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
         if value.shape[:1] == (len(dataset),):
             tensor = torch.as_tensor(value)
             hashed_values += [name, tensor[indices]]
-    if len(indices) == 0:
-        hash_of_first_sample = b""
-    else:
+    hash_of_first_sample = b""
+    if len(indices):
         hash_of_first_sample = _hash_of_sample(dataset, int(indices[0]))
     return digest([*hashed_values, hash_of_first_sample]).hex()
 
@@ -76,18 +70,13 @@ def _contents_of_files(dataset: Any, indices: Tensor) -> list[Any]:
 
     if not isinstance(dataset, DatasetFolder):
         return []
-    files = []
-    for index in indices.tolist():
-        path, _ = dataset.samples[index]
-        files.append(Path(path))
+    files = [Path(dataset.samples[index][0]) for index in indices.tolist()]
     sizes = [file.stat().st_size for file in files]
     # Not the whole path: the same data in another folder are the same.
-    contents: list[Any] = []
-    for file, size in zip(files, sizes):
-        contents.append((f"{file.parent.name}/{file.name}", size))
+    names = [f"{file.parent.name}/{file.name}" for file in files]
+    contents: list[Any] = list(zip(names, sizes))
     if sum(sizes) < FILE_BYTES:
-        for file in files:
-            contents.append(sha256(file.read_bytes()).digest())
+        contents += [sha256(file.read_bytes()).digest() for file in files]
     return contents
 
 
@@ -180,25 +169,19 @@ def check_inputs(
     train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
 ) -> None:
     """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
-    # Parts of the training data, by their indices in it.
-    indices_by_part = {"the server's validation set": splits.server_val}
-    for client, client_split in enumerate(splits.clients):
-        client_name = client_called(client, splits.names)
-        indices_by_part[f"{client_name}'s val set"] = client_split["val"]
-        indices_by_part[f"{client_name}'s test set"] = client_split["test"]
-
-    not_finite_in_train = not_finite(train)
-    for part, indices in indices_by_part.items():
-        is_broken = torch.isin(indices, not_finite_in_train)
-        _check_none_broken(part, indices[is_broken])
+    held_out_indices = [splits.server_val]
+    for client_split in splits.clients:
+        held_out_indices += [client_split["val"], client_split["test"]]
+    broken = not_finite(train)
+    is_held_out = torch.isin(broken, torch.cat(held_out_indices))
+    broken_by_part = {"the held-out": broken[is_held_out]}
     for name, data in held_out.items():
         if data is not None:
-            _check_none_broken(f"the {name} data", not_finite(data))
+            broken_by_part[f"the {name}"] = not_finite(data)
 
-
-def _check_none_broken(part: str, broken_indices: Tensor) -> None:
-    if len(broken_indices):
-        raise ConfigurationError(
-            f"{len(broken_indices)} samples of {part} have NaN or infinite inputs: "
-            f"{in_words(broken_indices.tolist())}. Repair them or leave them out."
-        )
+    for part, indices in broken_by_part.items():
+        if len(indices):
+            raise ConfigurationError(
+                f"{len(indices)} samples of {part} data have NaN or infinite inputs: {in_words(indices.tolist())}. "
+                "Repair them or leave them out."
+            )

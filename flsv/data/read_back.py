@@ -59,37 +59,26 @@ class _Reader:
             rows_by_owner: indices of the samples, int64 ``[n]``, of each owner.
             labels: the class of each sample of the data set, int64 ``[N]``.
         """
-        rows_of_batches = []
-        descriptions = []
+        batches = []
         for owner, rows in rows_by_owner.items():
             row_labels = labels[rows]
             for label in row_labels.unique().tolist():
-                rows_of_class = rows[row_labels == label]
-                description = self._described(owner, int(rows[0]), label)
-                rows_of_batches.append(rows_of_class)
-                descriptions.append(description)
-        if not rows_of_batches:
+                batches.append((owner, label, rows[row_labels == label]))
+        if not batches:
             return
 
         # Few samples are read: at least one of a class of an owner, and at most MAX_SAMPLES together.
-        equal_share = max(1, MAX_SAMPLES // len(rows_of_batches))
-        max_samples_of_batch = min(equal_share, MAX_SAMPLES_OF_CLASS)
-        batches_read = _evenly_spaced(len(rows_of_batches), MAX_SAMPLES)
+        batches = [batches[position] for position in _evenly_spaced(len(batches), MAX_SAMPLES)]
+        max_samples_of_batch = min(MAX_SAMPLES // len(batches), MAX_SAMPLES_OF_CLASS)
         rows_read = []
-        for batch in batches_read:
-            rows = rows_of_batches[batch]
+        for _, _, rows in batches:
             positions = _evenly_spaced(len(rows), max_samples_of_batch)
             rows_read.append(rows[positions].tolist())
 
         contents = self._read(rows_read, self.options)
-        for batch, indices, content in zip(batches_read, rows_read, contents, strict=True):
-            label = int(labels[indices[0]])
-            self._check_batch(
-                content,
-                len(indices),
-                label=label,
-                description=descriptions[batch],
-            )
+        for (owner, label, _), indices, content in zip(batches, rows_read, contents, strict=True):
+            description = self._described(owner, indices[0], label)
+            self._check_batch(content, len(indices), label=label, description=description)
 
     def is_random(self, rows: Tensor) -> bool:
         """Return whether samples differ when they are read again."""
@@ -118,9 +107,8 @@ class _Reader:
         description: str,
     ) -> None:
         candidates = label_vectors(batch)  # tensors [B], of which one has to be the labels
-        num_rows = max(map(len, candidates), default=0)
-        has_known_size = bool(candidates) or batch is None  # None: of no samples
-        if has_known_size and num_rows < num_samples:
+        num_rows = 0 if batch is None else max(map(len, candidates), default=num_samples)
+        if num_rows < num_samples:
             raise ConfigurationError(
                 f"{description}: a batch of {num_samples} samples has {num_rows} rows. "
                 "Samples that collate_fn leaves out would count as trained: leave them out of the "
@@ -133,11 +121,9 @@ class _Reader:
             return
         labels_in_batch = candidates[-1].unique().tolist()  # labels are usually last
         raise ConfigurationError(
-            f"{description}: flsv has the number {label} for these samples, and in a "
-            f"batch they have {listed(labels_in_batch, show='{:g}'.format)}. Their stored "
-            "labels are others (targets, labels), or __getitem__ leaves out target_transform, or "
-            "collate_fn changes them. Store the samples' own labels, or give labels=[...], one per "
-            "sample."
+            f"{description}: flsv has the number {label} for these samples, and in a batch they have "
+            f"{listed(labels_in_batch, show='{:g}'.format)}. Store the samples' own labels (targets, labels), or give "
+            "labels=[...], one per sample."
         )
 
     def _described(self, owner: str, row: int, label: int) -> str:
@@ -202,21 +188,17 @@ def warn_of_random_evaluation(source: SourceData) -> None:
     reader = _Reader(source.train, source.eval_options, source.classes.names)
     if reader.holds_samples:
         return
-    rows_by_owner = {"the server": source.splits.server_val}
-    for client, client_split in enumerate(source.splits.clients):
-        owner = client_called(client, source.splits.names)
-        rows_by_owner[owner] = torch.cat([client_split["val"], client_split["test"]])
-    for owner, rows in rows_by_owner.items():
-        if len(rows) == 0:
-            continue
-        if reader.is_random(rows[:MAX_SAMPLES_OF_CLASS]):
-            rank_zero_warn(
-                f"flsv: the validation and test samples of {owner} are training samples that were split off, and they "
-                "change at random whenever they are read, by the data set's transforms or the training loader's "
-                "collate_fn. Scores are of changed samples. Give validation data of their own (val=, or a "
-                "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
-            )
-        return  # one owner suffices, since all samples are read alike
+    held_out = [source.splits.server_val]
+    for client_split in source.splits.clients:
+        held_out += [client_split["val"], client_split["test"]]
+    # A few suffice, since all samples are read alike.
+    rows = torch.cat(held_out)[:MAX_SAMPLES_OF_CLASS]
+    if len(rows) and reader.is_random(rows):
+        rank_zero_warn(
+            "flsv: the validation and test samples that were split off change at random whenever they are read, by the "
+            "data set's transforms or the training loader's collate_fn. Give validation data of their own (val=, or a "
+            "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
+        )
 
 
 def _hold_the_same(batch: Any, batch_again: Any) -> bool:
@@ -225,10 +207,8 @@ def _hold_the_same(batch: Any, batch_again: Any) -> bool:
     leaves_again = tree_leaves(batch_again)
     if len(leaves) != len(leaves_again):
         return False
-    for leaf, leaf_again in zip(leaves, leaves_again):
-        if is_plain(leaf) and not are_equal(leaf, leaf_again):
-            return False
-    return True
+    pairs = zip(leaves, leaves_again)
+    return all(are_equal(leaf, again) for leaf, again in pairs if is_plain(leaf))
 
 
 def _evenly_spaced(length: int, max_count: int) -> list[int]:
@@ -238,6 +218,4 @@ def _evenly_spaced(length: int, max_count: int) -> list[int]:
 
 
 def _has_whole_numbers(labels: Tensor) -> bool:
-    if not labels.is_floating_point():
-        return True
-    return torch.equal(labels, labels.round())
+    return not labels.is_floating_point() or torch.equal(labels, labels.round())

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -53,12 +52,10 @@ class HeldOut:
     Args:
         column: name of a table's column, of a field of each sample, or of an attribute of the data set.
         values: value, or values, of the samples to hold out.
-        file: text file with one such value per line, such as patients' ids.
         since: date, as ``2024-03-31``, from which on samples are held out.
 
     Raises:
-        ConfigurationError: not exactly one of ``values``, ``file`` and ``since`` is given, or the file or date cannot
-            be read.
+        ConfigurationError: not exactly one of ``values`` and ``since`` is given, or the date cannot be read.
 
     Example:
         >>> HeldOut("admitted", since="2024-01-01").select(["2023-12-31", "2024-01-01", None]).tolist()
@@ -66,15 +63,11 @@ class HeldOut:
     """
 
     rules: ClassVar[Rules] = (
-        (
-            lambda a: [a.values, a.file, a.since].count(None) == 2,
-            "expected one of values, file and since.",
-        ),
+        (lambda a: (a.values is None) != (a.since is None), "expected values or since."),
     )
 
     column: str
     values: str | int | list[str] | list[int] | None = None
-    file: str | None = None
     since: str | None = None
 
     def __post_init__(self) -> None:
@@ -82,14 +75,10 @@ class HeldOut:
             date_text = str(self.since)  # of a YAML file it may be a number or a date
             object.__setattr__(self, "since", date_text)
             _date(date_text)  # raises an error if it is no date
-        if self.file is not None:
-            _lines(self.file)  # raises an error if the file cannot be read
 
     def __str__(self) -> str:
         if self.since is not None:
             return f"{self.column} since {self.since}"
-        if self.file is not None:
-            return f"{self.column} in {self.file}"
         return f"{self.column} = {listed(self._chosen_values())}"
 
     def select(self, column_values: Sequence[Any]) -> Tensor:
@@ -130,8 +119,6 @@ class HeldOut:
         return torch.tensor(is_held_out.tolist(), dtype=torch.bool)
 
     def _chosen_values(self) -> list[str]:
-        if self.file is not None:
-            return _lines(self.file)
         values = self.values if isinstance(self.values, list) else [self.values]
         return [str(value).strip() for value in values]
 
@@ -153,14 +140,6 @@ def _date(text: str) -> Any:
         return pd.to_datetime(text, format="ISO8601", utc=True)
     except ValueError as error:
         raise ConfigurationError(f"since={text!r}: expected a date such as 2024-03-31.") from error
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"file={file!r} cannot be read: {error.strerror}.") from error
-    return [line.strip() for line in lines if line.strip()]
 
 
 #: How samples are held out: a share, a number, or a choice by a column. The number comes first, since the command line
@@ -214,7 +193,7 @@ with test in a column split.
 
     rules: ClassVar[Rules] = (
         (
-            lambda a: share(a.client_val) + share(a.client_test) < 1,
+            lambda a: _share(a.client_val) + _share(a.client_test) < 1,
             "client_val and client_test leave no samples for training.",
         ),
         (
@@ -260,8 +239,7 @@ with test in a column split.
         return choices
 
 
-def share(choice: Choice) -> float:
-    """Return the share of the samples, or 0."""
+def _share(choice: Choice) -> float:
     return choice if isinstance(choice, float) else 0.0
 
 

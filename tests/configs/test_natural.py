@@ -30,7 +30,7 @@ SMALLER = {
     "tales": {
         "model.init_args.hidden": 8,
         "trainer.limit_train_batches": 5,
-        "data.source.init_args.val_fraction": 0.02,
+        "data.splits.server_val": 0.02,
     },
 }
 #: How many clients the files have.

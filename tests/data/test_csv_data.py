@@ -72,7 +72,7 @@ def test_word_hashes_are_crc_32(text, words):
 
 
 def test_text_data_hashes_words_and_reads_classes(make_csv_data):
-    data = make_csv_data(TextData, max_words=3, val_fraction=0, group="desk")
+    data = make_csv_data(TextData, max_words=3, group="desk")
 
     words, classes = data.train_set.tensors
     first_three_words = "a boat a"
@@ -81,11 +81,10 @@ def test_text_data_hashes_words_and_reads_classes(make_csv_data):
     assert words[3].tolist() == [loss, 0, 0]
     assert classes.tolist() == [1, 0, 1, 0] * 3  # ship and earn in turn
     assert data.train_set.classes == ("earn", "ship")
-    assert data.num_classes == 2
-    assert data.input_shape == (3,)
-    assert data.group_names == ("land", "sea")
 
     by_desk = set_up_data(data, GroupPartitioner(), server_val=0)
+    assert by_desk.client_names == ("land", "sea")
+    assert by_desk.class_names == ("earn", "ship")
     earn_only, ship_only = by_desk.class_counts.tolist()  # of land and sea
     assert earn_only == [6, 0]
     assert ship_only == [0, 6]
@@ -103,12 +102,10 @@ def test_text_windows_predict_every_byte_at_most_once(length):
 
 
 def test_character_data_cuts_text_into_pieces(make_csv_data):
-    data = make_csv_data(CharacterData, val_fraction=0)
+    data = make_csv_data(CharacterData)
 
     (pieces,) = data.train_set.tensors
     assert pieces.dtype == torch.int64
-    assert data.input_shape == (6,)
-    assert data.num_classes is None
     fish_pieces = (len(FISH) - 1) // LENGTH
     wolf_pieces = (len(WOLF.encode()) - 1) // LENGTH
     expected_groups = ["sea"] * fish_pieces + ["wood"] * wolf_pieces + ["sea"]
@@ -124,11 +121,6 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (
-            TextData,
-            {"val_fraction": 0.6, "test_fraction": 0.4},
-            "12 of 12 samples are to be held out",
-        ),
         (
             TextData,
             {"lines": ["ship,sea,a", "earn, ,b"] * 2, "group": "desk"},

@@ -1,5 +1,6 @@
 """Random generators are seeded however deep they lie: a resumed run and every worker draw what they should."""
 
+import random
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -13,11 +14,25 @@ from flsv.data.loaders import make_loader
 
 
 class Noise:
-    def __init__(self):
-        self.generator = np.random.RandomState(0)
+    def __init__(self, generator=None):
+        self.generator = generator or np.random.RandomState(0)
 
     def __call__(self, x):
-        return x + self.generator.randn()
+        return x + self.generator.normal()
+
+
+class NoiseOfItsClass(Noise):
+    """As MONAI's: of the class, until somebody seeds it."""
+
+    generator = np.random.RandomState()
+
+    def __init__(self):
+        pass
+
+
+class PythonsNoise(Noise):
+    def __call__(self, x):
+        return x + self.generator.random()
 
 
 class SlottedNoise(Noise):
@@ -50,6 +65,9 @@ def in_a_closure():
 
 
 KINDS = {
+    "of a class": lambda: Compose(NoiseOfItsClass()),
+    "Generator": lambda: Noise(np.random.default_rng(1)),
+    "Random": lambda: PythonsNoise(random.Random(1)),
     "compositions": lambda: Compose(Compose(Compose(Compose(Noise())))),
     "partial": lambda: partial(with_noise, generator=torch.Generator()),
     "slots": lambda: Compose(SlottedNoise()),

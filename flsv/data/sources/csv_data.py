@@ -23,20 +23,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.labels import chooses_rarer_class
 from flsv.data.sources.places import find_place, looked_at
-from flsv.data.splits import Part
 from flsv.data.tables.cells import Cells, read_cells
 from flsv.data.tables.dictionary import Dictionary
 from flsv.data.tables.source import classes_of, group_values, rows_with_target
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import generator_for
 
 
 @checked
 class CSVData(L.LightningDataModule):
     """Base class of data modules that read CSV files.
 
-    Subclasses turn the rows into data sets in :meth:`encode`.
+    Subclasses turn rows into samples in :meth:`encode`. Samples for validation are held out by
+    :class:`~flsv.data.Splits`, as of any source.
 
     Args:
         path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
@@ -44,19 +43,12 @@ class CSVData(L.LightningDataModule):
         root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing.
         batch_size: samples per batch.
-        val_fraction: share of the first file's samples for validation. 0: no validation set.
-        test_fraction: share of the first file's samples for testing, without ``test_path``. 0: no test set.
         pos_label: the positive one of two classes, which gets the number 1. None: the larger number, ``True``,
             or else the rarer one.
-        seed: seed of the choice of validation and test samples. None: the seed of ``seed_everything``.
 
     Attributes:
-        train_set, val_set, test_set: the data sets, set by ``setup``, or None for a set without samples.
-            ``train_set.groups`` has the group of each sample, ``train_set.group_kind`` the column's name,
-            ``train_set.classes`` the classes' names.
-        group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
-        input_shape: shape of one sample.
-        num_classes: number of classes, or None for data without classes.
+        train_set, test_set: the data sets, set by ``setup``, or None without a second file. Their ``groups`` have the
+            group of each sample, ``group_kind`` the column's name, ``classes`` the classes' names.
     """
 
     def __init__(
@@ -67,10 +59,7 @@ class CSVData(L.LightningDataModule):
         root: str | None = None,
         test_path: str | None = None,
         batch_size: Count = 32,
-        val_fraction: Part = 0.1,
-        test_fraction: Part = 0.0,
         pos_label: str | bool | int | None = None,
-        seed: int | None = None,
     ) -> None:
         super().__init__()
         self.path = path
@@ -78,33 +67,20 @@ class CSVData(L.LightningDataModule):
         self.root = root
         self.group = group
         self.batch_size = batch_size
-        self.seed = seed
         self.pos_label = pos_label
-        self.val_fraction = val_fraction
-        self.test_fraction = test_fraction
         self.train_set: Any = None
-        self.val_set: Any = None
         self.test_set: Any = None
-        self.group_names: tuple[str, ...] = ()
-        self.input_shape: tuple[int, ...] | None = None
-        self.num_classes: int | None = None
 
     @abstractmethod
-    def encode(self, train: Cells, test: Cells | None) -> None:
-        """Create the data sets from the files' rows, and store them by :meth:`store_datasets`.
-
-        Called once by ``setup``.
-
-        Args:
-            train: rows of the first file.
-            test: rows of the test file, if any.
-        """
+    def encode(self, rows: Cells) -> TensorDataset:
+        """Return the samples of a file's rows. The training file's come first."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the files at the first call."""
         if self.train_set is None:
-            test = None if self.test_path is None else self._read(self.test_path)
-            self.encode(self._read(self.path), test)
+            self.train_set = self.encode(self._read(self.path))
+            if self.test_path is not None:
+                self.test_set = self.encode(self._read(self.test_path))
 
     def _read(self, path: str) -> Cells:
         file = find_place(path, self.root)
@@ -116,98 +92,19 @@ class CSVData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
-        generator = generator_for(self.seed, "csv", "order")
-        return DataLoader(
-            self.train_set, batch_size=self.batch_size, shuffle=True, generator=generator
-        )
-
-    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """Return batches of the validation samples, or an empty list if there are none."""
-        return self._eval_loader(self.val_set)
+        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Return batches of the test samples, or an empty list if there are none."""
-        return self._eval_loader(self.test_set)
-
-    def _eval_loader(self, dataset: Any) -> DataLoader[Any] | list[DataLoader[Any]]:
-        if dataset is None:
+        if self.test_set is None:
             return []
-        return DataLoader(dataset, batch_size=max(self.batch_size, 256))
+        return DataLoader(self.test_set, batch_size=self.batch_size)
 
-    def groups_of(self, table: Cells) -> np.ndarray | None:
-        """Return the group of each row, ``[N]``, or None without a column of groups."""
-        return None if self.group is None else group_values(table, self.group)
-
-    def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Return ``{"train": indices, "val": indices, "test": indices}``, a random division of samples.
-
-        At least one sample of each of the ``groups [N]`` is for training.
-        """
-        generator = generator_for(self.seed, "csv", "split")
-        order = torch.randperm(samples, generator=generator).numpy()
-        if groups is None:
-            groups = np.zeros(samples, dtype=int)
-        # The first sample of each group in this order stays for training.
-        _, first_positions = np.unique(groups[order], return_index=True)
-        first_of_groups = order[first_positions]
-        divisible = order[~np.isin(order, first_of_groups)]
-
-        num_test = 0
-        if self.test_path is None:
-            num_test = int(self.test_fraction * samples + 0.5)
-        num_val = int(self.val_fraction * samples + 0.5)  # halves are rounded up, here and above
-        num_held_out = num_test + num_val
-        if num_held_out > len(divisible):
-            raise ConfigurationError(
-                f"{type(self).__name__}: {num_held_out} of {samples} samples are to be held out, but one of each of "
-                f"the {len(first_of_groups)} groups has to stay for training. Lower val_fraction or test_fraction."
-            )
-        train_indices = np.concatenate([first_of_groups, divisible[num_held_out:]])
-        return {
-            "train": np.sort(train_indices),
-            "val": np.sort(divisible[num_test:num_held_out]),
-            "test": np.sort(divisible[:num_test]),
-        }
-
-    def store_datasets(
-        self,
-        tensors: Sequence[Tensor],
-        splits: dict[str, np.ndarray],
-        *,
-        groups: np.ndarray | None,
-        test_tensors: Sequence[Tensor] | None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        """Create the data sets, and store them in the attributes ``train_set``, ``val_set`` and ``test_set``.
-
-        Args:
-            tensors: inputs and targets of the samples in the first file.
-            splits: the result of :meth:`split`: indices of the samples of ``train``, ``val`` and ``test``.
-            groups: group of each sample, or None without groups.
-            test_tensors: inputs and targets of the test file, or None without one.
-            classes: names of the classes, or None without classes.
-        """
-        datasets: dict[str, Any] = dict.fromkeys(splits)  # None for an empty split
-        for name, rows in splits.items():
-            if len(rows) > 0:
-                indices = torch.from_numpy(rows)
-                datasets[name] = TensorDataset(*(tensor[indices] for tensor in tensors))
-        self.train_set = datasets["train"]
-        self.val_set = datasets["val"]
-        self.test_set = datasets["test"]
-        if test_tensors is not None:
-            self.test_set = TensorDataset(*test_tensors)
-
-        self.input_shape = tuple(tensors[0].shape[1:])
-        if groups is not None:
-            self.train_set.groups = groups[splits["train"]]
-            self.train_set.group_kind = self.group
-            self.group_names = tuple(map(str, np.unique(groups)))
-        if classes is not None:
-            self.train_set.classes = tuple(classes)
-            # Whether the positive class is the rarer one, since the user named none.
-            self.train_set.chose_rarer_class = chooses_rarer_class(classes, self.pos_label)
-            self.num_classes = len(classes)
+    def _with_groups(self, dataset: Any, groups: np.ndarray) -> Any:
+        """Return the data set with each sample's group, ``[N]``."""
+        dataset.groups = groups
+        dataset.group_kind = self.group
+        return dataset
 
 
 _WORD_PATTERN = re.compile(r"\w+")
@@ -241,7 +138,7 @@ class TextData(CSVData):
         >>> rows = 'ship,"a boat, a port"\\nearn,profit rose\\n' * 2
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "news.csv").write_text("label,text\\n" + rows)
-        ...     data = TextData("news.csv", root=folder, max_words=4, val_fraction=0)
+        ...     data = TextData("news.csv", root=folder, max_words=4)
         ...     data.setup()
         >>> data.train_set.classes, data.train_set[1]
         (('earn', 'ship'), (tensor([4122618561, 2587067636,          0,          0]), tensor(0)))
@@ -261,24 +158,21 @@ class TextData(CSVData):
         self.label = label
         self.max_words = max_words
 
-    def encode(self, train: Cells, test: Cells | None) -> None:
-        train = rows_with_target(train, self.label)
-        groups = self.groups_of(train)
-        classes = classes_of({"train": train}, self.label, self.pos_label)
-        dictionary = Dictionary(self.label, classes=classes)
-        test_tensors = None
-        if test is not None:
-            test_tensors = self._tensors(dictionary, rows_with_target(test, self.label))
-        tensors = self._tensors(dictionary, train)
-        splits = self.split(len(train), groups)
-        self.store_datasets(
-            tensors, splits, groups=groups, test_tensors=test_tensors, classes=classes
-        )
-
-    def _tensors(self, dictionary: Dictionary, table: Cells) -> tuple[Tensor, Tensor]:
-        words = table.words(self.text, "text").astype(object)
+    def encode(self, rows: Cells) -> TensorDataset:
+        rows = rows_with_target(rows, self.label)
+        if self.train_set is None:
+            classes = classes_of({"train": rows}, self.label, self.pos_label)
+        else:
+            classes = self.train_set.classes
+        targets = Dictionary(self.label, classes=classes).targets(rows)
+        words = rows.words(self.text, "text").astype(object)
         texts = words.fillna("").tolist()
-        return self._words(texts), torch.from_numpy(dictionary.targets(table))
+        dataset: Any = TensorDataset(self._words(texts), torch.from_numpy(targets))
+        dataset.classes = tuple(classes)
+        dataset.chose_rarer_class = chooses_rarer_class(classes, self.pos_label)
+        if self.group is not None:
+            dataset = self._with_groups(dataset, group_values(rows, self.group))
+        return dataset
 
     def _words(self, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
@@ -315,7 +209,7 @@ class CharacterData(CSVData):
         >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "tales.csv").write_text("group,text\\nsea,the fish and his wife\\nwood,a wolf\\n")
-        ...     data = CharacterData("tales.csv", group="group", length=5, root=folder, val_fraction=0)
+        ...     data = CharacterData("tales.csv", group="group", length=5, root=folder)
         ...     data.setup()
         >>> len(data.train_set), data.train_set.groups.tolist(), bytes(data.train_set[4][0].tolist())
         (5, ['sea', 'sea', 'sea', 'sea', 'wood'], b'a wolf')
@@ -333,29 +227,20 @@ class CharacterData(CSVData):
         self.text = text
         self.length = length
 
-    def encode(self, train: Cells, test: Cells | None) -> None:
-        pieces, num_pieces_of_rows = self._cut_into_pieces(train)
-        groups = self.groups_of(train)
-        groups_of_pieces = None
-        if groups is not None:
-            groups_of_pieces = np.repeat(groups, num_pieces_of_rows)
-            lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
-            if lost_groups:
-                raise ConfigurationError(
-                    f"{train.name}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
-                    f"{self.length + 1} characters. Lower length."
-                )
-        test_tensors = None
-        if test is not None:
-            test_pieces, _ = self._cut_into_pieces(test)
-            test_tensors = (test_pieces,)
-        splits = self.split(len(pieces), groups_of_pieces)
-        self.store_datasets((pieces,), splits, groups=groups_of_pieces, test_tensors=test_tensors)
+    def encode(self, rows: Cells) -> TensorDataset:
+        rows.check_has(self.text, "text")
+        pieces_of_rows = [windows(text, self.length) for text in rows.texts(self.text)]
+        pieces = np.concatenate(pieces_of_rows).astype(np.int64)
+        dataset = TensorDataset(torch.from_numpy(pieces))
+        if self.group is None:
+            return dataset
 
-    def _cut_into_pieces(self, file: Cells) -> tuple[Tensor, list[int]]:
-        """Cut the texts into windows. Return these, int64 ``[n, length + 1]``, and each text's number of windows."""
-        file.check_has(self.text, "text")
-        texts = file.texts(self.text)
-        windows_of_texts = [windows(text, self.length) for text in texts]
-        pieces = np.concatenate(windows_of_texts).astype(np.int64)
-        return torch.from_numpy(pieces), list(map(len, windows_of_texts))
+        groups = group_values(rows, self.group)
+        groups_of_pieces = np.repeat(groups, list(map(len, pieces_of_rows)))
+        lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
+        if lost_groups:
+            raise ConfigurationError(
+                f"{rows.name}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
+                f"{self.length + 1} characters. Lower length."
+            )
+        return self._with_groups(dataset, groups_of_pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ LARGEST_NUMBER = 3e38
 #: Spaces between groups of three digits.
 _SPACES = " \u00a0\u202f"
 _MAX_FIELD_LENGTH = 2**31 - 1
+_FRACTION = re.compile(r"-?\d+\.(?!0$)\d+")
+_WHOLE = re.compile(r"^(-?\d+)\.0$")
 
 
 @checked
@@ -342,26 +345,14 @@ def texts_of(cells: pd.Series) -> pd.Series:
     """
     number_of_cell, distinct_cells = pd.factorize(cells)  # -1 for what is missing
     texts = [str(cell).strip() for cell in distinct_cells]
-    are_versions = any(map(_has_fraction, texts))
-    if not are_versions:
-        texts = [_without_point_zero(text) for text in texts]
+    have_fractions = any(map(_FRACTION.fullmatch, texts))
+    if not have_fractions:
+        texts = [_WHOLE.sub(r"\1", text) for text in texts]
 
     number_of_text, distinct_texts = pd.factorize(np.array(texts, dtype=object))
     numbers = np.append(number_of_text, -1)[number_of_cell]
     words = pd.Categorical.from_codes(numbers, categories=distinct_texts)
     return pd.Series(words, index=cells.index)
-
-
-def _has_fraction(text: str) -> bool:
-    whole, point, fraction = text.partition(".")
-    digits = whole.removeprefix("-")
-    is_number = bool(point) and digits.isdigit() and fraction.isdigit()
-    return is_number and fraction != "0"
-
-
-def _without_point_zero(text: str) -> str:
-    whole = text.removesuffix(".0")
-    return whole if whole.removeprefix("-").isdigit() else text
 
 
 def numbers_of(cells: pd.Series, file_format: FileFormat) -> np.ndarray:
@@ -374,20 +365,18 @@ def numbers_of(cells: pd.Series, file_format: FileFormat) -> np.ndarray:
 
 def _with_points(texts: pd.Series, file_format: FileFormat) -> pd.Series:
     """Write numbers with decimal points and without separators, and all else as None."""
-    decimal = file_format.decimal
+    decimal = f"[{file_format.decimal}]"
     thousands = file_format.thousands
-    # What Python alone reads as numbers is none: 1_000, 0x10, infinity.
-    is_text = np.array([isinstance(text, str) for text in texts], dtype=bool)
-    if file_format.has_plain_numbers:
-        is_number = texts.str.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-        return texts.where(~is_text | (is_number == True))  # noqa: E712  # NaN for what is no text
-
     mark = f"[{_SPACES}]" if thousands == " " else f"[{thousands}]"
     groups = rf"|\d{{1,3}}({mark}\d{{3}})+" if thousands else ""
-    is_number = texts.str.fullmatch(rf"\s*[-+]?(\d+{groups})([{decimal}]\d+)?([eE][-+]?\d+)?\s*")
+    # What Python alone reads as numbers is none: 1_000, 0x10, infinity.
+    number = rf"((\d+{groups})({decimal}\d*)?|{decimal}\d+)"
+    is_number = texts.str.fullmatch(rf"\s*[-+]?{number}([eE][-+]?\d+)?\s*")  # NaN for no text
+    plain_texts = texts
     if thousands:
-        texts = texts.str.replace(mark, "", regex=True)
-    return texts.str.replace(decimal, ".").where(is_number == True)  # noqa: E712  # as above
+        plain_texts = texts.str.replace(mark, "", regex=True)
+    plain_texts = plain_texts.str.replace(file_format.decimal, ".")
+    return plain_texts.where(is_number == True, texts.where(is_number.isna()))  # noqa: E712
 
 
 def dates_of(cells: pd.Series, file_format: FileFormat) -> pd.Series:

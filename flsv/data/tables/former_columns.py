@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_deprecation
@@ -17,13 +18,7 @@ from flsv.data.tables.dictionary import (
 )
 
 #: Options of the notation of all files.
-_FORMAT_OPTIONS = (
-    "sep",
-    "decimal",
-    "thousands",
-    "encoding",
-    "date_format",
-)
+_FORMAT_OPTIONS = ("sep", "decimal", "thousands", "encoding", "date_format")
 
 
 def Columns(**options: Any) -> Dictionary:  # it was a class
@@ -34,72 +29,32 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
     rank_zero_deprecation(
         "columns goes with the next minor release: give dictionary=..., a data dictionary."
     )
-    for name, value in list(options.items()):
-        if value is None:
-            del options[name]
+    options = {name: value for name, value in options.items() if value is not None}
     if "encoder" in options:
         return as_dictionary(options["encoder"])
 
-    excluded_names = options.pop("exclude", ())
-    excluded = dict.fromkeys(excluded_names, "")
-    feature_names = options.pop("features", None)
-    if feature_names is not None:
-        excluded = {REST: ""}
-    columns = _pop_columns(options, feature_names or ())
-    read = _pop_notations(options)
-    # All other options are those of a data dictionary, or are refused by it.
-    plain = {**options, "columns": columns, "excluded": excluded, "read": read}
-    return Dictionary.from_plain(plain)
-
-
-def _pop_options(
-    options: dict[str, Any],
-    names: Iterable[str],
-) -> dict[str, Any]:
-    """Take the options of these names out, if they are there."""
-    values = {}
-    for name in names:
-        if name in options:
-            values[name] = options.pop(name)
-    return values
-
-
-def _pop_columns(
-    options: dict[str, Any],
-    feature_names: Iterable[Any],
-) -> dict[str, dict[str, Any]]:
-    """Take the options of single columns out, as the columns of a data dictionary."""
-    columns: dict[str, dict[str, Any]] = {}
-    for name in feature_names:
-        columns[str(name)] = {}
+    columns: dict[str, dict[str, Any]] = defaultdict(dict)
+    excluded = options.pop("exclude", [])
+    if "features" in options:
+        excluded = [REST]
+        columns |= {str(name): {} for name in options.pop("features")}
     for name in options.pop("categorical", ()):
-        column = columns.setdefault(str(name), {})
-        column["kind"] = CATEGORIES
-
-    start_dates = options.pop("dates", {})
-    for name, start_date in start_dates.items():
-        column = columns.setdefault(str(name), {})
-        if start_date == "days":
-            column["kind"] = DAYS_SINCE_1970
-        else:
-            column["kind"] = f"{DAYS}{start_date}"
+        columns[str(name)]["kind"] = CATEGORIES
+    for name, start in options.pop("dates", {}).items():
+        columns[str(name)]["kind"] = DAYS_SINCE_1970 if start == "days" else f"{DAYS}{start}"
 
     gaps = options.pop("gaps", {})
     if not isinstance(gaps, Mapping):
         gaps = {REST: gaps}
     for name, marks in gaps.items():
-        column = columns.setdefault(str(name), {})
-        column["gaps"] = [str(mark) for mark in marks]
-    return columns
+        columns[str(name)]["gaps"] = list(map(str, marks))
 
-
-def _pop_notations(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of notations out, by file."""
-    file_format = _pop_options(options, _FORMAT_OPTIONS)
-    notations = options.pop("read", {})
+    file_format = {name: options.pop(name) for name in _FORMAT_OPTIONS if name in options}
     read = {}
-    for name, notation in notations.items():
+    for name, notation in options.pop("read", {}).items():
         read[name] = {**file_format, **notation}
     if file_format:
         read[REST] = file_format
-    return read
+    # All other options are those of a data dictionary, or are refused by it.
+    plain = {**options, "columns": columns, "excluded": excluded, "read": read}
+    return Dictionary.from_plain(plain)

@@ -19,7 +19,7 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chooses_rarer_class, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
-from flsv.data.tables.dictionary import REST, Dictionary
+from flsv.data.tables.dictionary import Dictionary
 from flsv.data.tables.drafts import MIN_ROWS, ColumnCard, TableDoubt
 from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
@@ -205,13 +205,9 @@ class _TablesSource:
         groups, group_names = self._groups()
         split_columns = {}
         for name in self._reading.split_columns:
-            texts_by_table = []
-            for cells in self._tables.values():
-                texts_by_table.append(cells.words(name, "splits"))
-            split_columns[name] = pd.concat(texts_by_table).tolist()
-        held_out_sets = {}
-        for name, cells in self._held_out.items():
-            held_out_sets[name] = self._data_set([cells])
+            words = [cells.words(name, "splits") for cells in self._tables.values()]
+            split_columns[name] = pd.concat(words).tolist()
+        held_out_sets = {name: self._data_set([cells]) for name, cells in self._held_out.items()}
         classes = tuple(self._dictionary.classes or ())
         return SourceData(
             self._data_set(self._tables.values()),
@@ -289,14 +285,11 @@ class _TablesSource:
 
     def _with_class_counts(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary with the number of rows of each class, to compare a client's with, if it has none."""
-        if dictionary.class_counts or dictionary.classes is None:
-            return dictionary
-        if len(self._tables) < 2:
+        if dictionary.class_counts or dictionary.classes is None or len(self._tables) < 2:
             return dictionary
 
-        targets_by_table = map(dictionary.targets, self._tables.values())
-        targets = np.concatenate(list(targets_by_table))
-        class_counts = np.bincount(targets, minlength=len(dictionary.classes))
+        _, targets = self.without_features.train.tensors
+        class_counts = torch.bincount(targets, minlength=len(dictionary.classes))
         return replace(dictionary, class_counts=tuple(class_counts.tolist()))
 
     def _rows_by_table(
@@ -350,13 +343,10 @@ class _TablesSource:
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
         texts = {"line": [str(line) for line in cells.lines()]}
-        column_of_title: dict[str, str | None] = {"client": self._reading.group}
-        for name in self._dictionary.excluded:
-            if name not in (REST, self._reading.group):
-                column_of_title[name] = name
-        for title, column_name in column_of_title.items():
-            if column_name is not None and column_name in cells.frame:
-                words = cells.words(column_name).astype(object)
+        for name in (self._reading.group, *self._dictionary.excluded):
+            if name in cells.frame:
+                title = "client" if name == self._reading.group else name
+                words = cells.words(name).astype(object)
                 texts[title] = words.fillna("").tolist()
         return texts
 
