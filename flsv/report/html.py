@@ -89,7 +89,9 @@ class Table:
 
 def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
-    return _templates.get_template("report.html").render(words=WORDS, **content)
+    without_basis = {"values": None, "source": "", "missing": False, "moved": {}}
+    template = _templates.get_template("report.html")
+    return template.render({**without_basis, "words": WORDS, **content})
 
 
 def table_of_clients(
