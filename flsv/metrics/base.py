@@ -369,9 +369,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
-            val = self.compute()
+            current_value = self.compute()
+            val = current_value
             if intervals is None:
-                intervals = self.error_bars(val)
+                intervals = self.error_bars(current_value)
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round

@@ -89,7 +89,7 @@ class Table:
 
 def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
-    without_basis = {"values": None, "source": "", "missing": False, "moved": {}}
+    without_basis: dict[str, Any] = {"values": None, "source": "", "missing": False, "moved": {}}
     template = _templates.get_template("report.html")
     return template.render({**without_basis, "words": WORDS, **content})
 
