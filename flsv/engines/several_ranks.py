@@ -77,6 +77,7 @@ class SeveralRanks(Engine):
         return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
 
     def _load(self, clients: list[int]) -> CohortLoader:
+        """Return the loader of the clients that this rank trains."""
         self.placement.assign(clients)
         clients_of_rank = self.placement.mine(clients)
         if clients_of_rank:
@@ -96,6 +97,7 @@ class SeveralRanks(Engine):
         return not self._visits
 
     def _position(self) -> int:
+        """Return the position in the cohort of the client that trains on this rank, or of its last one."""
         if self._is_idle():
             return len(self._clients)
         visit_index = min(self._num_visited, len(self._visits) - 1)
@@ -124,35 +126,35 @@ class SeveralRanks(Engine):
         self.loop.train_epoch()
         state.leave(keep=False)
 
-    def trained(self) -> dict[int, Tensor]:
-        return super().trained() if self._all_trained is None else self._all_trained
+    def trained_models(self) -> dict[int, Tensor]:
+        return super().trained_models() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
+        """Exchange what the ranks have trained in the round, so that each rank has the updates of all clients."""
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
-        keep_trained = self._config.evaluation.keeps
-        earlier_counts = counts_so_far(self.trainer) - self._counts_at_start
-        # Lightning adds the last batch after its hooks.
-        rank_counts = earlier_counts._replace(
-            batches_that_stepped=earlier_counts.batches_that_stepped + 1
-        )
-        updates = []
-        for update in self.updates:
-            updates.append(replace(update, vector=update.vector.new_empty(0)))
+        counts = self._counts_of_round()
         part: dict[str, Any] = {
-            "updates": updates,
+            "updates": [
+                # Vectors are sent row by row of the matrix.
+                replace(update, vector=update.vector.new_empty(0))
+                for update in self.updates
+            ],
             "broken": self.broken_clients,
-            "trained": self._models_unlike_sent() if keep_trained else {},
+            "trained": {},
             "values": self.local_training.state.values.changes_to_send(),
-            "counted": TrainingCounts() if self._is_idle() else rank_counts,
+            "counted": TrainingCounts() if self._is_idle() else counts,
             "generators": None,
         }
-        if not self._is_idle() and self._visits[-1].client == self._clients[-1]:
+        if self._config.evaluation.keeps:
+            part["trained"] = self._models_unlike_sent()
+        has_last_client = not self._is_idle() and self._visits[-1].client == self._clients[-1]
+        if has_last_client:
             part["generators"] = (*global_rngs()[:2], *torch_rngs(device))
 
         parts = self.ranks.all_gather(part, exchange_name)
-        self._take_all(parts, exchange_name)
-        if keep_trained:
+        self._gather_updates(parts, exchange_name)
+        if self._config.evaluation.keeps:
             self._all_trained = self._sent_vectors()
             for part_of_rank in parts:
                 self._all_trained |= part_of_rank["trained"]
@@ -161,14 +163,21 @@ class SeveralRanks(Engine):
         (generators,) = [states for states in states_of_ranks if states is not None]
         restore_global_rngs((*generators[:3], None))
         restore_torch_rngs(generators[2:], device)
+        # Lightning counts the steps of all ranks, of which it has counted this rank's.
         counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
-        counted_everywhere = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
-        add_counts(self.trainer, counted_everywhere - rank_counts)
+        total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
+        add_counts(self.trainer, total_counts - counts)
+
+    def _counts_of_round(self) -> TrainingCounts:
+        """Return this rank's batches and steps in the round."""
+        counts = counts_so_far(self.trainer) - self._counts_at_start
+        # Lightning adds the last batch after its hooks.
+        return counts._replace(batches_that_stepped=counts.batches_that_stepped + 1)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""
         sent_vectors = self._sent_vectors()
-        trained_models = super().trained()
+        trained_models = super().trained_models()
         unlike_sent = {}
         for client, model in trained_models.items():
             if model is not sent_vectors[client]:
@@ -178,11 +187,12 @@ class SeveralRanks(Engine):
     def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
 
-    def _take_all(
+    def _gather_updates(
         self,
         parts: Sequence[Mapping[str, Any]],
         exchange_name: str,
     ) -> None:
+        """Take over the updates, the broken clients and the changed values in the parts of all ranks."""
         update_by_client = {}
         rank_by_client = {}
         for rank, part in enumerate(parts):
@@ -226,8 +236,8 @@ class SeveralRanks(Engine):
         self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
-    def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        models_of_rank = super().received(instruct)
+    def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
+        models_of_rank = super().received_models(instruct)
         return _merge_by_client(self.ranks.all_gather(models_of_rank, "the clients' own models"))
 
     def client_states(self) -> dict[int, Any]:

@@ -44,7 +44,7 @@ def make_evaluators(
     """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
     each once to find errors. With ``is_tried`` no model is scored twice.
     """
-    model_scores = {}
+    model_scores: dict[str, ModelScore] = {}
     for name, measure in measures.items():
         if isinstance(measure, ModelScore):
             model_scores[name] = measure
@@ -146,11 +146,10 @@ def evaluator_on(
     """
     batches = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        return evaluator.on(
-            _inputs_and_labels(trainer, batches, "what clients are asked for"), private
-        )
+        pairs = _inputs_and_labels(trainer, batches, "what clients are asked for")
+        return evaluator.with_batches(pairs, private)
     assert isinstance(evaluator, ValidatedModels)
-    return evaluator.on(batches, private)
+    return evaluator.with_batches(batches, private)
 
 
 def _inputs_and_labels(

@@ -231,7 +231,7 @@ class ModuleSnapshot:
             elif owner.requires_grad != flag:
                 owner.requires_grad = flag
         for path, (layer, name) in self.buffers.items():
-            layer._buffers[name] = _written(self.values[path], layer._buffers[name], layer)
+            layer._buffers[name] = _copied_into(layer._buffers[name], self.values[path])
 
 
 class _Container(NamedTuple):
@@ -263,7 +263,7 @@ class _Container(NamedTuple):
             elif entry is value or are_equal(entry, value):
                 restored[name] = entry
             else:
-                restored[name] = _refilled(original, value)
+                restored[name] = _with_entries_of(original, value)
 
         for name in present.keys() - restored.keys() - self.unswapped:
             if not is_optimizer(present[name]):
@@ -354,12 +354,8 @@ def _is_class_of_program(kind: Any) -> bool:
     return package_of(kind) not in LIBRARIES
 
 
-def _written(
-    value: Tensor | None,
-    buffer: Tensor | None,
-    layer: nn.Module,
-) -> Tensor | None:
-    """Return ``value`` in a buffer's memory, or a copy of it if the shapes differ."""
+def _copied_into(buffer: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """Return ``value`` in the memory of ``buffer``, or a copy of it if shapes or types differ."""
     if value is None or value is buffer:
         return value
     if buffer is None or not is_dense(value) or not is_dense(buffer):
@@ -369,12 +365,13 @@ def _written(
     return value.to(buffer.device, copy=True)
 
 
-def _refilled(original: Any, value: Any) -> Any:
-    """Return a copy of a plain value. If it is a collection, the original one gets its entries."""
+def _with_entries_of(original: Any, value: Any) -> Any:
+    """Return the collection ``original`` with copies of the entries of ``value`` in place of its own. Objects of other
+    types are not changed, since they may be in use elsewhere, such as a batch of the data: return a copy of ``value``.
+    """
     new_value = copied(value)
-    is_refillable = isinstance(original, list | dict | set | deque)
-    if not is_refillable or type(original) is not type(value):
-        # Other objects are not changed in place: they may be in use elsewhere, such as a batch of the data.
+    is_collection = isinstance(original, list | dict | set | deque)
+    if not is_collection or type(original) is not type(value):
         return new_value
     original.clear()
     if isinstance(original, dict | set):

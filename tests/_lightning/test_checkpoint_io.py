@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -75,7 +74,7 @@ def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
 
 
 class Hostile:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, ("hostile",)
 
 

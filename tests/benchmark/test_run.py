@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
@@ -17,17 +16,17 @@ from helpers.runs import SIZES, make_small_federation
 class Last(ContributionMetric):
     per_class = False
 
-    def __init__(self, num_clients: int | None = None, factor: float = 1.0) -> None:
+    def __init__(self, num_clients: int | None = None, factor: float = 1.0):
         self.factor = factor
         super().__init__(num_clients, None)
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         pass
 
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         self.rounds += 1
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.factor * torch.arange(self.num_clients or 0).float()
 
 
@@ -36,7 +35,7 @@ class Cost(Last):
 
 
 class Broken(Last):
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         raise RuntimeError("no idea")
 
 
@@ -140,7 +139,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     entries = {name: METRICS[name] for name in ("size", "cgsv", "fedsv")}
     with_another = {**entries, "ssv": METRICS["ssv"]}
     folder = tmp_path / "out"
-    printed: list[str] = []
+    printed = []
 
     results = bench(
         federations,
@@ -166,13 +165,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     correlations = summary["all"]
 
     truth = federations["small"][1].mean
-    scores = [
-        spearman(
-            results.values["small", seed, "fedsv"],
-            truth,
-        )
-        for seed in (0, 1)
-    ]
+    scores = [spearman(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
 
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
     errors = [share_error(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]

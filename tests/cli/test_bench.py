@@ -117,7 +117,7 @@ def test_two_classes_of_one_name_are_refused(monkeypatch, tmp_path, capsys):
 
 
 def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
-    federations: list[set[str]] = []
+    federations = []
 
     def record_names(
         federations_asked: dict[str, object],

@@ -53,7 +53,7 @@ class Data(L.LightningDataModule):
     def setup(self, stage):
         if self.seed_in_setup is not None:
             L.seed_everything(self.seed_in_setup)
-        x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(60, 3, generator=make_generator())
         y = (x.sum(1) > 0).long()
         self.train = TensorDataset(x[:40], y[:40])
         self.val = TensorDataset(x[40:], y[40:])

@@ -22,7 +22,7 @@ from helpers.models import sgd
 ROUNDS = 3
 
 
-def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
+def train_by_hand(kind: Kind, folder: Path, rounds: int, **how) -> L.LightningModule:
     options = {**kind.trainer, **how}
     return fedavg_by_hand(
         kind.module(),
@@ -45,14 +45,14 @@ def make_plateau_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.Red
 
 
 class Watching(Small):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rates: list[float] = []
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.rates.append(self.optimizers().param_groups[0]["lr"])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         return {
             "optimizer": optimizer,
@@ -63,11 +63,11 @@ class Watching(Small):
 class AtRates(Small):
     """Trains each round at a rate that is known."""
 
-    def __init__(self, rates: list[float]) -> None:
+    def __init__(self, rates: list[float]):
         super().__init__()
         self.rates = rates
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 
@@ -94,7 +94,7 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     rates_of_batches = []
     for rate in rates:
         rates_of_batches += [rate] * batches_of_round
-    rates_watched: Any = module.rates
+    rates_watched = module.rates
     assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
     assert_same_state(module, expected, tolerance=1e-12)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.core import Client, LocalData, Ranks, Round
+from flsv.core import Client, LocalData, Ranks
 from flsv.core.artifacts import keep_table, write_tables
 from flsv.core.ranks import ClientPlacement, balance_load
 from flsv.core.sharing import sharing
@@ -34,7 +34,7 @@ class SecondOfTwoRanks(Ranks):
     rank = 1
     size = 2
 
-    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+    def broadcast(self, source: int, value, exchange_name: str):
         return 7 if source == 0 else value
 
 
@@ -53,19 +53,17 @@ def test_question_to_a_client_of_another_process_has_its_answer():
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question: Any) -> None:
+    def __init__(self, question: Any):
         self.question = question
         self.answers = list[list[Any]]()
 
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+    def personalize(self, round, contributions, models):
         assert round.clients is not None
         self.answers.append([client.ask(self.question, round) for client in round.clients])
         return {}
 
 
-def ask_clients(
-    question: Any, folder: Path, data: Any = None, **kwargs: Any
-) -> tuple[list[Any], FederatedLoop]:
+def ask_clients(question, folder: Path, data=None, **kwargs) -> tuple[list[Any], FederatedLoop]:
     asking = Asking(question)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
@@ -77,7 +75,7 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
     answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
 
-    clean_inputs, clean_labels = data.source[0].tensors  # type: ignore[index]
+    clean_inputs, clean_labels = data.source[0].tensors
     for client, (x, y) in enumerate(answers):
         indices = data.client_indices(client)
         expected_labels = clean_labels[indices]
@@ -89,9 +87,9 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
     def question(
-        local: LocalData,
-        round: Round,
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        local,
+        round,
+    ):
         x, y = local.samples("test")
         expected = []
         for vector in round.client_vectors:
@@ -123,7 +121,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
 def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
 
-    def read_client_0(local: LocalData, round: Round) -> None:
+    def read_client_0(local, round):
         leaked_data[0].samples()
 
     with pytest.raises(PermissionError, match="client 0"):
@@ -133,7 +131,7 @@ def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path)
 def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
     """Which is not in the question, though it runs in the meantime."""
 
-    def read_in_a_thread(local: LocalData, round: Round) -> None:
+    def read_in_a_thread(local, round):
         with ThreadPoolExecutor(1) as executor, pytest.raises(PermissionError):
             executor.submit(local.samples).result()
 
@@ -151,20 +149,20 @@ def count_questions(local: LocalData) -> int:
 class Asked(ContributionMetric):
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
-    def update(self, client_ids: torch.Tensor, clients: Any) -> None:
+    def update(self, client_ids, clients):
         self.counts[client_ids] = torch.tensor(
             [float(client.ask(count_questions)) for client in clients]
         )
 
-    def compute(self) -> torch.Tensor:
+    def compute(self):
         return self.counts
 
 
 def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path):
-    def make_loop() -> FederatedLoop:
+    def make_loop():
         return FederatedLoop(metrics={"asked": Asked()}, seed=0)
 
     loop = assert_resumes(make_loop, tmp_path)
@@ -196,7 +194,7 @@ def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
     with refused("table .*: expected a plain"):
         client.ask(keep_table, "a/b", make_table)
 
-    def store_table(local: LocalData) -> None:
+    def store_table(local):
         local.memory.update(tables={"../../x": make_table})
 
     client.ask(store_table)
@@ -291,12 +289,12 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name():
 
 def test_share_finds_normalization_layers_of_other_libraries():
     class TinyRMSNorm(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
     class PreLayerNorm(nn.Module):  # a block, which has more in it
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.Linear(3, 3)
             self.norm = nn.LayerNorm(3)

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -184,9 +184,7 @@ class NotesWhereModelsAre(ClassSpecificShapley):
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
     needs = ("client_vectors",)
 
-    def update(
-        self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any
-    ) -> None:
+    def update(self, client_ids, client_heads, server_head, client_vectors):
         former_rounds = getattr(self, "was_in_file", [])
         self.was_in_file = [*former_rounds, is_memory_mapped(client_vectors)]
         super().update(client_ids, client_heads, server_head)
@@ -198,7 +196,7 @@ class InspectedFit(NamedTuple):
     was_in_file: list[bool]  # by round, the models of the cohort
 
 
-def fit_and_inspect(folder: Path, **options: Any) -> InspectedFit:
+def fit_and_inspect(folder: Path, **options) -> InspectedFit:
     cssv = NotesWhereModelsAre()
     metrics = {
         "cssv": cssv,
@@ -274,10 +272,10 @@ def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkey
 class TakesTheFirstModel(Aggregator):
     """Its aggregate is the row of client 0 itself, no copy of it."""
 
-    def weights(self, round: Round, contributions: Any) -> Tensor:
+    def weights(self, round, contributions):
         return torch.tensor([1.0, 0.0])
 
-    def aggregate(self, round: Round, contributions: Any) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         return round.client_vectors[0], self.weights(round, contributions)
 
 

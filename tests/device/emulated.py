@@ -93,7 +93,7 @@ def build() -> Path:
     return target
 
 
-def _load() -> Any:
+def _load():
     spec = importlib.util.spec_from_file_location("flsv_emulated", build())
     assert spec is not None
     assert spec.loader is not None
@@ -105,7 +105,7 @@ def _load() -> Any:
 
 def _register() -> None:
     torch.utils.rename_privateuse1_backend("emulated")
-    backend: Any = types.ModuleType("torch.emulated")
+    backend = types.ModuleType("torch.emulated")
     backend.is_available = backend.is_initialized = lambda: True
     backend._is_in_bad_fork = lambda: False
     backend.device_count = lambda: 1
@@ -135,7 +135,7 @@ def counts() -> dict[str, int]:
     return _library.counts()
 
 
-def our_line(frame: Any) -> str:
+def our_line(frame) -> str:
     """The innermost line of flsv that has led here, else of what is not torch."""
     line_outside = None
     while frame is not None:
@@ -171,14 +171,14 @@ class EmulatedAccelerator(Accelerator):
     """For Lightning."""
 
     def setup_device(self, device: torch.device) -> None: ...
-    def teardown(self) -> None: ...
+    def teardown(self): ...
 
     @staticmethod
-    def parse_devices(devices: Any) -> int:
+    def parse_devices(devices) -> int:
         return 1
 
     @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
+    def get_parallel_devices(devices) -> list[torch.device]:
         return [DEVICE]
 
     @staticmethod
@@ -193,7 +193,7 @@ class EmulatedAccelerator(Accelerator):
     def name() -> str:
         return "emulated"
 
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
+    def get_device_stats(self, device) -> dict[str, Any]:
         return {}
 
 
@@ -209,9 +209,7 @@ def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]) ->
     """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
     original_init = SingleDeviceStrategy.__init__
 
-    def init_on_device(
-        self: SingleDeviceStrategy, device: Any = "cpu", *args: Any, **options: Any
-    ) -> None:
+    def init_on_device(self: SingleDeviceStrategy, device="cpu", *args, **options) -> None:
         if str(device) == "cpu":
             device = DEVICE
         original_init(self, device, *args, **options)

@@ -81,7 +81,7 @@ def test_game_scores_under_vmap_equal_those_one_by_one():
     vectors = space.read(module) + 0.1 * noise
     metric = MulticlassF1Score(CLASSES, average="macro")
 
-    def scores(backend: Any) -> Any:
+    def scores(backend):
         evaluator = ModelEvaluator(
             module,
             space,
@@ -172,11 +172,6 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
         lambda: {"aggregator": TrimmedMean(0.34), "uploads": [TopK(0.1)]},
         make_plain,
     ),
-    "kept momentum": (
-        lambda: {"metrics": {"value": ShadowShapley()}, "optimizer_state": "persist"},
-        lambda: Plain(network(False)),
-    ),
-    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, make_plain),
     "coalitions that a server weighs": (
         lambda: {
             "aggregator": CGSV("cgsv"),
@@ -228,7 +223,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
 
 
 def fit_on_either_device(
-    personalizer: Any, folder: Path, rounds: int, ckpt_path: Path | None = None, **options: Any
+    personalizer, folder: Path, rounds: int, ckpt_path: Path | None = None, **options
 ) -> Tensor:
     strategies: dict[str, Any]
     if personalizer is None:
@@ -285,7 +280,7 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features):
     data = toy_data(server_val=0.3)
     data.setup("fit")
 
-    def valuation_on(device: str) -> Any:
+    def valuation_on(device):
         method = FedBary(features=features, support=4, iterations=2)
         participants = participants_of(data, torch.device(device))
         return method.value(*participants, make_generator())
@@ -327,7 +322,7 @@ PLACES = Path(tempfile.mkdtemp()) / "places.txt"
 
 
 class Recorded(Plain):
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         with PLACES.open("a") as file:
             file.write(f"{os.getpid()} {self.device}\n")
 
@@ -373,7 +368,7 @@ MOST_WAITS_OF_ROUND = 12
 
 
 def count_operations(
-    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any
+    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options
 ) -> dict[str, int]:
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
@@ -419,7 +414,7 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
 def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
     from device.emulated import count_by_line
 
-    def files_that_copy_a_model(**options: Any) -> set[str]:
+    def files_that_copy_a_model(**options):
         with count_by_line(at_least=8 * FEATURES) as counts:
             count_operations(tmp_path, **options)
         return {line.partition(":")[0] for kind, line in counts if kind == "to_host"}
@@ -443,7 +438,7 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")
 def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path):
     class Mixed(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be"):

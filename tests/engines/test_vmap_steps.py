@@ -2,7 +2,6 @@
 are refused before training."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,11 +27,11 @@ FAST = (
 NAMES = slow_except(FAST, STEP_CASES)
 
 
-def make_loop(**options: Any) -> FederatedLoop:
+def make_loop(**options) -> FederatedLoop:
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def fit_case(name: str, folder: Path, federation: FederatedLoop, module: Any) -> Any:
+def fit_case(name: str, folder: Path, federation: FederatedLoop, module):
     """The module after a fit of two rounds."""
     make_callbacks = STEP_CASES[name][1]
     return fit(
@@ -45,7 +44,7 @@ def fit_case(name: str, folder: Path, federation: FederatedLoop, module: Any) ->
     )
 
 
-def make_seeded_module(name: str) -> Any:
+def make_seeded_module(name: str):
     make_module = STEP_CASES[name][0]
     torch.manual_seed(SEED)
     return make_module()

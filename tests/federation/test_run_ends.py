@@ -35,13 +35,13 @@ pytestmark = [
 class StopsInTheRound(Callback):
     """Stops in the middle of a round, which is then discarded."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         if trainer.current_epoch == DONE:
             trainer.should_stop = True
 
 
 class StopsAfterTheRound(Callback):
-    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_epoch_end(self, trainer, *_):
         if trainer.current_epoch == DONE - 1:
             trainer.should_stop = True
 
@@ -49,10 +49,10 @@ class StopsAfterTheRound(Callback):
 class ClockJumps(Callback):
     """Sets the clock of a timer forward when the rounds are done."""
 
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: Timer):
         self.timer = timer
 
-    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer, *_):
         if trainer.current_epoch == DONE:
             self.timer._offset = 7200
 
@@ -75,7 +75,7 @@ ENDS: dict[str, Callable[[], list[Any]]] = {
 
 
 class Logs(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self(x), y)
         self.log("val_loss", loss)
@@ -84,13 +84,13 @@ class Logs(Plain):
 def fit_run(
     folder: Path,
     rounds: int,
-    callbacks: Any = (),
+    callbacks=(),
     every: int | None = 1,
     performance: str = "negative_loss",
-    ckpt_path: Any = None,
-    **options: Any,
+    ckpt_path=None,
+    **options,
 ) -> tuple[FederatedLoop, L.Trainer]:
-    mode: Any = "min" if performance == "val_loss" else None
+    mode = "min" if performance == "val_loss" else None
     metric = ShadowShapley(
         coalitions="singles",
         performance=performance,
@@ -202,7 +202,7 @@ def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
 
 
 class Interrupts(Callback):
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_start(self, trainer, *_):
         if trainer.current_epoch == DONE:
             raise KeyboardInterrupt
 
@@ -220,7 +220,7 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
     tmp_path, sampler
 ):
-    options: dict[str, Any] = {
+    options = {
         "sampler": sampler,
         "evaluation": ClientEvaluation(every=1),
     }
@@ -239,7 +239,7 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
 
 @pytest.mark.parametrize("saved", slow_except(["in the fit"], ["in the fit", "after the fit"]))
 def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(tmp_path, saved):
-    options: dict[str, Any] = {
+    options = {
         "every": 3,
         "sampler": UniformSampler(2),
     }

@@ -9,12 +9,12 @@ import torch
 from flsv.utilities.errors import ConfigurationError
 
 
-def refused(message: str) -> Any:
+def refused(message: str):
     """Expect that what is done within is refused, with these words (a regular expression)."""
     return pytest.raises(ConfigurationError, match=message)
 
 
-def warns(message: str) -> Any:
+def warns(message: str):
     """Expect that what is done within warns its user, with these words (a regular expression)."""
     return pytest.warns(UserWarning, match=message)
 

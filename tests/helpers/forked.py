@@ -17,7 +17,7 @@ class Forked:
 
     def __init__(
         self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str
-    ) -> None:
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
         self.output.touch()
@@ -49,7 +49,7 @@ def _run_and_exit(
     arguments: tuple[Any, ...],
     environment: dict[str, str],
 ) -> None:
-    status: Any = 1  # until the function has returned
+    status = 1  # until the function has returned
     try:
         os.setsid()
         os.chdir(output.parent)

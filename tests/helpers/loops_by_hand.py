@@ -90,7 +90,7 @@ def set_parameters(net: nn.Module, values: Sequence[Tensor]) -> None:
 def average_models(
     models: Sequence[Any],
     sizes: Sequence[float],
-) -> Any:
+):
     """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
     mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
@@ -217,7 +217,7 @@ Failing = set[tuple[int, int]]
 def train_by_hand(
     net: nn.Module,
     train: TrainOnBatches,
-    merge: Any = None,
+    merge=None,
     failing: Failing = frozenset(),
 ) -> nn.Module:
     """Rounds of ``train``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
@@ -288,7 +288,7 @@ def assert_private_parts(
 class Batches:
     """A list that Lightning does not take for several loaders."""
 
-    def __init__(self, batches: list[Any]) -> None:
+    def __init__(self, batches: list[Any]):
         self._batches = batches
 
     def __len__(self) -> int:
@@ -298,7 +298,7 @@ class Batches:
         return iter(self._batches)
 
 
-def make_loop_of_three_clients(**options: Any) -> FederatedLoop:
+def make_loop_of_three_clients(**options) -> FederatedLoop:
     defaults = {
         "sampler": UniformSampler(3),
         "local_epochs": LOCAL_EPOCHS,
@@ -308,11 +308,11 @@ def make_loop_of_three_clients(**options: Any) -> FederatedLoop:
 
 
 class KeepsRounds(FedAvg):
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any):
         super().__init__(**arguments)
         self.rounds: list[Round] = []
 
-    def end_round(self, round: Round) -> None:
+    def end_round(self, round):
         self.rounds.append(round)
 
 
@@ -324,11 +324,11 @@ def make_in_run_data() -> FederatedDataModule:
     return toy_data(server_val=0.2)
 
 
-def make_sgd(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+def make_sgd(**options) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def make_in_run_loop(every: int = 1, **kwargs: Any) -> FederatedLoop:
+def make_in_run_loop(every: int = 1, **kwargs) -> FederatedLoop:
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
     options = {
         "aggregator": KeepsRounds(),
@@ -346,7 +346,7 @@ def fit_in_run(
     module: Plain | None = None,
     dealt: FederatedDataModule | None = None,
     rounds: int = 2,
-    **kwargs: Any,
+    **kwargs,
 ) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
     """The contributions, what every client keeps of its samples, and the rounds."""
     fit(
@@ -362,7 +362,7 @@ def fit_in_run(
         sample_values[client] = state["in_run_values"]
 
     by_class = loop.contributions["in_run"].by_class.double()
-    return by_class, sample_values, loop.aggregator.rounds  # type: ignore[attr-defined]
+    return by_class, sample_values, loop.aggregator.rounds
 
 
 def validation_gradient(
@@ -408,7 +408,7 @@ def in_run_values_by_hand(
             )
         ]
     )
-    batches: list[Any] = []
+    batches = []
     for epoch in range(epochs):
         stream = generator_for(SEED, "shuffle", round.round_index, client, epoch)
         batches += list(dealt.client_loader(client, "train", stream))[:limit]
@@ -488,13 +488,3 @@ def train_with_loss(
             for x, y in batches[begin : begin + accumulated]:
                 (loss(x, y) / accumulated).backward()
             optimizer.step()
-
-
-def loop_of_algorithm(algorithm: Any) -> FederatedLoop:
-    """FedAvg with a client algorithm, as :func:`train_sharing_by_hand` trains."""
-    return FederatedLoop(
-        client_algorithm=algorithm,
-        sampler=UniformSampler(COHORT),
-        local_epochs=LOCAL_EPOCHS,
-        seed=SEED,
-    )

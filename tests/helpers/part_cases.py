@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.core import ClientUpdate
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import RemoteFederation, Site, agreement
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
@@ -26,11 +26,11 @@ from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.seeding import generator_for
-from helpers.sites import BOSTON_ADDRESS, SiteTransport
+from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_sites
 
 
 # Of all parts.
-def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
+def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
 
@@ -61,7 +61,7 @@ def remote_is_equal(case: fits.FitCase) -> None:
 
 
 class ServerData(L.LightningDataModule):
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(
             TensorDataset(*fits.samples_of(-1)), batch_size=fits.NUM_VALIDATION_SAMPLES
         )
@@ -77,22 +77,10 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
     with tempfile.TemporaryDirectory() as folder:
         sites = make_sites(case, names, Path(folder))
-        directory = Directory(
-            SiteTransport(sites, names),
-            names,
-            agreement(case.module(), loop),
-            Path(folder, "book.json"),
-            timeout=1,
-            wait=0.2,
-        )
-        directory.gather()
-        clients = range(fits.NUM_CLIENTS)
-        data = RemoteData(
-            names,
-            sizes=[directory.sizes[client] for client in clients],
-            contents=[directory.contents[client] for client in clients],
-            num_classes=fits.NUM_CLASSES,
-            server_data=ServerData(),
+        facts = agreement(case.module(), loop)
+        directory = gather_sites(Path(folder), SiteTransport(sites, names), facts, names)
+        data = data_at_sites(
+            directory, names, num_classes=fits.NUM_CLASSES, server_data=ServerData()
         )
         remote_loop = loop.replace(engine=partial(RemoteFederation, directory))
         return case.fit(remote_loop, rounds=1, data=data)
@@ -128,7 +116,7 @@ class PersonalizerCase(fits.FitCase):
 def starts_are_models(case: PersonalizerCase) -> None:
     """Check that clients start from finite models [P], or None, and that asking for them changes nothing."""
     loop = case.uninterrupted.loop
-    personalizer: Any = loop.personalizer
+    personalizer = loop.personalizer
     size = len(loop.state.model())
 
     for client in range(fits.NUM_CLIENTS):
@@ -149,14 +137,12 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 PARAMETERS, BUFFERS = 12, 3
 
 
-def make_context(
-    client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any
-) -> UploadContext:
+def make_context(client: int, round_index: int = 0, dtype=torch.float32, **state) -> UploadContext:
     model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
 
-def make_update(client: int, dtype: Any = torch.float32) -> Tensor:
+def make_update(client: int, dtype=torch.float32) -> Tensor:
     """A client's update, parameters and buffers."""
     return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
 
@@ -164,10 +150,10 @@ def make_update(client: int, dtype: Any = torch.float32) -> Tensor:
 class UploadCase(fits.FitCase):
     base = Upload
 
-    def loop_arguments(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part) -> dict[str, Any]:
         return {"uploads": [part]}
 
-    def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
+    def sent(self, client: int, round_index: int = 0, state=None) -> Tensor:
         """Return what a client sends instead of :func:`make_update`."""
         return self.new().apply(
             make_update(client),
@@ -217,10 +203,10 @@ UploadCase.checks = (
 class FilterCase(fits.FitCase):
     base = UpdateFilter
 
-    def loop_arguments(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part) -> dict[str, Any]:
         return {"filters": [part]}
 
-    def begun(self) -> Any:
+    def begun(self):
         """A filter in a run of five clients."""
         part = self.new()
         federation = federation_of(PreparedRounds())

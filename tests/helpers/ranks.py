@@ -1,16 +1,11 @@
 """What ranks run, by the names of functions; and the processes that run it, forks of the tests' process, which have a
 hard end."""
 
-import faulthandler
-import importlib
 import logging
-import multiprocessing
 import os
 import runpy
 import signal
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +30,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import toy_sets
 from helpers.fits import plain_trainer
+from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
@@ -58,12 +54,12 @@ class Die(Callback):
     """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
-    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+    def __init__(self, folder: Path, rank: int, kill: bool):
         self.mark = folder / "died"
         self.rank = rank
         self.kill = kill
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, trainer, *args):
         if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
             return
 
@@ -77,16 +73,14 @@ class Die(Callback):
 class Stop(Callback):
     """A rank stops in the middle of a round."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
 
 
 class SaveWithin(Callback):
     """Saves in the middle of the third round."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if trainer.current_epoch == 2 and batch_idx == 1:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
@@ -94,7 +88,7 @@ class SaveWithin(Callback):
 def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     rounds = options.pop("rounds", 3)
-    logger: Any = False
+    logger = False
     if options.pop("logger", False):
         logger = TensorBoardLogger(folder, name="")
 
@@ -131,7 +125,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     quiet_loop = loop.replace(reporting=Reporting(table=False))
     trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
     checkpoint: Path | None = folder / "last.ckpt"
-    if not checkpoint.exists():  # type: ignore[union-attr]
+    if not checkpoint.exists():
         checkpoint = None
     trainer.fit(module, data, ckpt_path=checkpoint)
 
@@ -243,7 +237,7 @@ def unseeded(folder: str) -> None:
 class OwnDraws(FedAvg):
     """Depends on a number that every rank draws for itself."""
 
-    def aggregate(self, round: Any, contributions: Any) -> Any:
+    def aggregate(self, round, contributions):
         vector, weights = super().aggregate(round, contributions)
         return vector + int.from_bytes(os.urandom(2), "little"), weights
 
@@ -315,9 +309,6 @@ def exchanges(folder: str) -> None:
         ranks.all_gather(None, "one more")
 
 
-_context = multiprocessing.get_context("fork")
-
-
 class Ended(NamedTuple):
     """How a rank ended: its exit code, and what it printed."""
 
@@ -331,64 +322,34 @@ class Group:
 
     def __init__(
         self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
+    ):
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
             "RANKS": str(size),
+            "NODES": str(size if nodes else 1),
         }
-        common["NODES"] = str(size if nodes else 1)
-        self.processes: list[Any] = []
+        self.processes = []
         for rank in range(size):
-            place_of_rank = (
-                {"NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-                if nodes
-                else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
+            node, local_rank = (rank, 0) if nodes else (0, rank)
+            place = {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
+            process = Forked(
+                folder / f"rank{rank}", globals()[function], *arguments, **common, **place
             )
-            process_arguments = (
-                function,
-                list(arguments),
-                common | place_of_rank,
-                str(self._outputs[rank]),
-            )
-            self.processes.append(
-                _context.Process(target=_run, args=process_arguments, daemon=True)
-            )
-            self.processes[-1].start()
+            self.processes.append(process)
 
     def wait(self, seconds: float = 900.0) -> list[Ended]:
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
-        end = time.monotonic() + seconds
-        codes: list[int | None] = []
+        ended = []
         for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-            codes.append(process.exitcode)
-            if process.exitcode is None:
-                process.kill()
-
-        return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
+            code, output = process.wait(seconds)
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            ended.append(Ended(code, output))
+        return ended
 
     def done(self) -> None:
         """All have ended well."""
         ended = self.wait()
-        assert {rank.code for rank in ended} == {0}, "\n".join(
-            rank.output[-3000:] for rank in ended
-        )
-
-
-def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
-    os.environ.update(variables)
-    # Where a rank hangs, its output says at what.
-    faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)
-
-    try:
-        getattr(importlib.import_module("helpers.ranks"), function)(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        raise SystemExit(1) from None
+        outputs = [rank.output[-3000:] for rank in ended]
+        assert {rank.code for rank in ended} == {0}, "\n".join(outputs)

@@ -3,6 +3,7 @@ TLS and authentication, started by the template's own scripts."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
+from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
     Directory,
@@ -30,6 +33,7 @@ from flsv.engines.remote import (
     SitePolicy,
     agreement,
 )
+from flsv.engines.remote.federation import RemoteSites
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator
 from helpers.data import group_options
@@ -56,7 +60,7 @@ def site_of_each_digit() -> list[int]:
     return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
 
 
-def make_undivided_data(**options: Any) -> FederatedDataModule:
+def make_undivided_data(**options) -> FederatedDataModule:
     """Return what one process would train on: a third of the digits."""
     few = group_options({"max_samples": 480, **options})
     return FederatedDataModule(
@@ -67,7 +71,7 @@ def make_undivided_data(**options: Any) -> FederatedDataModule:
 class ServerData(L.LightningDataModule):
     """The validation samples that the server of :func:`make_undivided_data` has."""
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         return data.val_dataloader()
@@ -76,11 +80,11 @@ class ServerData(L.LightningDataModule):
 class SiteData(L.LightningDataModule):
     """One client's training samples of :func:`make_undivided_data`, as a project of its own would have them."""
 
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int):
         super().__init__()
         self.client = client
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         train = load_image_data("digits").train
@@ -89,7 +93,7 @@ class SiteData(L.LightningDataModule):
         )
 
 
-def make_mlp_module(**options: Any) -> ClassifierClient:
+def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
     options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
@@ -99,7 +103,7 @@ def make_momentum_module() -> ClassifierClient:
     return make_mlp_module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
 
-def make_shapfed_loop(**options: Any) -> FederatedLoop:
+def make_shapfed_loop(**options) -> FederatedLoop:
     defaults = {
         "aggregator": ShapFedWA("cssv"),
         "metrics": {"cssv": ClassSpecificShapley()},
@@ -110,7 +114,7 @@ def make_shapfed_loop(**options: Any) -> FederatedLoop:
 
 
 def fit_in_one_process(
-    tmp: Path, make: Make, make_module: Any = make_mlp_module, rounds: int = ROUNDS, **data: Any
+    tmp: Path, make: Make, make_module=make_mlp_module, rounds: int = ROUNDS, **data
 ) -> FederatedLoop:
     loop = make()
     trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data))
@@ -121,9 +125,9 @@ def make_site(
     tmp: Path,
     client: int,
     make: Make,
-    make_module: Any = make_mlp_module,
+    make_module=make_mlp_module,
     policy: SitePolicy | None = None,
-    **data: Any,
+    **data,
 ) -> Site:
     def own() -> L.LightningDataModule:
         if not data:
@@ -142,10 +146,18 @@ def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
 
 
+def training_packet(classes: int) -> Packet:
+    """A message that asks the first site for its first training."""
+    zero = "0" * 16
+    plain = {"run": zero, "greeting": zero, "clients": 3, "client": 0, "classes": classes}
+    plain |= {"rounds": 1, "round": 0, "seed": 0, "counted": None}
+    return Packet("train", plain, {"start": torch.zeros(1)})
+
+
 class Replay:
     """Sites that send what they are given here, by the kind of what they are asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.says: dict[str, dict[int, Any]] = {}
 
     def present(self) -> dict[int, str]:
@@ -156,13 +168,39 @@ class Replay:
             yield address, self.says[packet.kind][address]
 
 
+def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:
+    """What a server of one round holds of sites that send what they are given."""
+    directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
+    state = FederationState(run="0" * 16, num_clients=3)
+    return RemoteSites(
+        directory, state, rounds=1, max_steps=lambda site, samples: samples, **options
+    )
+
+
 class SiteTransport:
     """Sites behind a wire, by address; ``on_reply`` is what becomes of their replies there."""
 
-    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
+    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES):
         self.sites = dict(sites)
         self.names = dict(enumerate(names, start=BOSTON_ADDRESS))
         self.on_reply: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
+
+    def change_replies(
+        self,
+        kind: str,
+        change: Callable[[Packet], Any],
+        sites: Sequence[int] = ADDRESSES,
+        rounds: Sequence[int] | None = None,
+    ) -> None:
+        """Let ``change`` make what becomes of replies of a kind, of these sites, in these rounds or all."""
+
+        def on_reply(address: int, packet: Packet, reply: Packet):
+            is_of_kind = packet.kind == kind and address in sites
+            if not is_of_kind or (rounds and packet.plain["round"] not in rounds):
+                return reply
+            return change(reply)
+
+        self.on_reply = on_reply
 
     def present(self) -> dict[int, str]:
         return {address: self.names[address] for address in self.sites}
@@ -183,43 +221,61 @@ def _through(packet: Packet) -> Packet:
     return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
 
 
+def gather_sites(
+    folder: Path, transport: SiteTransport, facts: dict[str, Any], names: Sequence[str] = NAMES
+) -> Directory:
+    """Greet all sites, of which the server says these facts."""
+    directory = Directory(transport, names, facts, folder / "book.json", timeout=1, wait=0.2)
+    directory.gather()
+    return directory
+
+
+def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options) -> RemoteData:
+    return RemoteData(
+        names,
+        sizes=[directory.sizes[site] for site in range(len(names))],
+        contents=[directory.contents[site] for site in range(len(names))],
+        dictionary_hash=directory.dictionary_hash,
+        **options,
+    )
+
+
 class SitesInProcess:
     """The same federation with a wire in it."""
 
-    def __init__(
-        self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any
-    ) -> None:
+    num_classes = 10
+
+    def __init__(self, tmp: Path, make: Make, make_module=make_mlp_module, **data):
         self.tmp = tmp
         self.make = make
         self.make_module = make_module
         sites_by_address = {}
         for client, address in enumerate(ADDRESSES):
-            sites_by_address[address] = make_site(tmp, client, make, make_module, **data)
+            sites_by_address[address] = self.make_site(client, **data)
         self.transport = SiteTransport(sites_by_address)
 
-    def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
-        directory = Directory(
-            self.transport,
-            NAMES,
-            agreement(self.make_module(), self.make()),
-            self.tmp / "book.json",
-            timeout=1,
-            wait=0.2,
-        )
-        directory.gather()
-        data = RemoteData(
-            NAMES,
-            sizes=[directory.sizes[site] for site in range(len(NAMES))],
-            contents=[directory.contents[site] for site in range(len(NAMES))],
-            num_classes=10,
-            server_data=server_data,
-        )
+    def make_site(self, client: int, **data) -> Site:
+        return make_site(self.tmp, client, self.make, self.make_module, **data)
 
+    def directory(self) -> Directory:
+        return gather_sites(self.tmp, self.transport, agreement(self.make_module(), self.make()))
+
+    def fit(self, rounds: int = ROUNDS, server_data=None, **options) -> FederatedLoop:
+        directory = self.directory()
+        data = data_at_sites(directory, num_classes=self.num_classes, server_data=server_data)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt_path = options.pop("ckpt_path", None)
         trainer = trainer_for(self.loop, self.tmp, rounds, **options)
         trainer.fit(self.make_module(), data, ckpt_path=ckpt_path)
         return self.loop
+
+    def go_on_until(self, rounds: int, **options) -> FederatedLoop:
+        """Fit with a checkpoint after each round, from the last one on if there is one."""
+        checkpoint = self.tmp / "checkpoints" / "last.ckpt"
+        if checkpoint.is_file():
+            options["ckpt_path"] = checkpoint
+        saving = ModelCheckpoint(checkpoint.parent, save_last=True)
+        return self.fit(rounds, callbacks=[saving], enable_checkpointing=True, **options)
 
 
 def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
@@ -268,6 +324,18 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) 
 
 
 BIN = Path(sys.executable).parent
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def first_commands(page: str) -> str:
+    """The first commands of a guide, but for those that install what is installed here."""
+    text = (PAGES / page).read_text()
+    (block,) = re.findall(r"## Try it on one machine\n.*?```bash\n(.*?)```", text, flags=re.DOTALL)
+    installation, commands = block.split("flsv init", 1)
+    assert len(installation.splitlines()) == 2  # and nothing else is left out
+    return f"flsv init{commands}"
+
+
 SECONDS = 900  # a busy machine of two cores takes twenty times as long as an idle one
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
 
@@ -275,7 +343,7 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
-    def __init__(self, folder: Path, policy: str, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, policy: str, names: Sequence[str]):
         self.folder = folder
         self._policy = policy
         port, *ports = free_ports(1 + len(names))

@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from flsv.metrics.plot import plot_contributions
 NAN = float("nan")
 
 
-def save_figure(figure: Any, folder: Path) -> None:
+def save_figure(figure, folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no room, no glyph
         figure.savefig(folder / "figure.png", dpi=40)
 
 
-def label_texts(texts: Any) -> list[str]:
+def label_texts(texts) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
@@ -55,7 +54,11 @@ def test_unknown_values_of_clients_have_no_bar():
     ("values", "intervals"),
     [
         pytest.param(torch.full((3, 2), NAN), None, id="per class"),
-        pytest.param(torch.full((3,), NAN), [torch.full((3,), NAN)] * 2, id="of clients"),
+        pytest.param(
+            torch.full((3,), NAN),
+            [torch.full((3,), NAN)] * 2,
+            id="of clients",
+        ),
     ],
 )
 def test_unknown_values_alone_can_be_drawn(tmp_path, values, intervals):
@@ -122,25 +125,6 @@ def test_metric_plots_show_client_names_class_names_and_units():
     assert label_texts(axis.get_yticklabels()) == ["Boston", "Lyon"]
     assert figure.axes[1].get_ylabel() == "cosine with the aggregate"
     assert cssv.guide()["unit"] == "cosine with the aggregate"
-
-
-def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values():
-    cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
-    cssv.bind(
-        2,
-        2,
-        ["Shirt", "Dress"],
-        client_names=["Boston", "Lyon"],
-    )
-
-    _, axis = cssv.plot(
-        [
-            torch.rand(2, 2),
-            torch.rand(2, 2),
-        ]
-    )
-
-    assert label_texts(axis.get_legend().get_texts()) == ["Boston", "Lyon"]
 
 
 def test_plot_of_a_sampled_metric_has_its_standard_errors():

@@ -3,7 +3,6 @@
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,18 +65,8 @@ def make_network() -> nn.Module:
     return nn.Linear(FEATURES, CLASSES)
 
 
-def make_weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
+def make_weighted_client(class_weights="balanced") -> ClassifierClient:
     return ClassifierClient(make_network(), optimizer=SGD, class_weights=class_weights)
-
-
-class OwnWeights(ClassifierClient):
-    """A module that computes its weights from the data module's counts when training starts."""
-
-    def on_fit_start(self) -> None:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        counts = data.class_counts.sum(0)
-        weights = counts.sum() / (CLASSES * counts)
-        self.class_weights = torch.where(counts > 0, weights, 1.0)
 
 
 def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
@@ -112,28 +101,16 @@ def values_by_hand(folder: Path, performance: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        "of outputs",
-        "logged",
-        pytest.param("own weights", marks=pytest.mark.slow),
-    ],
+    "options",
+    [{"performance": "negative_loss"}, {"performance": "val_loss", "mode": "min"}],
+    ids=["of outputs", "logged"],
 )
-def test_coalitions_train_with_their_members_class_weights(tmp_path: Path, case: str) -> None:
-    options: dict[str, Any] = {"performance": "negative_loss"}
-    module = make_weighted_client()
-    if case == "logged":
-        options = {"performance": "val_loss", "mode": "min"}
-    elif case == "own weights":
-        module = OwnWeights(make_network(), optimizer=SGD)
-
-    metric = ShadowShapley(coalitions="all", **options)
-    loop = make_shadow_loop(metric)
+def test_coalitions_train_with_their_members_class_weights(tmp_path, options):
+    loop = make_shadow_loop(ShadowShapley(coalitions="all", **options))
     with warnings.catch_warnings():
-        if case != "own weights":  # which flsv does not know to be meant
-            warnings.filterwarnings("error", message=".*clients train otherwise")
-        fit(loop, tmp_path, module, make_skewed_data(), ROUNDS)
+        warnings.filterwarnings("error", message=".*clients train otherwise")
+        fit(loop, tmp_path, make_weighted_client(), make_skewed_data(), ROUNDS)
+
     expected = values_by_hand(tmp_path, options["performance"])
     values = loop.contributions["shadow"].tolist()
-
     assert values == pytest.approx(expected, abs=1e-5)

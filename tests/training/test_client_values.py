@@ -15,7 +15,7 @@ NUM_SAMPLES = [5, 2, 3]
 
 
 class Keeps(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2)
         self.register_buffer("unsaved_buffer", torch.zeros(2), persistent=False)

@@ -17,20 +17,20 @@ BATCH_SIZE = 5
 class Last(nn.Module):
     """Logits of three classes from whatever comes."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.flatten(1)[:, :3].sin()
 
 
 class Twice(nn.Module):
     """One layer's weights in two places."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4)
         self.tied.weight = self.layer.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.tied(self.layer(self.layer(x)).relu())
 
 
@@ -209,11 +209,11 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     buffer = torch.empty_like(x)
     expected = []
 
-    def load_batch() -> None:
+    def load_batch():
         ghost.watch(None)
         buffer.copy_(x.roll(len(expected), 0))
 
-    def pass_batch(size: int) -> None:
+    def pass_batch(size):
         loss = F.cross_entropy(
             module(buffer[:size]),
             y[:size],
@@ -221,7 +221,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
         )
         loss.backward()
 
-    def pass_watched_batch(size: int) -> None:
+    def pass_watched_batch(size):
         load_batch()
         inputs = buffer[:size].clone()
         expected.append(products_one_by_one(module, inputs, y[:size], validation_gradient))

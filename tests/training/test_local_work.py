@@ -95,10 +95,10 @@ def test_weights_of_unequal_work_equal_a_loop_by_hand(tmp_path, work, window, li
 class DecaysToZero(Plainest):
     """Its learning rate is zero after each client's last step of the fit."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(MOMENTUM, scheduler=self.schedule, interval="step")
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+    def schedule(self, optimizer):
         total = self.trainer.estimated_stepping_batches
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
 

@@ -12,7 +12,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from flsv.federation import FederatedLoop
@@ -27,30 +26,28 @@ from helpers.models import Plain, network
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def make_linear(optimizer: Any, steps: int) -> Any:
+def make_linear(optimizer, steps: int):
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def make_one_cycle(optimizer: Any, steps: int) -> Any:
+def make_one_cycle(optimizer, steps: int):
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def make_warmup_and_cosine(optimizer: Any, steps: int) -> Any:
+def make_warmup_and_cosine(optimizer, steps: int):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_stairs(optimizer: Any, steps: int) -> Any:
+def make_stairs(optimizer, steps: int):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(
-        self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""
-    ) -> None:
+    def __init__(self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""):
         super().__init__(network(batch_norm=False))
         self.make = make
         self.frequency = frequency
@@ -62,13 +59,13 @@ class Scheduled(Plain):
     def rates(self) -> dict[int, list[tuple[float, float]]]:
         return self.shared.rates
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
         config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
         return [optimizer], [scheduler if self.manual == "epoch" else config]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if self.manual:
             optimizer = self.optimizers()
@@ -82,37 +79,37 @@ class Scheduled(Plain):
 
         return loss
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         (group,) = optimizer.param_groups
-        client: Any = -1
+        client = -1
         for callback in self.trainer.callbacks:
             if isinstance(callback, FederatedLoop):
                 client = callback.current_client
 
         self.rates[client].append((group["lr"], group["momentum"]))
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         if self.manual == "epoch":
             self.lr_schedulers().step()
 
 
 class OneClient(L.LightningDataModule):
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int):
         super().__init__()
         self.data = toy_data()
         self.client = client
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         self.data.setup("fit")
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         assert self.trainer is not None
         stream = generator_for(SEED, "shuffle", self.trainer.current_epoch, self.client, 0)
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
 def rates_of_client_alone(
-    module: Scheduled, client: int, folder: Path, **kwargs: Any
+    module: Scheduled, client: int, folder: Path, **kwargs
 ) -> list[tuple[float, float]]:
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
@@ -158,7 +155,7 @@ def ends_at_zero(module: Scheduled) -> None:
 class Opinionated(FixedCohort):
     """Goes by what rounds were: whom it draws in later ones is not known."""
 
-    def end_round(self, round: Any) -> None:
+    def end_round(self, round):
         self.last_round = round
 
 
@@ -193,20 +190,20 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
 class OfRounds(Scheduled):
     """Its scheduler is said to be stepped between rounds."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizers, (config,) = super().configure_optimizers()
         return optimizers, [config["scheduler"]]
 
 
 class Hidden(Scheduled):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         (optimizer,), (config,) = super().configure_optimizers()
         self.scheduler = config["scheduler"]
         return optimizer
 
 
 class Foreign(Plain):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         self.temperature = torch.ones(2, requires_grad=True)
         return torch.optim.SGD([*self.parameters(), self.temperature], lr=0.1)
 
@@ -251,7 +248,7 @@ WAYS: list[Callable[[Any], float]] = [
 class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
-    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
+    def __init__(self, ways: list[Callable[[Any], float]]):
         super().__init__(
             lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
@@ -272,7 +269,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
     tmp_path,
 ):
     class AsksInSetup(Asking):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             self.length_in_setup = self.length()
 
     with warns("setup, where no client trains:"):
@@ -289,13 +286,13 @@ COUNTS_OF_STEPS: list[int] = []
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any):
         super().__init__(parameters, lr=0.1)
         COUNTS_OF_STEPS.clear()
         for group in self.param_groups:
             group["k"] = 0
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         result = super().step(closure)
         for group in self.param_groups:
             group["k"] += 1

@@ -491,14 +491,16 @@ def _variance_of_layer(layer: Layer, residuals: Tensor) -> Tensor:
 
 
 def _masks_to_fit(layers: list[Layer]) -> list[Tensor]:
-    """Return the coalitions ``[m, n]`` of each layer to which the surrogate is fitted with their complements."""
-    # The time of a fit grows with the cube of the number of coalitions. Of too many, each layer gives the same share.
-    num_pairs = sum(len(layer.masks) for layer in layers)
-    num_coalitions = 2 * num_pairs  # a mask and its complement
-    share = min(1.0, _MAX_FITTED_COALITIONS / num_coalitions)
+    """Return the sampled coalitions of each layer, bool ``[m, n]``, to which the surrogate is fitted. Of too many they
+    are the first ones.
+    """
+    # A fit's time grows with the cube of the number of coalitions. Complements are fitted, too.
+    num_coalitions = 2 * sum(len(layer.masks) for layer in layers)
+    fitted_share = min(1.0, _MAX_FITTED_COALITIONS / num_coalitions)
     masks_to_fit = []
     for layer in layers:
-        num_fitted = max(_MIN_PAIRS, round(len(layer.masks) * share))
+        num_fitted = round(fitted_share * len(layer.masks))
+        num_fitted = max(num_fitted, _MIN_PAIRS)
         masks_to_fit.append(layer.masks[:num_fitted])
     return masks_to_fit
 

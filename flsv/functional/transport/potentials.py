@@ -128,7 +128,7 @@ def _potentials(
     stage_eps = max(1.0, final_eps)
     while stage_eps > final_eps:
         f, g = _half_step(relative_cost, f, g, stage_eps)
-        _fill_plan(plan, relative_cost, f, g, stage_eps)
+        _write_plan(plan, relative_cost, f, g, stage_eps)
         u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
         f = f + stage_eps * u
         g = g + stage_eps * v
@@ -137,7 +137,7 @@ def _potentials(
     iterations_left = MAX_FINAL_ITERATIONS
     while True:
         f, g = _half_step(relative_cost, f, g, final_eps)
-        _fill_plan(plan, relative_cost, f, g, final_eps)
+        _write_plan(plan, relative_cost, f, g, final_eps)
         u, v, steps, error = finish(plan, iterations_left)
         f = f + final_eps * u
         g = g + final_eps * v
@@ -182,16 +182,19 @@ def _half_step(
     return (f + next_f) / 2, (g + next_g) / 2
 
 
-def _fill_plan(
+def _write_plan(
     plan: Tensor,
     cost: Tensor,
     f: Tensor,
     g: Tensor,
     eps: float,
 ) -> None:
-    """Write exp((f_i + g_j - cost_ij) / eps) into the plan."""
-    torch.sub(g, cost, out=plan).add_(f[:, None])
-    plan.div_(eps).exp_()
+    """Write exp((f_i + g_j - cost_ij) / eps) into entry (i, j) of ``plan [m, m2]``, or 0 if this is tiny."""
+    # In place, since such a matrix may take hundreds of MB.
+    torch.sub(g, cost, out=plan)
+    plan.add_(f[:, None])
+    plan.div_(eps)
+    plan.exp_()
     plan.masked_fill_(plan < MIN_MASS, 0.0)
 
 
@@ -199,6 +202,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
     """Scale a plan to uniform marginals. Return the log factors of rows and columns, the number of steps and the
     error.
     """
+    # Factors a_i, b_j are sought with mean_j a_i plan_ij b_j = 1 and mean_i a_i plan_ij b_j = 1.
     m, m2 = plan.shape
     row_factors = plan.new_ones(m)
     column_factors = plan.new_ones(m2)
@@ -208,7 +212,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
         row_means = (plan @ column_factors / m2).clamp(min=TINY)
         column_means = (row_factors @ plan / m).clamp(min=TINY)
         error = float((row_factors * row_means - 1).abs().mean())
-        # The mean, of logarithms, of the old factor and of one that makes the marginal uniform.
+        # 1 / row_means are the factors that make the rows uniform: the new factor is the geometric mean with the old.
         row_factors = (row_factors / row_means).sqrt()
         column_factors = (column_factors / column_means).sqrt()
         steps += 1

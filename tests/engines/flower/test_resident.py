@@ -67,7 +67,7 @@ print(json.dumps({**said, "own": os.getpid(), "count": context.state["count"]["m
 class Site:
     """Sends messages, each from a process of its own; the process that answers them ends with the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder = folder
         (folder / "their_app.py").write_text(APP)
 

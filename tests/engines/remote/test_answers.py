@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.core import FederationState, LocalData, NoAnswer
+from flsv.core import LocalData, NoAnswer
 from flsv.core.answers import expected_answer
-from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote import Packet
 from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
@@ -20,9 +20,9 @@ from helpers import refused
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
-    NAMES,
     Replay,
     announcement,
+    sites_that_reply,
 )
 
 NUM_CLASSES = 3
@@ -57,18 +57,18 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def as_tensor(answer: Any) -> Tensor:
+def as_tensor(answer) -> Tensor:
     if isinstance(answer, Tensor):
         return answer
     return torch.tensor(answer, dtype=torch.float64)
 
 
-def convert_answer(answer: Any, dtype: torch.dtype) -> Tensor:
+def convert_answer(answer, dtype: torch.dtype) -> Tensor:
     numbers = as_tensor(answer)
     return numbers.clamp_min(0).to(dtype)
 
 
-def fill_answer(answer: Any, number: float) -> Any:
+def fill_answer(answer, number: float):
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
@@ -94,7 +94,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def make_reply(answer: Any) -> Packet:
+def make_reply(answer) -> Packet:
     plain, tensors = pack(answer)
     return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
 
@@ -105,19 +105,10 @@ def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     hello = Packet("hello", announcement(sizes))
     transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
     transport.says["ask"] = {LYON_ADDRESS: reply}
-    book = folder / "book.json"
-    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
-    directory.gather()
-
-    state = FederationState(run="0" * 16, num_clients=3)
-    state.global_vector = MODEL
-    return RemoteSites(
-        directory,
-        state,
-        rounds=1,
-        max_steps=lambda site, samples: samples,
-        num_classes=NUM_CLASSES,
-    )
+    sites = sites_that_reply(folder, transport, num_classes=NUM_CLASSES)
+    sites.directory.gather()
+    sites._state.global_vector = MODEL
+    return sites
 
 
 def question_named(name: str) -> Callable[..., Any]:
@@ -135,8 +126,8 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
     # What is not declared could not be told from a spoiled answer.
     assert expected_answer(question) is not None
 
-    def ask_lyon(sites: RemoteSites) -> Any:
-        return sites.ask(site=1, round_index=0, question=question, args=arguments, kwargs={})
+    def ask_lyon(sites):
+        return sites.ask(site=1, question=question, args=arguments, kwargs={})
 
     received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
     assert torch.equal(as_tensor(received), as_tensor(answer))
@@ -163,4 +154,4 @@ def undeclared(local: LocalData) -> int:
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with refused("Declare what its answer must"):
-        sites.ask(1, 0, undeclared, (), {})
+        sites.ask(1, undeclared, (), {})

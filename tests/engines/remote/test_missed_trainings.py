@@ -44,11 +44,11 @@ def spoil(reply: Packet) -> Packet:
 class Federation(SitesInProcess):
     """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
 
-    def __init__(self, folder: Path, change: Any, in_run: bool) -> None:
+    def __init__(self, folder: Path, change: Any, in_run: bool):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 
-        def on_reply(address: int, packet: Packet, reply: Packet) -> Any:
+        def on_reply(address: int, packet: Packet, reply: Packet):
             if packet.kind != "train":
                 return reply
             if self.run_id is None:

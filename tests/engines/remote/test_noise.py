@@ -6,11 +6,9 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedLoop
@@ -44,7 +42,7 @@ Steps = tuple[Tensor, Tensor]
 class ByLength(ClassifierClient):
     """A rate that follows from the run's number of rounds, which the server names."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         if self.trainer.max_epochs == FEW_ROUNDS:
             rate = 0.5
         else:
@@ -57,10 +55,8 @@ def make_module_by_length() -> ClassifierClient:
     return ByLength("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_private_loop(
-    noise: float = NOISE, compressed: bool = False, **options: Any
-) -> FederatedLoop:
-    uploads: list[Any] = [GaussianPrivacy(CLIP, noise)]
+def make_private_loop(noise: float = NOISE, compressed: bool = False, **options) -> FederatedLoop:
+    uploads = [GaussianPrivacy(CLIP, noise)]
     if compressed:
         uploads.append(TopK(0.3))
     return make_shapfed_loop(
@@ -112,7 +108,7 @@ def cosine_similarity(vector: Tensor, other_vector: Tensor) -> float:
     return float(similarity)
 
 
-def with_plain(packet: Packet, **plain: Any) -> Packet:
+def with_plain(packet: Packet, **plain) -> Packet:
     return replace(packet, plain={**packet.plain, **plain})
 
 
@@ -160,7 +156,7 @@ def test_noise_differs_for_another_kept_state(message_and_folder, tmp_path):
     """The message is the same, and what the site keeps of the same visit is not."""
     packet = as_first_round(message_and_folder[0])
 
-    def steps_from_kept_and_doubled_state(site: Site) -> Steps:
+    def steps_from_kept_and_doubled_state(site):
         visit = site.answer(packet).plain["visit"]
         next_packet = with_plain(packet, counted=visit, round=1)
         memory = site._memory(packet)
@@ -179,16 +175,16 @@ def test_noise_differs_for_another_kept_state(message_and_folder, tmp_path):
 def test_noise_differs_for_other_samples(message_and_folder, tmp_path):
     packet = as_first_round(message_and_folder[0])
 
-    def steps_on_samples_of_two_clients(site: Site) -> Steps:
+    def steps_on_samples_of_two_clients(site):
         (privacy,) = site._config.uploads
-        make = partial(make_private_loop, privacy.noise_multiplier)  # type: ignore[attr-defined]
+        make = partial(make_private_loop, privacy.noise_multiplier)
         another_site = Site(make_module_by_length, partial(SiteData, 1), make, site._folder)
         return step_of_site(site, packet), step_of_site(another_site, packet)
 
     assert abs(cosine_with_clean_difference(tmp_path, steps_on_samples_of_two_clients)) < 0.2
 
 
-def double_tensors(state: Any) -> Any:
+def double_tensors(state):
     """Twice each tensor of fractions, at any depth."""
     if isinstance(state, Mapping):
         return {name: double_tensors(part) for name, part in state.items()}
@@ -197,7 +193,7 @@ def double_tensors(state: Any) -> Any:
     return 2 * state if isinstance(state, Tensor) and state.is_floating_point() else state
 
 
-def change_value(value: Any) -> Any:
+def change_value(value):
     """Another value of the same type."""
     if isinstance(value, Tensor):
         changed_tensor = value.clone()
@@ -321,7 +317,7 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path
     monkeypatch.setattr(transport, "secrets", one_name)
     make = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
 
-    def make_remote(folder: Path) -> SitesInProcess:
+    def make_remote(folder):
         remote = SitesInProcess(folder, make, make_module_by_length)
         for client, address in enumerate(ADDRESSES):
             site_folder = folder / "private" / NAMES[client]
@@ -332,7 +328,7 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path
 
         return remote
 
-    def kill_in_round_2(address: int, packet: Packet, reply: Packet) -> Packet:
+    def kill_in_round_2(address, packet, reply):
         if packet.plain.get("round") == 2:
             raise Killed
         return reply
@@ -343,12 +339,10 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path
 
     pass_on = killed.transport.on_reply
     killed.transport.on_reply = kill_in_round_2
-    saving = ModelCheckpoint(tmp_path, save_last=True)
-
     with pytest.raises(Killed):
-        killed.fit(rounds=4, enable_checkpointing=True, callbacks=[saving])
+        killed.go_on_until(4)
 
     killed.transport.on_reply = pass_on
-    resumed = killed.fit(rounds=4, ckpt_path=tmp_path / "last.ckpt")
+    resumed = killed.go_on_until(4)
 
     assert_same_runs(resumed, expected)

@@ -47,7 +47,7 @@ SKIPS = 88.0
 
 
 class Reacts(ClassifierClient):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if (batch[0] == FAILS).any():
             raise ValueError(f"a sample of {FAILS}")
         if (batch[0] == SKIPS).any():
@@ -71,7 +71,7 @@ def make_samples(
     labels[::4] = largest_label
 
     class SiteData(L.LightningDataModule):
-        def train_dataloader(self) -> DataLoader:
+        def train_dataloader(self):
             return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
@@ -88,7 +88,6 @@ DATA = {
 }
 #: Settings of federations that private sites take part in.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "FedAvg": {},
     "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
@@ -97,10 +96,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_private_loop(
-    noise: float = 1.0, compressed: bool = False, **options: Any
-) -> FederatedLoop:
-    uploads: list[Any] = [GaussianPrivacy(1.0, noise)]
+def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -> FederatedLoop:
+    uploads = [GaussianPrivacy(1.0, noise)]
     if compressed:
         uploads.append(TopK(0.1))
     return make_shapfed_loop(
@@ -146,10 +143,10 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
 
 
 def collect_answers(
-    folder: Path, data: Any, make_loop: Any, model: Tensor, noted_updates: list[ClientUpdate]
+    folder: Path, data, make_loop, model: Tensor, noted_updates: list[ClientUpdate]
 ) -> dict[str, Any]:
     """All fields of all answers, and of the updates that they were made of."""
-    values: dict[str, Any] = {}
+    values = {}
     site = Site(make_module, data, make_loop, folder)
     first_packet = make_training_message(model)
     packets = {
@@ -169,7 +166,7 @@ def collect_answers(
     return values
 
 
-def are_equal(value: Any, expected: Any) -> bool:
+def are_equal(value, expected) -> bool:
     """Return whether two answers are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
@@ -190,7 +187,7 @@ def are_equal(value: Any, expected: Any) -> bool:
 def fixed_noise(monkeypatch):
     """The noised vector is held fixed, so that every difference is one that noise does not hide."""
 
-    def constant(self: GaussianPrivacy, update: Tensor, context: Any) -> Tensor:
+    def constant(self: GaussianPrivacy, update: Tensor, context) -> Tensor:
         return torch.full_like(update, 0.01)
 
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
@@ -203,7 +200,7 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path,
     """A field that is added to packets or updates is compared, too."""
     updates: list[ClientUpdate] = []
 
-    def record_update(update: ClientUpdate, *arguments: Any, **options: Any) -> Packet:
+    def record_update(update, *arguments, **options):
         updates.append(update)
         return update_packet(update, *arguments, **options)
 
@@ -304,7 +301,7 @@ def make_failing(hook: str, error: type[BaseException]) -> Callable[[], Classifi
     class FailingClient(Client):
         pass
 
-    def fail_while_answering(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fail_while_answering(self, *args, **kwargs):
         if Client.is_answering:
             raise error("what a sample says")
         inherited_hook = getattr(super(FailingClient, self), hook)
@@ -319,7 +316,7 @@ def answer_of_site(
     make_client: Callable[[], ClassifierClient] = lambda: make_module(Client),
     make_data: Callable[[], FederatedDataModule] = make_samples,
     options: Mapping[str, Any] = MappingProxyType({}),
-    **changed_fields: Any,
+    **changed_fields,
 ) -> Packet:
     """Return what a site answers to the message of a first round with some changed fields."""
     make_loop = partial(make_private_loop, **options)
@@ -355,33 +352,33 @@ def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_pa
 
 
 class Skips(Client):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+    def on_train_batch_start(self, batch, batch_idx):
         return -1
 
 
 class Stops(Client):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.trainer.should_stop = True
         return super().training_step(batch, batch_idx)
 
 
 class Grows(Client):
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.network.extra = nn.Linear(3, 3)
 
 
 class Replaces(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.network = nn.Linear(64, 3)
 
 
 class Widens(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.double()
 
 
 class LosesItsUpdate(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         for parameter in self.parameters():
             parameter.data.fill_(float("nan"))
 

@@ -54,7 +54,7 @@ sgd = partial(torch.optim.SGD, lr=LR)
 both_nets = pytest.mark.parametrize("batch_norm", [False, True])
 
 
-def make_loop(**options: Any) -> FederatedLoop:
+def make_loop(**options) -> FederatedLoop:
     options = {
         "aggregator": FedAvg("uniform"),
         "sampler": UniformSampler(3),
@@ -64,7 +64,7 @@ def make_loop(**options: Any) -> FederatedLoop:
     return FederatedLoop(seed=SEED, **options)
 
 
-def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+def gradients_of(net: nn.Module, batch) -> tuple[Tensor, ...]:
     return torch.autograd.grad(
         nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters())
     )
@@ -73,18 +73,18 @@ def gradients_of(net: nn.Module, batch: Any) -> tuple[Tensor, ...]:
 @torch.no_grad()
 def descend(
     net: nn.Module,
-    gradients: Any,
+    gradients,
     lr: float = LR,
 ) -> None:
     for parameter, gradient in zip(net.parameters(), gradients):
         parameter -= lr * gradient
 
 
-def flatten(tensors: Any) -> Tensor:
+def flatten(tensors) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def make_ditto_loop(**kwargs: Any) -> FederatedLoop:
+def make_ditto_loop(**kwargs) -> FederatedLoop:
     return make_loop(**{"client_algorithm": Ditto(DITTO_LAMBDA, DITTO_LR), **kwargs})
 
 
@@ -95,11 +95,11 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     data = make_unequal_data()
 
     def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-        batches: Iterator[Any],
-    ) -> None:
+        model,
+        round_index,
+        client,
+        batches,
+    ):
         global_parameters = copy_parameters(model)
         personal_model = personal.setdefault(client, copy.deepcopy(model))
         for batch in batches:
@@ -146,7 +146,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         )
 
 
-def make_fedrep_loop(**kwargs: Any) -> FederatedLoop:
+def make_fedrep_loop(**kwargs) -> FederatedLoop:
     return make_loop(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
 
@@ -164,9 +164,9 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     )
 
     def train_head_then_body(
-        client: nn.Module,
-        epochs: list[list[Any]],
-    ) -> None:
+        client,
+        epochs,
+    ):
         optimizer = decaying(client.parameters())
         for number, epoch in enumerate(epochs):
             trains_head = number == 0
@@ -202,7 +202,7 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
     def loss_at(
         net: nn.Module,
         parameters: list[Tensor],
-        batch: Any,
+        batch,
     ) -> Tensor:
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -219,8 +219,8 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
 
     def hessian_products(
         model: nn.Module,
-        batch: Any,
-        direction: Any,
+        batch,
+        direction,
     ) -> tuple[Tensor, ...]:
         """The Hessian of the loss on a batch, times a direction."""
         parameters = list(model.parameters())
@@ -418,7 +418,7 @@ def feddyn_by_hand(
     return server, flatten(server_state), flat_gradients
 
 
-def make_scaffold_loop(**kwargs: Any) -> FederatedLoop:
+def make_scaffold_loop(**kwargs) -> FederatedLoop:
     return make_loop(client_algorithm=SCAFFOLD(), **kwargs)
 
 
@@ -552,7 +552,7 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
     assert server_variate(still_loop).abs().max() == 0
 
 
-def make_sgd_of_two_rates(parameters: Any) -> torch.optim.Optimizer:
+def make_sgd_of_two_rates(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1
     )
