@@ -106,19 +106,20 @@ def changed_rows(
 
     Numbers of the whole federation are always new.
     """
-    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
-    return [
-        row
-        for row in rows
-        if _is_new(row, earlier_by_key.get((row.metric, row.client, row.column)))
-    ]
+    earlier_by_key = {_key(row): row for row in earlier_rows}
+    return [row for row in rows if _is_new(row, earlier_by_key.get(_key(row)))]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row.metric, row.client, row.column
 
 
 def _is_new(row: Row, earlier: Row | None) -> bool:
     if row.client is None or earlier is None:
         return True
     has_interval = not math.isnan(row.low)
-    has_new_interval = has_interval and (row.low, row.high) != (earlier.low, earlier.high)
+    interval = row.low, row.high
+    has_new_interval = has_interval and interval != (earlier.low, earlier.high)
     return row.value != earlier.value or has_new_interval
 
 
