@@ -118,9 +118,11 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
 
 def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES):
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
-    save_csv(
-        folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)]
-    )
+    lines = []
+    for *row, class_number, value in rows:
+        class_name = "" if class_number == "" else f"class {class_number}"
+        lines.append([*row, class_number, value, names[row[2]], class_name, "", ""])
+    save_csv(folder / "contributions.csv", [SCHEMA, *lines])
 
 
 def make_game(

@@ -77,9 +77,9 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
         differences.append(abs(run.game[members] - fit.utility))
 
     if kind.outcome == "by company":
-        (doubt,) = run.coalition_differences
+        (doubt,) = run.doubts
         assert "clients train otherwise in the first round of coalitions" in doubt
     else:
-        assert run.coalition_differences == []
+        assert run.doubts == []
     assert run.model == fits[-1].model, "the metric has changed the training"
     assert max(differences) <= 1e-6

@@ -210,7 +210,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     expected = []
 
     def load_batch():
-        ghost.watch(None)
+        ghost.remove()
         buffer.copy_(x.roll(len(expected), 0))
 
     def pass_batch(size):
@@ -234,7 +234,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     pass_batch(BATCH_SIZE)
     pass_watched_batch(3)
     # A batch that comes by without a pass.
-    ghost.watch(None)
+    ghost.remove()
     ghost.watch(2)
     expected.append(torch.zeros(2, dtype=torch.float64))
     pass_watched_batch(BATCH_SIZE)
