@@ -64,7 +64,7 @@ class PartTimer:
         self._time_at_begin = time.process_time()
         self._time(RunCopy, "__init__", "copy")
         self._time(CoalitionTraining, "train", "coalitions")
-        self._time(TrainingAfterTheRun, "_doubt_by_twin", "twin")
+        self._time(TrainingAfterTheRun, "_doubt_by_repetition", "twin")
         for evaluator in (ModelEvaluator, ValidatedModels):
             self._time(evaluator, "live", "scoring")
             self._time(evaluator, "evaluate", "scoring")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -59,10 +58,9 @@ class Rounding(NamedTuple):
         model: Tensor,
         reference: Tensor,
         initial_model: Tensor,
-        nudged: Callable[[], Tensor | None] = lambda: None,
     ) -> float | None:
         """Return the distance of two models that should be equal, relative to the reference's from ``initial_model``.
-        None: rounding explains it. ``nudged()`` returns how training moves :meth:`nudged` weights, if known."""
+        None: rounding explains it."""
         model = model.double()
         reference = reference.double()
         initial_model = initial_model.double()
@@ -76,15 +74,6 @@ class Rounding(NamedTuple):
         tolerance = max(self.run_tolerance * path_length, RELATIVE_TOLERANCE * initial_model.norm())
         if distance <= tolerance:
             return None
-
-        # Rounding also explains the distance if a training from nudged weights ends about as far away. This is checked
-        # last, since `nudged` may train again.
-        nudged_displacement = nudged()
-        if nudged_displacement is not None:
-            displacement = model - initial_model
-            effect_of_nudge = (displacement - nudged_displacement.double()).norm()
-            if distance <= NUDGE_FACTOR * effect_of_nudge:
-                return None
         return float(distance / path_length.clamp(min=_SMALLEST_DIVISOR))
 
 

@@ -67,8 +67,9 @@ class CGSV(Aggregator):
         vector = round.combine(weights)  # for the buffers
         num_parameters = round.space.num_parameters
         # Updates are scaled to one length.
-        norms = round.matrix.norms(num_parameters) + EPSILON
+        parameters = round.matrix.first_columns(num_parameters)
+        norms = parameters.norms() + EPSILON
         factors = self.scale * weights.double() / norms
-        step = round.matrix.combine(factors, num_parameters)
+        step = parameters.combine(factors)
         vector[:num_parameters] = round.global_vector[:num_parameters] + step
         return vector, weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pandas import DataFrame
 from scipy import stats
 from torch import Tensor
 
@@ -80,13 +78,17 @@ def _filled(values: Tensor) -> Tensor:
     return values.where(is_finite, values[is_finite].min())
 
 
+def parse_values(cell: str) -> list[float]:
+    """Parse the numbers of a cell, of which some may be NaN."""
+    return [number_or_nan(number) for number in cell.split()]
+
+
 #: Columns of values.csv, and the function that reads the cells of each.
 VALUE_COLUMNS: dict[str, Cell] = {
     "federation": str,
     "seed": parse_int,
     "metric": str,
-    "client": parse_int,
-    "value": number_or_nan,
+    "values": parse_values,  # the clients' values, with a space between them
     "identity": str,
 }
 Key = tuple[str, int, str]
@@ -133,14 +135,13 @@ class BenchResults:
         self.failed: dict[Key, str] = {}
         self.values: dict[Key, Tensor] = {}
         self.refused: dict[Key, str] = {}
-        self._file = ResultFile(folder / "values.csv", VALUE_COLUMNS, key=3)  # columns of a Key
-        stored = DataFrame(self._file.rows, columns=list(VALUE_COLUMNS))
-        names_of_results = ["federation", "seed", "metric", "identity"]
-        for (*key, fingerprint), rows in stored.groupby(names_of_results, sort=False):
-            federation, seed, metric = key
-            if fingerprint == fingerprint_of(federation, metric):
-                values = torch.tensor(rows["value"].tolist(), dtype=torch.float64)
-                self.values[federation, seed, metric] = values
+        self._file = ResultFile(folder / "values.csv", VALUE_COLUMNS)
+        for row in self._file.rows:
+            federation = row["federation"]
+            metric = row["metric"]
+            if row["identity"] == fingerprint_of(federation, metric):
+                values = torch.tensor(row["values"], dtype=torch.float64)
+                self.values[federation, row["seed"], metric] = values
 
     def add(
         self,
@@ -157,10 +158,6 @@ class BenchResults:
         for metric, values in run.values.items():
             key = (federation, seed, metric)
             self.values[key] = values.double()
-            fingerprint = self._fingerprint_of(federation, metric)
-            for client, value in enumerate(values.tolist()):
-                cell = ""  # NaN
-                if not math.isnan(value):
-                    cell = f"{value:.8g}"
-                rows.append([*key, client, cell, fingerprint])
+            cell = " ".join(f"{value:.8g}" for value in values.tolist())
+            rows.append([*key, cell, self._fingerprint_of(federation, metric)])
         self._file.add(rows)

@@ -46,9 +46,9 @@ class FedExP(FedAvg):
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         shares = super().weights(round, contributions)
-        num_parameters = round.space.num_parameters
-        mean_update = round.matrix.combine(shares, num_parameters).double()
-        squared_lengths = round.matrix.norms(num_parameters).double().square()
+        parameters = round.matrix.first_columns(round.space.num_parameters)
+        mean_update = parameters.combine(shares).double()
+        squared_lengths = parameters.norms().double().square()
 
         mean_squared_length = shares @ squared_lengths.to(shares)
         squared_length_of_mean = mean_update.square().sum()

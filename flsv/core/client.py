@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,11 +29,7 @@ class Traffic(NamedTuple):
         return Traffic(self.numbers + other.numbers, self.bytes + other.bytes)
 
 
-_NO_TRAFFIC = Traffic()
-
-
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One counted message: client, direction, name and size."""
 
     client: int
@@ -91,21 +88,16 @@ class Channel:
 
     def pop_since(self, num_earliest: int) -> list[MessageRow]:
         """Remove this round's messages except the ``num_earliest`` earliest. Return them for :meth:`prepend`."""
-        rows = []
-        for message in self.messages[num_earliest:]:
-            num_entries, num_bytes = message.traffic
-            row = (message.client, message.direction, message.name, num_entries, num_bytes)
-            rows.append(row)
+        messages = self.messages[num_earliest:]
         del self.messages[num_earliest:]
-        return rows
+        return [(*message[:3], *message.traffic) for message in messages]
 
     def prepend(self, rows: Sequence[MessageRow]) -> None:
         """Insert the messages that :meth:`pop_since` returned before this round's others."""
-        messages = []
-        for client, direction, name, num_entries, num_bytes in rows:
-            traffic = Traffic(num_entries, num_bytes)
-            messages.append(Message(client, direction, name, traffic))
-        self.messages[:0] = messages
+        self.messages[:0] = [
+            Message(client, direction, name, Traffic(num_entries, num_bytes))
+            for client, direction, name, num_entries, num_bytes in rows
+        ]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -119,13 +111,13 @@ class Channel:
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
-        numbers = [totals.get(client, _NO_TRAFFIC).numbers for client in clients]
+        numbers = [totals[client].numbers for client in clients]
         return torch.tensor(numbers, dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
-        sizes = [totals.get(client, _NO_TRAFFIC).bytes for client in clients]
+        sizes = [totals[client].bytes for client in clients]
         return torch.tensor(sizes, dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
@@ -133,11 +125,10 @@ class Channel:
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:
-        totals: dict[int, Traffic] = {}
+        totals = defaultdict[int, Traffic](Traffic)
         for message in self.messages:
             if message.direction == direction:
-                subtotal = totals.get(message.client, _NO_TRAFFIC)
-                totals[message.client] = subtotal + message.traffic
+                totals[message.client] += message.traffic
         return totals
 
 
@@ -343,40 +334,33 @@ def map_clients(
     if not clients:
         return []
     hold_conversations = map or clients[0].map_conversations
+    channel = clients[0]._channel or Channel()  # without one, messages are not counted
+    num_earlier_messages = len(channel.messages)
+    # The clients of other processes answer there.
     owners = clients[0]._owners
-    channel = clients[0]._channel
-    num_earlier_messages = 0
-    if channel is not None:
-        num_earlier_messages = len(channel.messages)
-
-    if owners is None or owners.in_map_clients:
-        results = list(hold_conversations(conversation, clients))
-        if channel is not None:
-            new_messages = channel.messages[num_earlier_messages:]
-            channel.messages[num_earlier_messages:] = _in_order_of(clients, new_messages)
-        return results
-
-    clients_of_rank = [client for client in clients if owners.has(client.id)]
-    ids_of_rank = [client.id for client in clients_of_rank]
-    owners.in_map_clients = True
+    if owners is not None and owners.in_map_clients:
+        owners = None
+    clients_here = clients
+    if owners is not None:
+        clients_here = [client for client in clients if owners.has(client.id)]
+        owners.in_map_clients = True
     try:
-        conversations_of_rank = hold_conversations(conversation, clients_of_rank)
-        results_of_rank = dict(zip(ids_of_rank, conversations_of_rank))
+        conversations = hold_conversations(conversation, clients_here)
+        results = {client.id: result for client, result in zip(clients_here, conversations)}
     finally:
-        owners.in_map_clients = False
-    messages_of_rank = []
-    if channel is not None:
-        messages_of_rank = channel.messages[num_earlier_messages:]
+        if owners is not None:
+            owners.in_map_clients = False
 
-    results_by_client: dict[int, T] = {}
-    messages = []
-    exchanged = owners.ranks.all_gather((results_of_rank, messages_of_rank), "conversations")
-    for rank_results, rank_messages in exchanged:
-        results_by_client |= rank_results
-        messages += rank_messages
-    if channel is not None:
-        channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
-    return [results_by_client[client.id] for client in clients]
+    messages = channel.messages[num_earlier_messages:]
+    if owners is not None:
+        exchanged = owners.ranks.all_gather((results, messages), "conversations")
+        results = {}
+        messages = []
+        for results_of_rank, messages_of_rank in exchanged:
+            results |= results_of_rank
+            messages += messages_of_rank
+    channel.messages[num_earlier_messages:] = _in_order_of(clients, messages)
+    return [results[client.id] for client in clients]
 
 
 def _in_order_of(

@@ -274,9 +274,9 @@ class LocalData:
             return evaluate(vectors, keep=True)
         return evaluate(vectors)
 
-    def score_outputs(self, outputs: Tensor, split: Split = "val") -> ModelScores:
-        """Compute the scores of c models from their outputs ``[c, V, M]`` on a split's V samples."""
-        evaluate = self._classifiers(split)
+    def score_outputs(self, outputs: Tensor) -> ModelScores:
+        """Compute the scores of c models from their outputs ``[c, V, M]`` on the V validation samples."""
+        evaluate = self._classifiers("val")
         scores: ModelScores = evaluate.score_outputs(outputs, losses=False)
         return scores
 
@@ -287,27 +287,24 @@ class LocalData:
             self._evaluators[key] = self._evaluator(self._batches(split))
         return self._evaluators[key]
 
-    def utility(
-        self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val"
-    ) -> Tensor:
-        """Compute the utilities (more is better) of models on a split of this participant's samples.
+    def utility(self, vectors: Tensor, performance: Any = "accuracy") -> Tensor:
+        """Compute the utilities (more is better) of models on this participant's validation samples.
 
         Args:
             vectors: ``[K, P]``, the K models.
             performance: the name of a classifier's score, or a :class:`flsv.scores.ModelScore`.
-            split: the split of this participant's samples to use.
 
         Returns:
             The utilities, float64 ``[K]``.
         """
         if isinstance(performance, str):
-            scores = self.evaluate(vectors, split)
+            scores = self.evaluate(vectors)
             return scores.value(performance)
 
         self._check_is_open()
-        key = (split, performance)
+        key: tuple[Split, Any] = ("val", performance)
         if key not in self._evaluators:
-            self._evaluators[key] = self._evaluator_of_task(split, performance)
+            self._evaluators[key] = self._evaluator_of_task("val", performance)
         evaluate = self._evaluators[key]
         scores = evaluate(vectors)
         return performance.utility(scores.value(performance.name))

@@ -173,17 +173,11 @@ class ClientMatrix:
         """Compute the update ``[P]`` of the client in row ``client``, a new tensor."""
         return self.rows[client] - self.starts[client]
 
-    def combine(
-        self,
-        weights: Tensor,
-        end: int | None = None,
-    ) -> Tensor:
-        """Compute the sum of the k updates, weighted by ``weights [k]``, over the first ``end`` entries."""
-        if end is None:
-            end = self.rows.shape[1]
+    def combine(self, weights: Tensor) -> Tensor:
+        """Compute the sum of the k updates, weighted by ``weights [k]``."""
         weights = weights.to(self.rows)
-        combined = self.rows.new_empty(end)
-        for block in self.blocks(end):
+        combined = self.rows.new_empty(self.rows.shape[1])
+        for block in self.blocks():
             updates = self.updates(block)  # [k, b]
             torch.mv(updates.T, weights, out=combined[block])
         return combined
@@ -197,22 +191,21 @@ class ClientMatrix:
             products += updates @ vector[block].double()
         return products
 
-    def norms(self, end: int | None = None) -> Tensor:
-        """Compute the updates' Euclidean norms over the first ``end`` entries, float64 ``[k]``."""
+    def norms(self) -> Tensor:
+        """Compute the updates' Euclidean norms, float64 ``[k]``."""
         # `distances` scales before it squares, so that nothing overflows.
-        rows = self.rows[:, :end]
         if self._common_start is not None:
-            return distances(rows, self._common_start[:end])
+            return distances(self.rows, self._common_start)
         norms = []
-        for row, initial_model in zip(rows, self.starts):
-            norms.append(distances(row[None], initial_model[:end]))
+        for row, initial_model in zip(self.rows, self.starts):
+            norms.append(distances(row[None], initial_model))
         return torch.cat(norms)
 
-    def gram(self, end: int | None = None) -> Tensor:
-        """Compute all inner products of two updates over the first ``end`` entries, float64 ``[k, k]``."""
+    def gram(self) -> Tensor:
+        """Compute all inner products of two updates, float64 ``[k, k]``."""
         size = len(self)
         gram = torch.zeros(size, size, dtype=torch.float64, device=self.rows.device)
-        for block in self.blocks(end):
+        for block in self.blocks():
             updates = self.updates(block).double()
             gram += updates @ updates.T
         return gram

@@ -133,26 +133,18 @@ class ParameterSpace:
     ) -> None:
         """Decide which entries each client keeps to itself, and which are constant."""
         # Private: floating-point entries that a pattern names, and all of `kept_names`, which may be integer buffers.
-        # Of the candidates, the entries that no pattern names are constant. Both lists are in the module's order.
+        # Of the candidates, the entries that no pattern names are constant. All lists are in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 private_by_pattern.add(name)
+        self._private_set = private_by_pattern.union(kept_names)
+        self._constant_set = set(candidate_constants) - private_by_pattern
 
-        private_names = []
-        for name, _ in named_state(module):
-            if name in private_by_pattern or name in kept_names:
-                private_names.append(name)
-        constant_names = []
-        for name, _ in _float_state(module):
-            if name in candidate_constants and name not in private_by_pattern:
-                constant_names.append(name)
-
-        self.private_names = tuple(private_names)
-        self.kept_names = tuple(name for name in private_names if name in kept_names)
-        self.constant_names = tuple(constant_names)
-        self._private_set = frozenset(private_names)
-        self._constant_set = frozenset(constant_names)
+        names = [name for name, _ in named_state(module)]
+        self.private_names = tuple(name for name in names if name in self._private_set)
+        self.kept_names = tuple(name for name in names if name in kept_names)
+        self.constant_names = tuple(name for name in names if name in self._constant_set)
 
     def _frozen_not_finite(
         self,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -109,17 +110,6 @@ class Round:
                 initial_model = vector  # of a client that has not answered: its update is 0
             initial_models.append(initial_model)
         return ClientMatrix(self.client_vectors, initial_models)
-
-    @cached_property
-    def start_vectors(self) -> Tensor | None:
-        """Return the models that the k clients started from, ``[k, P]``. None: all started from the global model.
-
-        This is a second matrix of the size of ``client_vectors``.
-        """
-        initial_models = self.matrix.starts
-        if all(model is self.global_vector for model in initial_models):
-            return None
-        return torch.stack(list(initial_models))
 
     @cached_property
     def client_updates(self) -> Tensor:
@@ -348,22 +338,22 @@ class Round:
 
     @cached_property
     def uploaded(self) -> Tensor:
-        """Return how many tensor entries each of the k clients has sent, int64 ``[k]``."""
+        """Return how many tensor entries each of the r :attr:`reached` clients has sent, int64 ``[r]``."""
         return self._counted(self._channel.numbers, "up")
 
     @cached_property
     def downloaded(self) -> Tensor:
-        """Return how many tensor entries each of the k clients has received, int64 ``[k]``."""
+        """Return how many tensor entries each of the r :attr:`reached` clients has received, int64 ``[r]``."""
         return self._counted(self._channel.numbers, "down")
 
     @cached_property
     def uploaded_bytes(self) -> Tensor:
-        """Return how many bytes each of the k clients has sent, float64 ``[k]``."""
+        """Return how many bytes each of the r :attr:`reached` clients has sent, float64 ``[r]``."""
         return self._counted(self._channel.bytes, "up")
 
     @cached_property
     def downloaded_bytes(self) -> Tensor:
-        """Return how many bytes each of the k clients has received, float64 ``[k]``."""
+        """Return how many bytes each of the r :attr:`reached` clients has received, float64 ``[r]``."""
         return self._counted(self._channel.bytes, "down")
 
     @cached_property
@@ -380,8 +370,8 @@ class Round:
         count: Callable[[Sequence[int], Direction], Tensor],
         direction: Direction,
     ) -> Tensor:
-        """Return a count of the channel for the cohort, ``[k]``."""
-        counts = count(on_host(self.client_ids), direction)
+        """Return a count of the channel for the clients that are reached, ``[r]``."""
+        counts = count(self.reached.tolist(), direction)
         return counts.to(self.client_ids.device)
 
     @property
@@ -401,10 +391,9 @@ class Round:
         )
 
     def _with(self, **changes: Any) -> Round:
-        new_round = replace(self, **changes)
-        for name in _CACHED_NAMES:
-            if name in self.__dict__:
-                new_round.__dict__[name] = self.__dict__[name]
+        """Return a copy that shares what this round has computed."""
+        new_round = copy.copy(self)
+        vars(new_round).update(changes)  # an attribute of a frozen class cannot be assigned
         return new_round
 
     @property
@@ -468,14 +457,6 @@ def started_from(local: LocalData) -> Tensor:
 
 
 declare_answer(started_from, _model_of_the_round)
-
-
-def _cached_names() -> list[str]:
-    """Return the names of the attributes that a round computes when they are first asked for."""
-    return [name for name, value in vars(Round).items() if isinstance(value, cached_property)]
-
-
-_CACHED_NAMES = _cached_names()
 
 
 def _selected(

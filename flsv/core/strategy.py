@@ -132,7 +132,8 @@ class Strategy(Component):
     Attributes:
         sends: names of the tensors that :meth:`send` returns.
         reports: names of the values that :meth:`report` returns.
-        needs_classes: whether the strategy needs training samples that have classes.
+        needs_classes: whether the strategy needs training samples that have classes. Remote sites, which do not know
+            each other's numbers of samples per class, refuse such a strategy.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
@@ -157,12 +158,6 @@ class Strategy(Component):
         other value is left out of its round. Declare each report that is used as an index. Any finite numbers up to
         1e18 are accepted for a report without a declaration, which is the default for all."""
         return {}
-
-    @property
-    def needs_class_counts(self) -> bool:
-        """Return whether the strategy reads numbers of samples per class at the clients. Remote sites, which do not
-        know each other's numbers, refuse such a strategy. Default: :attr:`needs_classes`."""
-        return self.needs_classes
 
     def bind_evaluator(self, games: Any) -> None:
         """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics or strategies evaluate

@@ -43,7 +43,6 @@ global_vector | the global model at the start of the round | [P] | training | |
 client_vectors | the clients' models | [k, P] | training | updates | per client
 client_updates | the parameters minus those at their start | [k, p] | training | updates | per client, of starts
 state_updates | the same with buffers (BatchNorm's statistics) | [k, P] | training | updates | per client, of starts
-start_vectors | the models that clients started from, or None | [k, P] | training | | per client, of starts
 client_heads | the updates' classifier heads | [k, M, D+1] | training | updates, head | per client, of starts
 client_head_weights | the models' classifier heads | [k, M, D+1] | training | updates, head | per client
 matrix | the updates, for norms and products | ClientMatrix | training | updates | of starts
@@ -58,10 +57,10 @@ server_head_weights | the weighted mean of client_head_weights | [M, D+1] | aggr
 aggregation_weights | the clients' weights in the next model | [k] | aggregation | | per client, of updates
 peer_values | the models' worth to clients | [k, n] | personalization | client validation | per client, of updates, loop
 reached | who received or sent anything, the cohort first | int64 [r] | exchange | | loop
-uploaded | entries that each client has sent | int64 [k] | exchange | | per client, loop
-downloaded | entries that each client has received | int64 [k] | exchange | | per client, loop
-uploaded_bytes | bytes that each client has sent | float64 [k] | exchange | | per client, loop
-downloaded_bytes | bytes that each client has received | float64 [k] | exchange | | per client, loop
+uploaded | entries that each of them has sent | int64 [r] | exchange | | loop
+downloaded | entries that each of them has received | int64 [r] | exchange | | loop
+uploaded_bytes | bytes that each of them has sent | float64 [r] | exchange | | loop
+downloaded_bytes | bytes that each of them has received | float64 [r] | exchange | | loop
 play | a coalition game | play(performance, weighting) | training | validation, updates | plays, internal, of starts
 slopes | the loss's slopes along the updates | slopes() | training | validation, updates | plays, internal, of starts
 games | all coalition games of the round | CoalitionGames | training | validation, updates | plays, internal, of starts

@@ -34,7 +34,11 @@ def content_hashes(dataset: Dataset[Any], holders: Mapping[str, Tensor]) -> dict
     """Return ``{participant: hash}`` of the samples at the indices in ``holders``. docs/reliability.md says what is
     hashed.
     """
-    return {name: _hash_of_rows(dataset, rows) for name, rows in holders.items() if len(rows)}
+    hashes = {}
+    for name, indices in holders.items():
+        if len(indices):
+            hashes[name] = _hash_of_rows(dataset, indices)
+    return hashes
 
 
 def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
@@ -70,11 +74,15 @@ def _contents_of_files(dataset: Any, indices: Tensor) -> list[Any]:
 
     if not isinstance(dataset, DatasetFolder):
         return []
-    files = [Path(dataset.samples[index][0]) for index in indices.tolist()]
+    files = []
+    for index in indices.tolist():
+        path, _ = dataset.samples[index]
+        files.append(Path(path))
     sizes = [file.stat().st_size for file in files]
     # Not the whole path: the same data in another folder are the same.
-    names = [f"{file.parent.name}/{file.name}" for file in files]
-    contents: list[Any] = list(zip(names, sizes))
+    contents: list[Any] = []
+    for file, size in zip(files, sizes):
+        contents.append((f"{file.parent.name}/{file.name}", size))
     if sum(sizes) < FILE_BYTES:
         contents += [sha256(file.read_bytes()).digest() for file in files]
     return contents

@@ -208,7 +208,7 @@ def _hold_the_same(batch: Any, batch_again: Any) -> bool:
     if len(leaves) != len(leaves_again):
         return False
     pairs = zip(leaves, leaves_again)
-    return all(are_equal(leaf, again) for leaf, again in pairs if is_plain(leaf))
+    return all(are_equal(*pair) for pair in pairs if is_plain(pair[0]))
 
 
 def _evenly_spaced(length: int, max_count: int) -> list[int]:

@@ -73,7 +73,7 @@ class ClientManager:
 
     def _local_data(self, client: int, class_counts: Tensor) -> LocalData:
         # The client's facts are functions, called only when they are needed.
-        private = partial(self._private, client)
+        private = partial(self._private_entries, client)
         if self._placement is None:
             state = partial(self._store.tensors, self._first_client + client)
         else:  # the state may be on another rank
@@ -87,14 +87,14 @@ class ClientManager:
             module=partial(self.module, private=private),
             state=state,
             score_evaluator=partial(self.client_evaluator, client),
-            training=partial(self._training, client),
+            training=partial(self._training_batches, client),
             order=partial(self._data.client_order, client),
         )
 
     def _server_data(self) -> LocalData:
         return LocalData(
             name="the server",
-            batches=self._validation,
+            batches=self._validation_batches,
             class_counts=torch.zeros_like(self._federation_class_counts),
             federation_class_counts=self._federation_class_counts,
             evaluator=self.evaluator,
@@ -108,14 +108,14 @@ class ClientManager:
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` holds parameters that stay at a
+        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` returns the parameters that stay at a
         client."""
         if self._model_evaluator is not None:
-            return self._model_evaluator.on(batches, private)
+            return self._model_evaluator.with_batches(batches, private)
         self._model_evaluator = games.make_evaluators.classifier_evaluator(
             self._trainer, self._space, batches, num_classes=self._num_classes
         )
-        return self._model_evaluator.on(None, private)  # it has `batches` already
+        return self._model_evaluator.with_batches(None, private)  # it has `batches` already
 
     def client_evaluator(
         self,
@@ -127,7 +127,7 @@ class ClientManager:
         loader = self._data.client_loader(client, split, shuffle=False)
         read_private = None
         if self._space.private_names:
-            read_private = partial(self._private, client)
+            read_private = partial(self._private_entries, client)
         try:
             if performance not in self._evaluators_by_score:
                 self._evaluators_by_score[performance] = self._make_evaluator(loader, performance)
@@ -163,7 +163,8 @@ class ClientManager:
             )
         return self._store.tensors(client)
 
-    def _private(self, client: int) -> Mapping[str, Tensor]:
+    def _private_entries(self, client: int) -> Mapping[str, Tensor]:
+        """Return the entries of a client's model that it does not share, by name."""
         if not self._space.private_names:
             return {}
         state = self._store.peek(self._first_client + client)
@@ -173,11 +174,13 @@ class ClientManager:
         loader = self._data.client_loader(client, split, shuffle=False)
         return on_device(self._trainer, loader)
 
-    def _training(self, client: int, stream: torch.Generator) -> Iterable[Any]:
+    def _training_batches(self, client: int, stream: torch.Generator) -> Iterable[Any]:
+        """Return a client's training batches in the random order of the generator ``stream``."""
         loader = self._data.client_loader(client, "train", generator=stream)
         return (as_module_input(self._trainer, batch) for batch in loader)
 
-    def _validation(self, split: Split) -> Iterable[Any]:
+    def _validation_batches(self, split: Split) -> Iterable[Any]:
+        """Return the server's batches of a split. It has validation samples only."""
         if split != "val":
             return []
         return all_on_device(self._trainer, self._data.val_dataloader())

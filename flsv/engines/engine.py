@@ -216,6 +216,7 @@ class Engine:
         return True
 
     def _train(self, batches: Any) -> None:
+        """Train the round's clients on ``batches``, until one ends early."""
         for visit in self._visits:
             self._begin(visit)
             self.loop.train_client(batches, visit.epochs)
@@ -304,7 +305,7 @@ class Engine:
         return self._num_visited == len(self._visits)
 
     @property
-    def heard(self) -> set[int]:
+    def clients_that_trained(self) -> set[int]:
         """Return the ids of the clients that have trained, finite model or not."""
         clients_with_updates = {update.client_id for update in self.updates}
         return clients_with_updates.union(self.broken_clients)
@@ -328,7 +329,7 @@ class Engine:
         """Return the clients' models ``[k, P]`` in the order of ``updates``."""
         return self._matrix[: len(self.updates)]
 
-    def trained(self) -> dict[int, Tensor]:
+    def trained_models(self) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` as trained, before attacks, noise and compression."""
         trained_models = {}
         for update in self.updates:
@@ -349,7 +350,7 @@ class Engine:
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
         self.local_training.state.end_round(vector)
-        self._forget()
+        self._forget_round()
 
     def finish_epoch(self) -> None:
         """Let Lightning end its epoch with the next global model in the module."""
@@ -368,11 +369,11 @@ class Engine:
         if not self.has_begun or self.is_discarded:
             return False
         self.local_training.discard()
-        self._forget()
+        self._forget_round()
         self.is_discarded = True
         return True
 
-    def _forget(self) -> None:
+    def _forget_round(self) -> None:
         for visit in self._visits:
             self.manager.locals[visit.client].set_models(initial_model=None, model=None)
         self._matrix = self._matrix.new_empty(0)
@@ -386,7 +387,7 @@ class Engine:
         instructions, on which these models depend."""
         # The method of this class, since the override of SeveralRanks collects the models of all processes. Clients
         # without an entry have the global model.
-        own_models = Engine.received(self, instruct)
+        own_models = Engine.received_models(self, instruct)
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
 
@@ -415,7 +416,7 @@ class Engine:
             )
         return scores
 
-    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+    def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
         """Return ``{client id: model [P]}`` of clients with an initial model other than the global one."""
         own_models = {}
         instructions = instruct(self._clients_of_process())
@@ -458,6 +459,7 @@ class Engine:
         return self.loader()
 
     def _load(self, clients: list[int]) -> CohortLoader:
+        """Return the loader of the round's batches of these clients."""
         return CohortLoader(
             self.data,
             clients,

@@ -35,6 +35,7 @@ from flsv._lightning.patches import callbacks_of
 from flsv._lightning.private import SubprocessLauncher
 from flsv.configuration.identity import Identity
 from flsv.core import ALONE, Ranks
+from flsv.games.module_copies import named_tensors
 from flsv.utilities.declared import Count, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import version_settings
@@ -335,8 +336,7 @@ class FederatedStrategy(ParallelStrategy):
 
 def share_weights(module: nn.Module, ranks: Ranks) -> None:
     """Copy rank 0's weights to the modules of all ranks."""
-    tensors: dict[str, Tensor] = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
+    tensors = named_tensors(module)
     shapes = {}
     for name, tensor in tensors.items():
         shapes[f"the module's {name}"] = f"{tuple(tensor.shape)}, {tensor.dtype}"

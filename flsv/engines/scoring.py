@@ -59,36 +59,40 @@ class ScoringOfARun:
     ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run."""
-        judged = {}
-        by_server = {}
-        classified = []
+        measure_by_judges_key = {}  # clients score models
+        measures_of_server = {}
+        classifier_metrics = []  # whose measure is a name of a classifier's scores
         for name, measure in measures.items():
             if isinstance(measure, ModelScore) and measure.judged:
-                judged[measure.evaluator_key] = measure
+                measure_by_judges_key[measure.evaluator_key] = measure
                 continue
-            by_server[f"metric {name!r}"] = measure
+            measures_of_server[f"metric {name!r}"] = measure
             if not isinstance(measure, ModelScore):
-                classified.append(name)
+                classifier_metrics.append(name)
 
         if self.clients_here:
             self._try_evaluations([*self.config.strategies.values(), *evaluating_metrics.values()])
         if not measures:
             return None
-        validation = self.data.val_dataloader()
-        validated = make_evaluators(
-            self.trainer, self.space, validation, by_server, seed=self.state.seed
+        validation_loader = self.data.val_dataloader()
+        evaluator_by_key = make_evaluators(
+            self.trainer, self.space, validation_loader, measures_of_server, seed=self.state.seed
         )
-        for key, measure in judged.items():
-            validated[key] = self._make_judges(measure)
-        evaluator = None
-        if classified:
-            evaluator = self._classifier_evaluator(classified, validation)
-            by_loss = [name for name in classified if measures[name] == "negative_loss"]
-            if by_loss:
-                evaluator.check_logits(f"metrics {by_loss}")
+        for key, measure in measure_by_judges_key.items():
+            evaluator_by_key[key] = self._make_judges(measure)
+
+        classifier_evaluator = None
+        if classifier_metrics:
+            classifier_evaluator = self._classifier_evaluator(classifier_metrics, validation_loader)
+            loss_metrics = [
+                name for name in classifier_metrics if measures[name] == "negative_loss"
+            ]
+            if loss_metrics:
+                classifier_evaluator.check_logits(f"metrics {loss_metrics}")
+
         own_validation = None
-        if by_server:
-            scorer: Any = validated.get("logged")
+        if measures_of_server:
+            scorer: Any = evaluator_by_key.get("logged")
             own_validation = OwnValidation(
                 self.trainer,
                 self.space,
@@ -97,9 +101,9 @@ class ScoringOfARun:
                 seed=self.state.seed,
             )
         return CoalitionGames(
-            evaluator,
+            classifier_evaluator,
             server_lr=self.config.aggregator.server_lr,
-            validated=validated,
+            validated=evaluator_by_key,
             ranks=self.ranks,
             own_validation=own_validation,
         )
@@ -118,9 +122,10 @@ class ScoringOfARun:
         judges.check(self.state.model())
         return judges
 
-    def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
+    def _classifier_evaluator(self, metrics: Sequence[str], loader: Any) -> ModelEvaluator:
+        """Make the evaluator of classifiers on the server's validation batches, which ``metrics`` need."""
         try:
-            return self.manager.evaluator(all_on_device(self.trainer, validation))
+            return self.manager.evaluator(all_on_device(self.trainer, loader))
         except ConfigurationError as error:
             raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 

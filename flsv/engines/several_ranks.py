@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -19,14 +19,29 @@ from flsv._lightning.several_processes import (
     add_counts,
     counts_so_far,
 )
-from flsv.core import ClientPlacement, Round, ranks_of
+from flsv.core import ClientPlacement, ClientUpdate, Round, ranks_of
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
 from flsv.engines.ranks import share_weights
 from flsv.training.client_batches import CohortLoader, LocalSteps
+from flsv.training.client_values import ClientChanges
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
+
+
+class RankTraining(NamedTuple):
+    """What one rank has trained in a round, which all ranks get."""
+
+    #: Without their vectors, which are sent as rows of a matrix.
+    updates: list[ClientUpdate]
+    broken_clients: list[int]
+    #: ``{client: model [P]}``, where a trained model is not what the client has sent.
+    unsent_models: dict[int, Tensor]
+    changed_values: list[ClientChanges]
+    counts: TrainingCounts
+    #: Of Python's, NumPy's and torch's generators, from the rank that has trained the cohort's last client. Else None.
+    generator_states: tuple[Any, ...] | None
 
 
 class SeveralRanks(Engine):
@@ -77,6 +92,7 @@ class SeveralRanks(Engine):
         return ClientManager(self.trainer, self.data, self.space, self.store, self.placement)
 
     def _load(self, clients: list[int]) -> CohortLoader:
+        """Return the loader of the clients that this rank trains."""
         self.placement.assign(clients)
         clients_of_rank = self.placement.mine(clients)
         if clients_of_rank:
@@ -96,6 +112,7 @@ class SeveralRanks(Engine):
         return not self._visits
 
     def _position(self) -> int:
+        """Return the position in the cohort of the client that trains on this rank, or of its last one."""
         if self._is_idle():
             return len(self._clients)
         visit_index = min(self._num_visited, len(self._visits) - 1)
@@ -124,51 +141,56 @@ class SeveralRanks(Engine):
         self.loop.train_epoch()
         state.leave(keep=False)
 
-    def trained(self) -> dict[int, Tensor]:
-        return super().trained() if self._all_trained is None else self._all_trained
+    def trained_models(self) -> dict[int, Tensor]:
+        return super().trained_models() if self._all_trained is None else self._all_trained
 
     def _exchange(self) -> None:
+        """Exchange what the ranks have trained in the round, so that each rank has the updates of all clients."""
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
-        keep_trained = self._config.evaluation.keeps
-        earlier_counts = counts_so_far(self.trainer) - self._counts_at_start
-        # Lightning adds the last batch after its hooks.
-        rank_counts = earlier_counts._replace(
-            batches_that_stepped=earlier_counts.batches_that_stepped + 1
+        counts = self._counts_of_round()
+        keeps_models = self._config.evaluation.keeps
+        unsent_models = self._models_unlike_sent() if keeps_models else {}
+        generator_states = None
+        has_last_client = not self._is_idle() and self._visits[-1].client == self._clients[-1]
+        if has_last_client:
+            generator_states = (*global_rngs()[:2], *torch_rngs(device))
+        training = RankTraining(
+            [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+            self.broken_clients,
+            unsent_models=unsent_models,
+            changed_values=self.local_training.state.values.changes_to_send(),
+            counts=TrainingCounts() if self._is_idle() else counts,
+            generator_states=generator_states,
         )
-        updates = []
-        for update in self.updates:
-            updates.append(replace(update, vector=update.vector.new_empty(0)))
-        part: dict[str, Any] = {
-            "updates": updates,
-            "broken": self.broken_clients,
-            "trained": self._models_unlike_sent() if keep_trained else {},
-            "values": self.local_training.state.values.changes_to_send(),
-            "counted": TrainingCounts() if self._is_idle() else rank_counts,
-            "generators": None,
-        }
-        if not self._is_idle() and self._visits[-1].client == self._clients[-1]:
-            part["generators"] = (*global_rngs()[:2], *torch_rngs(device))
-
-        parts = self.ranks.all_gather(part, exchange_name)
-        self._take_all(parts, exchange_name)
-        if keep_trained:
+        trainings = self.ranks.all_gather(training, exchange_name)
+        self._gather_updates(trainings, exchange_name)
+        if keeps_models:
             self._all_trained = self._sent_vectors()
-            for part_of_rank in parts:
-                self._all_trained |= part_of_rank["trained"]
+            for training_of_rank in trainings:
+                self._all_trained |= training_of_rank.unsent_models
+
         # All ranks go on with the random states of the one that has trained the cohort's last client.
-        states_of_ranks = [part_of_rank["generators"] for part_of_rank in parts]
-        (generators,) = [states for states in states_of_ranks if states is not None]
-        restore_global_rngs((*generators[:3], None))
-        restore_torch_rngs(generators[2:], device)
-        counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
-        counted_everywhere = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
-        add_counts(self.trainer, counted_everywhere - rank_counts)
+        for training_of_rank in trainings:
+            states = training_of_rank.generator_states
+            if states is not None:
+                restore_global_rngs((*states[:3], None))
+                restore_torch_rngs(states[2:], device)
+        # Lightning counts the steps of all ranks, of which it has counted this rank's.
+        counts_of_ranks = [training_of_rank.counts for training_of_rank in trainings]
+        total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
+        add_counts(self.trainer, total_counts - counts)
+
+    def _counts_of_round(self) -> TrainingCounts:
+        """Return this rank's batches and steps in the round."""
+        counts = counts_so_far(self.trainer) - self._counts_at_start
+        # Lightning adds the last batch after its hooks.
+        return counts._replace(batches_that_stepped=counts.batches_that_stepped + 1)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
         """Return the clients' trained models, where they are not what the clients sent."""
         sent_vectors = self._sent_vectors()
-        trained_models = super().trained()
+        trained_models = super().trained_models()
         unlike_sent = {}
         for client, model in trained_models.items():
             if model is not sent_vectors[client]:
@@ -178,15 +200,16 @@ class SeveralRanks(Engine):
     def _sent_vectors(self) -> dict[int, Tensor]:
         return {update.client_id: update.vector for update in self.updates}
 
-    def _take_all(
+    def _gather_updates(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        trainings: Sequence[RankTraining],
         exchange_name: str,
     ) -> None:
+        """Take over the updates, the broken clients and the changed values of all ranks."""
         update_by_client = {}
         rank_by_client = {}
-        for rank, part in enumerate(parts):
-            for update in part["updates"]:
+        for rank, training in enumerate(trainings):
+            for update in training.updates:
                 update_by_client[update.client_id] = update
                 rank_by_client[update.client_id] = rank
         clients = [client for client in self._clients if client in update_by_client]
@@ -207,11 +230,11 @@ class SeveralRanks(Engine):
             self.updates.append(replace(update_by_client[client], vector=row))
 
         broken_clients = set()
-        for part in parts:
-            broken_clients.update(part["broken"])
+        for training in trainings:
+            broken_clients.update(training.broken_clients)
         self.broken_clients = [client for client in self._clients if client in broken_clients]
-        parts_of_values = [part["values"] for part in parts]
-        self.local_training.state.values.merge(parts_of_values, clients)
+        changed_values = [training.changed_values for training in trainings]
+        self.local_training.state.values.merge(changed_values, clients)
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.
@@ -226,8 +249,8 @@ class SeveralRanks(Engine):
         self.ranks.abort(f"its round {self._state.round_index + 1} ended before the last batch")
         return super().discard()
 
-    def received(self, instruct: Instruct) -> dict[int, Tensor]:
-        models_of_rank = super().received(instruct)
+    def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
+        models_of_rank = super().received_models(instruct)
         return _merge_by_client(self.ranks.all_gather(models_of_rank, "the clients' own models"))
 
     def client_states(self) -> dict[int, Any]:

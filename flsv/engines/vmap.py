@@ -22,11 +22,11 @@ from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
-from flsv.games.module_copies import ModuleCopies
+from flsv.games.module_copies import ModuleCopies, named_tensors
 from flsv.training.algorithms import ClientContext
 from flsv.training.batched import (
     RowTraining,
@@ -145,7 +145,7 @@ class VmapProcess(IdleEngine):
         self._remaining_batches = iter(batches)
         # The tensors of the module that each batched model has for itself.
         self._stacked_tensors: State = {}
-        for name, tensor in _named(self._module):
+        for name, tensor in named_tensors(self._module).items():
             if name not in self._shared_names:
                 self._stacked_tensors[name] = tensor.detach()
         # Parameters that a callback has frozen at the round's start have no gradient from here on.
@@ -158,7 +158,10 @@ class VmapProcess(IdleEngine):
         for first_visit in range(0, len(self._visits), self._clients_at_once):
             visits = self._visits[first_visit : first_visit + self._clients_at_once]
             clients = [self._begin_and_suspend(visit) for visit in visits]
-            self._train_rows(clients)
+            trained_states, losses = self._train_at_once(clients)
+            for row, client in enumerate(clients):
+                model = {name: tensor[row] for name, tensor in trained_states.items()}
+                self._end_client(client, model, losses[row])
         num_steps = sum(visit.num_batches for visit in self._visits)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
@@ -180,16 +183,17 @@ class VmapProcess(IdleEngine):
     def _next_batch(self) -> Any:
         return as_module_input(self.trainer, next(self._remaining_batches))
 
-    def _train_rows(self, clients: list[_PreparedClient]) -> None:
-        """Train a chunk of clients as one batched model."""
-        states = {}
+    def _train_at_once(self, clients: list[_PreparedClient]) -> tuple[State, Tensor]:
+        """Train k clients as one batched model. Return the trained tensors by name, ``[k, ...]``, and the mean losses
+        ``[k]``.
+        """
+        stacked_states = {}
         for name in clients[0].state:
-            # Each client's tensor becomes a row: [k, ...].
-            states[name] = torch.stack([client.state[name] for client in clients])
+            stacked_states[name] = torch.stack([client.state[name] for client in clients])
         batches = [client.batches for client in clients]
         try:
             with batched_steps(self.trainer):
-                trained_states, losses = self._training.train(states, batches)
+                return self._training.train(stacked_states, batches)
         except RuntimeError as error:
             if is_oom_error(error):
                 half = (len(clients) + 1) // 2
@@ -199,13 +203,13 @@ class VmapProcess(IdleEngine):
                 )
             raise
 
-        for row, client in enumerate(clients):
-            self._current_client = client.id
-            # Put the client's trained model into the module, as if the Trainer had trained it.
-            tensors_of_client = [trained_states[name][row] for name in self._stacked_tensors]
-            torch._foreach_copy_(list(self._stacked_tensors.values()), tensors_of_client)
-            self.local_training.resume(client.context, losses[row])
-            self._end()
+    def _end_client(self, client: _PreparedClient, model: State, mean_loss: Tensor) -> None:
+        """Let a client's training end with its trained ``model`` in the module, as if the Trainer had trained it."""
+        self._current_client = client.id
+        trained_tensors = [model[name] for name in self._stacked_tensors]
+        torch._foreach_copy_(list(self._stacked_tensors.values()), trained_tensors)
+        self.local_training.resume(client.context, mean_loss)
+        self._end()
         self._current_client = None
 
 
@@ -296,24 +300,22 @@ def try_rows(
             # A warm-up may begin at 0, which would hide all differences.
             group["lr"] = group.get("initial_lr") or group["lr"]
         batches = _first_batches(trainer, trial, seed)
-        initial = _values(module)
+        initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), unchanged(module):
             losses, names_without_gradient = _train_one_by_one(trial, batches)
-        model = _values(module)
+        trained_model = _copied_tensors(module)
         with torch.no_grad():
-            for name, tensor in _named(module):
-                tensor.copy_(initial[name])
+            for name, tensor in named_tensors(module).items():
+                tensor.copy_(initial_model[name])
 
+        # Two models are trained at once. The second starts a rounding error away: where rounding is coarse, it shows
+        # the effect of rounding.
         rounding = rounding_of(trainer)
-        # The second row starts a rounding error away: where rounding is coarse, it shows the effect of rounding.
-        coarsely_rounded_names = set()
         pairs = {}
-        for name, tensor in initial.items():
-            if rounding.steps > 0 and tensor.is_floating_point():
-                coarsely_rounded_names.add(name)
+        for name, tensor in initial_model.items():
+            nudged_tensor = tensor
+            if _can_be_nudged(tensor, rounding):
                 nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
-            else:
-                nudged_tensor = tensor
             if name not in shared_names:
                 pairs[name] = torch.stack([tensor, nudged_tensor])
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
@@ -324,27 +326,32 @@ def try_rows(
             convert_errors(module, expected_errors=(Exception,)),
             batched_steps(trial),
         ):
-            rows, mean_losses = training.train(pairs, [batches, batches])
+            trained_pairs, mean_losses = training.train(pairs, [batches, batches])
 
     mean_loss = torch.stack(losses).mean().to(mean_losses)
     _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
-    path_length = _norm(model[name] - tensor for name, tensor in initial.items())
-    effects = []
-    for name in coarsely_rounded_names & rows.keys():
-        initial_vector = initial[name].flatten()
-        effects.append(rounding.largest_distance(initial_vector, *rows[name].flatten(1)))
-    rounding_norm = max(rounding.steps * path_length, _norm(effects))
-    for name, tensor in rows.items():
-        _compare(module, name, tensor[0], model[name], rounding.number, rounding_norm)
+    changes = (trained_model[name] - tensor for name, tensor in initial_model.items())
+    rounding_effects = []
+    for name, trained_pair in trained_pairs.items():
+        initial_tensor = initial_model[name]
+        if _can_be_nudged(initial_tensor, rounding):
+            trained_vectors = trained_pair.flatten(1)
+            rounding_effects.append(
+                rounding.largest_distance(initial_tensor.flatten(), *trained_vectors)
+            )
+    rounding_norm = max(rounding.steps * _norm(changes), _norm(rounding_effects))
+    for name, trained_pair in trained_pairs.items():
+        _compare(module, name, trained_pair[0], trained_model[name], rounding.number, rounding_norm)
     return names_without_gradient
 
 
-def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
+def _can_be_nudged(tensor: Tensor, rounding: Rounding) -> bool:
+    """Return whether a tensor can be changed by a rounding error."""
+    return rounding.steps > 0 and tensor.is_floating_point()
 
 
-def _values(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in _named(module)}
+def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(module).items()}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

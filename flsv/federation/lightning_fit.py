@@ -384,7 +384,9 @@ class LightningFit(Rounds):
         own_validation = self._own_validation()
         difference = "" if own_validation is None else own_validation.difference()
         if difference:
-            self.running.doubts.append(f"in round {self.state.round_index}, {difference}")
+            self.running.coalition_differences.append(
+                f"in round {self.state.round_index}, {difference}"
+            )
             module_name = type(self.trainer.lightning_module).__name__
             warnings.warn(
                 f"models are scored in copies of {module_name}, and in round {self.state.round_index}, {difference}. "
@@ -498,21 +500,22 @@ class LightningFit(Rounds):
             self.finish()
 
     def tear_down(self, module: L.LightningModule) -> None:
-        """Close the fit. If coalitions are missing, train them first, after the last of a fit's hooks."""
-        if not (self._has_finished and self._awaits_coalitions):
+        """Close the fit. If it has ended, do so after its last hook, with coalitions and table."""
+        if not self._has_finished:
             self.close()
             return
 
-        def train_and_close() -> None:
-            # Lightning has moved the module to the host by now, and scores need it on its device.
-            module.to(self.trainer.strategy.root_device)
+        def show_and_close() -> None:
             assert self.reports is not None
-            self.reports.terminal.release_bar()
-            self._write_results()
-            module.cpu()
+            if self._awaits_coalitions:
+                # Lightning has moved the module to the host by now, and scores need it on its device.
+                module.to(self.trainer.strategy.root_device)
+                self._write_results()
+                module.cpu()
+            self.reports.terminal.show_table()
             self.close()
 
-        last_callback = LastCallback(self.trainer, train_and_close)
+        last_callback = LastCallback(self.trainer, show_and_close)
         self._cleanup.callback(last_callback.remove)
 
     def fail(self, module: L.LightningModule, exception: BaseException) -> None:

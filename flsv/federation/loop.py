@@ -33,6 +33,7 @@ from flsv.federation.resume import (
     check_same_run,
     check_seed,
     check_state,
+    model_hash,
     refuse_incomplete,
     requested_seed,
 )
@@ -307,7 +308,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Store a hash of the model with which a fit has left the module."""
         federation = self._fit.federation
         if federation is not None:
-            self._last_model = ModelHash.of(module, federation.space)
+            self._last_model = model_hash(module, federation.space.names)
 
     # ---- checkpoints
 
@@ -423,11 +424,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def client_scores(self) -> dict[str, Tensor]:
         """Return the last scores ``[n]`` of the clients' own models by name, such as ``"accuracy"``."""
         return self.state.client_scores
-
-    @property
-    def client_accuracy(self) -> Tensor | None:
-        """Return the last accuracies ``[n]`` of the clients' own models, if any."""
-        return self.state.client_scores.get("accuracy")
 
     @property
     def run(self) -> FederationRun:

@@ -23,7 +23,7 @@ from flsv.engines.engine import Engine
 from flsv.federation.run import FederationRun, RunState
 from flsv.filters import UpdateFilter
 from flsv.filters.base import LARGE, NOT_FINITE
-from flsv.results.curves import Monitored, curves_of
+from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, run_folder
 from flsv.results.record import Record, record_of, to_pay_by
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: What is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
-#: What is imported when somebody is told of doubts about the data.
-_DOUBTS_MODULE = "flsv.federation.data_doubts"
+#: What is imported when somebody is told what may be wrong with the data.
+_DATA_EVENTS_MODULE = "flsv.federation.data_events"
 
 
 class RunReports:
@@ -82,8 +82,7 @@ class RunReports:
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
-        self._doubts = self._doubts_of_tables(folder, writes_files)
-        self._doubts += self._doubts_of_copies(writes_files)
+        self._events_of_data = self._check_data(folder, writes_files)
         settings = hyperparameters(
             self._config, self._metrics, data=self._data, seed=self._state.seed
         )
@@ -110,30 +109,27 @@ class RunReports:
         self._monitored = Monitored(trainer, self._metrics)
         self.sinks += [self.terminal, self._monitored]
 
-    def _doubts_of_tables(self, folder: Path, writes_files: bool) -> list[Event]:
-        """Write the tables' data dictionary, and return the doubts. Of private clients nothing is told."""
-        is_reported = writes_files and self._trainer.is_global_zero
-        if self._data.dictionary is None or self._config.is_private or not is_reported:
-            return []
-        data_doubts: Any = import_module(_DOUBTS_MODULE)
-        data_doubts.write_dictionary(self._data, folder)
-        return data_doubts.events_of_tables(self._data)
-
-    def _doubts_of_copies(self, writes_files: bool) -> list[Event]:
-        """Return the doubts about samples that several clients have, if anybody is told of them."""
+    def _check_data(self, folder: Path, writes_files: bool) -> list[Event]:
+        """Write the tables' data dictionary, and return what may be wrong with the data. Of private clients nothing
+        is told."""
         is_told = writes_files or self._config.reporting.table
         if self._config.is_private or not is_told or not self._trainer.is_global_zero:
             return []
-        data_doubts: Any = import_module(_DOUBTS_MODULE)
-        return data_doubts.events_of_copies(self._data)
+        data_events: Any = import_module(_DATA_EVENTS_MODULE)
+        if writes_files:
+            data_events.write_dictionary(self._data, folder)
+        return [
+            *data_events.events_of_tables(self._data),
+            *data_events.events_of_copies(self._data),
+        ]
 
     def _events(self) -> list[Event]:
         last_round = max(0, self._state.round_index - 1)
         unlike_run = [
-            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=doubt)
-            for doubt in self._federation.doubts
+            Event(client=None, what=UNLIKE_RUN, first=last_round, last=last_round, text=difference)
+            for difference in self._federation.coalition_differences
         ]
-        return [*self._doubts, *unlike_run, *events_of(self._config.filters, self._state)]
+        return [*self._events_of_data, *unlike_run, *events_of(self._config.filters, self._state)]
 
     @property
     def _prints(self) -> bool:
@@ -154,7 +150,7 @@ class RunReports:
 
     def _open_csv(self, path: Path, earlier_csv: str | None) -> CSV:
         """Return the sink of ``contributions.csv``, which goes on with a resumed run's file."""
-        csv = CSV(path, self._data.client_names)
+        csv = CSV(path)
         first_round = self._state.round_index
         full_path = path.resolve()
         earlier_path = full_path
@@ -198,16 +194,17 @@ class RunReports:
             return []
         logger_sinks: Any = resolve_name("flsv.results.tensorboard")
         first_round = self._state.round_index
-        names: dict[str, Any] = {
-            "client_names": self._data.client_names,
-            "class_names": self._data.class_names,
-        }
         all_settings = {
             **self._trainer.lightning_module.hparams_initial,
             **getattr(self._data, "hparams_initial", {}),
             **settings,
         }
-        per_class = curves_of(self._metrics, self._config.reporting.per_class)
+        curves = Curves(
+            self._metrics,
+            self._data.client_names,
+            self._data.class_names,
+            has_class_curves=self._config.reporting.per_class,
+        )
 
         sinks: list[Sink] = []
         tracked_loggers = []
@@ -220,17 +217,15 @@ class RunReports:
             if is_tensorboard and isinstance(logger.experiment, logger_sinks.SummaryWriter):
                 tensorboard = logger_sinks.TensorBoard(
                     logger,
-                    self._metrics,
-                    per_class=per_class,
+                    curves,
                     limits_drawing=self._config.reporting.figures is None,
-                    **names,
                 )
                 tensorboard.write_settings(first_round, all_settings, self._draw_partition)
                 sinks.append(tensorboard)
             else:
                 tracked_loggers.append(logger)
         if tracked_loggers:
-            sinks.append(logger_sinks.Trackers(tracked_loggers, per_class=per_class, **names))
+            sinks.append(logger_sinks.Trackers(tracked_loggers, curves))
         return sinks
 
     def _draw_partition(self) -> Figure:
@@ -283,6 +278,7 @@ class RunReports:
         ``scores`` of clients' own models after the last round, if they were computed then.
         """
         last_round = self._state.round_index - 1
+        self.results.begin_late_results()
         results = []
         next_round = 0
         for index in sorted(values_by_round):
@@ -292,11 +288,12 @@ class RunReports:
             scores_of_round: Mapping[str, Tensor] = {}
             if index == last_round:
                 scores_of_round = scores
-            result = self.results.late_result(
+            result = self.results.round_result(
                 index,
                 values_by_round[index],
-                any(due_rounds),
                 scores=scores_of_round,
+                has_new_scores=True,
+                draws_pictures=any(due_rounds),
             )
             results.append(result)
 
@@ -374,7 +371,8 @@ class RunReports:
                 "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
-        self.terminal.show_table(self._result(learning={}))
+        self.terminal.finish(self._result(learning={}))
+        self.terminal.show_table()
 
     def _result(self, learning: dict[str, Any]) -> RunResult:
         state = self._state

@@ -57,8 +57,8 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
-        # Sentences on what has been found to speak against the values.
-        self.doubts: list[str] = []
+        # Sentences on how copies and coalitions differ from the run, which speak against the values.
+        self.coalition_differences: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
         self.channel = engine.manager.channel
@@ -226,7 +226,7 @@ class FederationRun:
         self.is_at_server = True
         state = self.state
         engine = self.engine
-        heard_clients = engine.heard
+        heard_clients = engine.clients_that_trained
         heard_instructions = {}
         for client, instruction in instructions.items():
             if client in heard_clients:
@@ -304,7 +304,7 @@ class FederationRun:
         evaluation = self.config.evaluation
         state = self.state
         if evaluation.keeps:
-            for client, model in self.engine.trained().items():
+            for client, model in self.engine.trained_models().items():
                 state.trained[client] = model.clone()
 
         num_rounds = state.round_index + 1
@@ -351,7 +351,7 @@ class FederationRun:
         return privacy_loss.spent()
 
     def received(self) -> dict[int, Tensor]:
-        return self.engine.received(self._instruct)
+        return self.engine.received_models(self._instruct)
 
     def _instruct(self, clients: Sequence[int]) -> dict[int, Instruction]:
         return self.server.instruct(clients, self.state)

@@ -78,11 +78,7 @@ class CaseValues:
         return covariance_over_cases(self.values.T, strata=self.strata)
 
 
-def covariance_over_cases(
-    case_values: Tensor,
-    strata: Tensor | None = None,
-    groups: Tensor | None = None,
-) -> Tensor:
+def covariance_over_cases(case_values: Tensor, strata: Tensor | None = None) -> Tensor:
     r"""Compute the covariance of values between draws of as many validation samples.
 
     Where a model's performance is a mean over V samples, each sample x has Shapley values :math:`\phi_i(x)` of its
@@ -91,11 +87,9 @@ def covariance_over_cases(
     Args:
         case_values: ``[V, n]``, each sample's values.
         strata: int64 ``[V]``, parts of the samples whose sizes are fixed. None: only the number of samples is.
-        groups: int64 ``[V]``, the group of each sample, such as the patient. Groups are then drawn, not samples. None:
-            each sample is a group.
 
     Returns:
-        float64 ``[n, n]``. NaN if there are fewer than two groups.
+        float64 ``[n, n]``. NaN if there are fewer than two samples.
 
     Example:
         >>> covariance_over_cases(torch.tensor([[1.0], [3.0]]))
@@ -110,17 +104,11 @@ def covariance_over_cases(
         mean = centered[is_member].mean(0)
         centered = torch.where(is_member[:, None], centered - mean, centered)
 
-    group_sums = centered
-    if groups is not None:
-        group_names, group_indices = groups.unique(return_inverse=True)
-        group_sums = centered.new_zeros(len(group_names), num_clients)
-        group_sums.index_add_(0, group_indices, centered)
-    num_groups = len(group_sums)
-    if num_groups < 2:
+    if num_samples < 2:
         return torch.full((num_clients, num_clients), math.nan, dtype=torch.float64)
-    correction = num_groups / (num_groups - 1)
-    corrected_sums = correction * group_sums.T  # [n, groups]
-    return corrected_sums @ group_sums / num_samples**2
+    correction = num_samples / (num_samples - 1)
+    corrected = correction * centered.T  # [n, V]
+    return corrected @ centered / num_samples**2
 
 
 def draw_values(

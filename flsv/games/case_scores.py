@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +66,7 @@ class CaseScores:
         score = self.score
         if bounded:
             has_members = trained.any(1)
-            score = partial(self._score_within, outputs[has_members])
+            score = score_within_bounds(self.score, outputs[has_members])
         values = case_values(
             trained,
             utilities,
@@ -78,15 +77,20 @@ class CaseScores:
         )
         return CaseValues(values, self.strata, self.is_resampled)
 
-    def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
-        return self.score(within(trained_outputs, outputs))
 
+def score_within_bounds(
+    score: Callable[[Tensor], Tensor], trained_outputs: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Return ``score`` for predicted outputs ``[c, V, ...]``, which are moved between the lowest and the highest of the
+    trained coalitions' outputs ``[T, V, ...]`` first.
+    """
+    lowest = trained_outputs.amin(0)
+    highest = trained_outputs.amax(0)
 
-def within(trained_outputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return predicted outputs ``[c, V, ...]``, moved between those of the trained coalitions, ``[T, V, ...]``."""
-    lowest = trained_outputs.amin(0).to(outputs)
-    highest = trained_outputs.amax(0).to(outputs)
-    return outputs.clamp(lowest, highest)
+    def score_clamped(outputs: Tensor) -> Tensor:
+        return score(outputs.clamp(lowest.to(outputs), highest.to(outputs)))
+
+    return score_clamped
 
 
 def case_scores(evaluator: ModelEvaluator, measure: str | ModelScore) -> CaseScores | None:

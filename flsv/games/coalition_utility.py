@@ -340,10 +340,10 @@ def check_untrained(requester: str, measure: Measure, scores: Scores) -> None:
     tensors = [utility_of(scores, measure)]
     if scores.outputs is not None:
         tensors.append(scores.outputs)
-    are_finite = all(tensor.isfinite().all() for tensor in tensors)
-    if not are_finite:
-        if isinstance(measure, str | ModelScore):
-            measure_name = measure
-        else:
-            measure_name = ", ".join(measure)
-        raise undefined_untrained(requester, measure_name, scores.outputs)
+    if all(tensor.isfinite().all() for tensor in tensors):
+        return
+    if isinstance(measure, str | ModelScore):
+        measure_name = measure
+    else:
+        measure_name = ", ".join(measure)
+    raise undefined_untrained(requester, measure_name, scores.outputs)

@@ -57,28 +57,30 @@ MAX_ENTRIES_TO_PREDICT = 2**22
 
 
 @cache
-def _named(name: str, mode: Any) -> str | ModelScore:
+def _performance_called(name: str, mode: Any) -> str | ModelScore:
     return performance_of("judge", name, mode)
 
 
-def _judgment(
+def _form_of_judge(
     client: AnsweringClient,
     models: Tensor,
     performance: Any = None,
     mode: str | None = None,
 ) -> Numbers:
+    """Return what the answer of :func:`judge` to these arguments must be."""
     if performance is not None:
         lowest, highest = range_of_score(performance)
         return Numbers(torch.float64, (len(models),), lowest=lowest, highest=highest)
     return _form_of_counts(client, rows=(1 + len(models),))
 
 
-def _judgments(
+def _form_of_judge_coalitions(
     client: AnsweringClient,
     models: Tensor,
     trained: Tensor,
     weights: Tensor,
 ) -> Numbers:
+    """Return what the answer of :func:`judge_coalitions` to these arguments must be."""
     num_coalitions = 2 ** trained.shape[1]
     return _form_of_counts(client, rows=(2, 1 + num_coalitions))
 
@@ -126,15 +128,15 @@ def judge(
         classifies correctly. A rare class's column is 0. The last column is the sum over all rare classes, or 0 if they
         have fewer than :data:`MIN_HELD_OUT` samples together.
     """
-    if isinstance(performance, ModelScore):
-        return local.utility(models, performance)
-    if performance is not None:
-        return local.utility(models, _named(performance, mode))
-    scores: Any = local.evaluate(models)
-    return _without_rare_classes(scores.support, scores.values["correct"])
+    if performance is None:
+        scores: Any = local.evaluate(models)
+        return _without_rare_classes(scores.support, scores.values["correct"])
+    if isinstance(performance, str):
+        performance = _performance_called(performance, mode)
+    return local.utility(models, performance)
 
 
-declare_answer(judge, _judgment, times=math.inf)
+declare_answer(judge, _form_of_judge, times=math.inf)
 
 
 def judge_coalitions(
@@ -181,7 +183,7 @@ def judge_coalitions(
     return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
 
 
-declare_answer(judge_coalitions, _judgments, times=math.inf)
+declare_answer(judge_coalitions, _form_of_judge_coalitions, times=math.inf)
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
@@ -357,12 +359,11 @@ class ClientJudges(VectorEvaluator):
         ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         tensors = [models.to(self._device), trained, weights]
-        answers = map_clients(self._clients, partial(self._answer, judge_coalitions, tensors))
-        counts_by_client = {
-            client.id: answer
-            for client, answer in zip(self._clients, answers)
-            if answer is not None
-        }
+        answers = map_clients(self._clients, partial(self._ask, judge_coalitions, tensors))
+        counts_by_client = {}
+        for client, answer in zip(self._clients, answers):
+            if answer is not None:
+                counts_by_client[client.id] = answer
         if not counts_by_client:
             raise NoAnswer("no client has judged the coalitions.")
 
@@ -399,14 +400,15 @@ class ClientJudges(VectorEvaluator):
             )
             for row, model in zip(rows, models):
                 build(row, model)
-            answers = map_clients(self._clients, partial(self._answer, self._question, [models]))
+            answers = map_clients(self._clients, partial(self._ask, self._question, [models]))
             chunks_of_models.append(models)
             chunks_of_answers.append(answers)
 
         self.answers = {}
-        for client, *chunks in zip(self._clients, *chunks_of_answers):
-            if all(chunk is not None for chunk in chunks):
-                self.answers[client.id] = self._joined(chunks)
+        for client, *chunks_of_client in zip(self._clients, *chunks_of_answers):
+            has_answered_all = all(chunk is not None for chunk in chunks_of_client)
+            if has_answered_all:
+                self.answers[client.id] = self._joined(chunks_of_client)
         if not self.answers:
             raise NoAnswer("no client has judged the coalitions' models.")
 
@@ -422,10 +424,10 @@ class ClientJudges(VectorEvaluator):
             chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]
         return torch.cat(chunks)
 
-    def _answer(
+    def _ask(
         self, question: Callable[..., Tensor], tensors: list[Tensor], client: Client
     ) -> Tensor | None:
-        """Return a client's answer, or None, with a warning, if it gives none."""
+        """Return a client's answer to a question about ``tensors``, or None, with a warning, if it gives none."""
         try:
             return client.ask(question, *tensors).cpu()
         except NoAnswer as reason:

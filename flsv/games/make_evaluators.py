@@ -44,7 +44,7 @@ def make_evaluators(
     """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
     each once to find errors. With ``is_tried`` no model is scored twice.
     """
-    model_scores = {}
+    model_scores: dict[str, ModelScore] = {}
     for name, measure in measures.items():
         if isinstance(measure, ModelScore):
             model_scores[name] = measure
@@ -54,26 +54,11 @@ def make_evaluators(
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-
-    # The metrics that ask for each logged value.
-    metrics_by_value: dict[str, list[str]] = {}
-    for name, measure in model_scores.items():
-        if isinstance(measure.of, str):
-            metrics_by_value.setdefault(measure.of, []).append(name)
-    if metrics_by_value:
-        validated_models = ValidatedModels(
-            trainer,
-            space,
-            batches,
-            names=list(metrics_by_value),
-            derived=[measure.name for measure in model_scores.values() if measure.derived],
-            asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
-            seed=seed,
-        )
+    if any(isinstance(measure.of, str) for measure in model_scores.values()):
+        validated_models = _validated_models(trainer, space, batches, model_scores, seed)
         if not is_tried:
             validated_models.attempt()
         evaluators["logged"] = validated_models
-
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluators[measure.evaluator_key] = ModelEvaluator(
@@ -87,6 +72,31 @@ def make_evaluators(
                 is_tried=is_tried,
             )
     return evaluators
+
+
+def _validated_models(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    batches: list[StoredBatches],
+    model_scores: Mapping[str, ModelScore],
+    seed: int,
+) -> ValidatedModels:
+    """Make the evaluator of all values that the module logs and a measure asks for. ``model_scores`` has the measure of
+    each metric, by the metric's name.
+    """
+    metrics_by_value: dict[str, list[str]] = {}
+    for metric, measure in model_scores.items():
+        if isinstance(measure.of, str):
+            metrics_by_value.setdefault(measure.of, []).append(metric)
+    return ValidatedModels(
+        trainer,
+        space,
+        batches,
+        names=list(metrics_by_value),
+        derived=[measure.name for measure in model_scores.values() if measure.derived],
+        asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
+        seed=seed,
+    )
 
 
 def classifier_evaluator(
@@ -146,11 +156,10 @@ def evaluator_on(
     """
     batches = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        return evaluator.on(
-            _inputs_and_labels(trainer, batches, "what clients are asked for"), private
-        )
+        pairs = _inputs_and_labels(trainer, batches, "what clients are asked for")
+        return evaluator.with_batches(pairs, private)
     assert isinstance(evaluator, ValidatedModels)
-    return evaluator.on(batches, private)
+    return evaluator.with_batches(batches, private)
 
 
 def _inputs_and_labels(

@@ -35,7 +35,7 @@ from flsv.games.output_metric import (
     check_two_classes,
     wants_probabilities,
 )
-from flsv.games.random_models import RandomModels
+from flsv.games.random_models import SMALL_SCALE, RandomModels
 from flsv.games.validation_batches import checked_logits, no_forward, read_batches
 from flsv.games.vector_evaluator import (
     Build,
@@ -138,7 +138,7 @@ class ModelEvaluator(VectorEvaluator):
         self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
         self.copies: ScoringCopies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
-        self._read(batches)
+        self._read_batches(batches)
 
         # One copy of the metric for each model of a chunk.
         self._metrics: list[OutputMetric] = []
@@ -168,18 +168,19 @@ class ModelEvaluator(VectorEvaluator):
             if takes_pixel_labels or not has_label_per_pixel:
                 check_two_classes(output_metric.metric, all_labels, self._requester)
 
-    def _read(self, batches: Iterable[Any]) -> None:
-        size = _CPU_BATCH_SIZE if self.device.type == "cpu" else None
+    def _read_batches(self, batches: Iterable[Any]) -> None:
+        """Keep pairs ``(x, y)`` on the device, and count the samples of each class."""
+        max_batch_size = _CPU_BATCH_SIZE if self.device.type == "cpu" else None
         self._batches, self._support = read_batches(
-            batches, self.device, num_classes=self.num_classes, size=size
+            batches, self.device, num_classes=self.num_classes, size=max_batch_size
         )
 
-    def on(
+    def with_batches(
         self,
         batches: Iterable[Any] | None,
         private: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> ModelEvaluator:
-        """Make an evaluator that computes the same scores on other batches.
+        """Return a copy of this evaluator that computes the same scores on other batches.
 
         Args:
             batches: pairs ``(x, y)``. None: the batches of this evaluator.
@@ -190,7 +191,7 @@ class ModelEvaluator(VectorEvaluator):
         evaluator.copies = ScoringCopies(self._module, self.space)
         evaluator._read_private = private
         if batches is not None:
-            evaluator._read(batches)
+            evaluator._read_batches(batches)
             evaluator._check_labels()
         return evaluator
 
@@ -228,8 +229,8 @@ class ModelEvaluator(VectorEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def live(self, module: nn.Module, keep: bool = False) -> Scores:
-        """Compute the scores of a module as it is, see :meth:`VectorEvaluator.live`."""
+    def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
+        """Compute the scores of a module as it is, see :meth:`VectorEvaluator.score_module`."""
         sums = self._sums(1, keep)
         with self._scoring():
             module_copy = ModuleCopies(module, self.space).load_to_score(is_last=True)
@@ -417,29 +418,20 @@ class ModelEvaluator(VectorEvaluator):
     def _stacked_outputs(
         self, module: nn.Module, build: Build, rows: range
     ) -> Callable[[Any], Any]:
-        """Return a function for the outputs ``[c, B, ...]`` of the models ``rows``."""
+        """Return a function from inputs to the outputs ``[c, B, ...]`` of the models ``rows``, computed at once."""
         shape = len(rows), self.space.size
         vectors = torch.empty(shape, dtype=self.space.dtype, device=self.device)
         for row, index in enumerate(rows):
-            build(index, vectors[row])  # writes into the row
-        stacked_state = {}  # [c, ...] by name
+            build(index, vectors[row])  # writes model `index` into the row
+        stacked_state = {}  # each tensor is [c, ...]
         for name, tensor in self.space.unflatten(vectors).items():
             stacked_state[name] = tensor.to(self._dtype_by_name[name])
+        return partial(_outputs_of_stacked, module, stacked_state)
 
-        def outputs_of_models(x: Any) -> Tensor:
-            def outputs_of_model(state: dict[str, Tensor]) -> Any:
-                return functional_call(module, state, (x,))
-
-            # vmap calls it once, with a state that looks like one model's.
-            stacked_outputs = vmap(outputs_of_model, randomness="same")(stacked_state)
-            if not isinstance(stacked_outputs, Tensor):
-                raise TypeError(f"forward gives {type(stacked_outputs).__name__}")
-            return stacked_outputs
-
-        return outputs_of_models
-
-    def _score(self, rows: range, outputs: Callable[[Any], Any], sums: Sums) -> None:
-        """Score the models with the indices ``rows`` by their ``outputs(x)``, and write the results into ``sums``."""
+    def _score(self, rows: range, compute_outputs: Callable[[Any], Any], sums: Sums) -> None:
+        """Score the models with the indices ``rows``, and write the results into ``sums``.
+        ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``.
+        """
         while self._metrics and len(self._metrics) < len(rows):
             self._metrics.append(self._metrics[0].clone())
         metrics = self._metrics[: len(rows)]
@@ -451,10 +443,10 @@ class ModelEvaluator(VectorEvaluator):
         losses = sums.losses[rows.start : rows.stop]
         correct.zero_()
         seed_global_rngs(self._seed, "utility")
-        predicted_from: list[Tensor] = []
+        logits_by_batch: list[Tensor] = []
         for position, (x, y) in enumerate(self._batches):
             with self._context():
-                batch_outputs = outputs(x)
+                batch_outputs = compute_outputs(x)
             if self.num_classes is not None:
                 checked_logits(batch_outputs[0], y, self.num_classes)
                 batch_hits, batch_losses = score_batch(batch_outputs, y)
@@ -464,10 +456,10 @@ class ModelEvaluator(VectorEvaluator):
                 metric.update(model_outputs, y)
             if sums.output_form is not None:
                 logits = sums.output_form.logits(batch_outputs, y)
-                predicted_from.append(logits.float().cpu())
+                logits_by_batch.append(logits.float().cpu())
 
-        if predicted_from:
-            sums.outputs[rows.start] = torch.cat(predicted_from, 1)
+        if logits_by_batch:
+            sums.outputs[rows.start] = torch.cat(logits_by_batch, 1)
         for metric, row in zip(metrics, rows):
             sums.metric[row] = metric.value()
 
@@ -528,12 +520,12 @@ class ModelEvaluator(VectorEvaluator):
         # Class numbers are no form: between two of them lies another class.
         if self.form is not None and not self.form.classifies:
             is_bounded = random_models.have_bound()
-            self.form = self.form.if_fractional(is_bounded, random_models.small_outputs())
+            self.form = self.form.if_fractional(is_bounded, random_models.outputs(SMALL_SCALE))
 
     def _random_models(self, copies: ModuleCopies, x: Any) -> RandomModels:
         return RandomModels(
             partial(self._loaded, copies),
-            space=self.space,
+            num_parameters=self.space.num_parameters,
             vector=self.space.read(copies.load()),
             x=x,
             context=self._context,
@@ -584,6 +576,20 @@ def _outputs_of(module: nn.Module, x: Any) -> Any:
     """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
     outputs = module(x)
     return outputs[None] if isinstance(outputs, Tensor) else [outputs]
+
+
+def _outputs_of_stacked(module: nn.Module, stacked_state: dict[str, Tensor], x: Any) -> Tensor:
+    """Return the outputs ``[c, B, ...]`` of c models for the inputs ``x``. The models' states are stacked, ``{name: [c,
+    ...]}``.
+    """
+
+    def outputs_of_one(state: dict[str, Tensor]) -> Any:
+        return functional_call(module, state, (x,))
+
+    outputs = vmap(outputs_of_one, randomness="same")(stacked_state)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"forward gives {type(outputs).__name__}")
+    return outputs
 
 
 def _free_cached_memory(device: torch.device) -> None:

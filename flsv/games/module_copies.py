@@ -107,24 +107,27 @@ class ModuleCopies:
     def _copy_callbacks(self, trainer: L.Trainer) -> None:
         """Copy the callbacks that the module has configured together with it."""
         module_copy = self.load()
-        # Of its class: in a coalition's copy the instance configures none.
-        configured: Any = type(module_copy).configure_callbacks(module_copy)
-        kinds = set(map(type, configured if isinstance(configured, Sequence) else [configured]))
-        parts = [*self._module.modules(), *vars(self._module).values()]
-        part_by_kind = {type(part): part for part in parts if type(part) in kinds}
-        bound_methods = []
+        # The method of the class: a coalition's module has another one among its attributes, which configures none.
+        configured_callbacks: Any = type(module_copy).configure_callbacks(module_copy)
+        if not isinstance(configured_callbacks, Sequence):
+            configured_callbacks = [configured_callbacks]
+        configured_types = set(map(type, configured_callbacks))
+
+        parts_of_module = [*self._module.modules(), *vars(self._module).values()]
+        part_by_type = {type(part): part for part in parts_of_module}
+        log_methods = []
         for callback in callbacks_of(trainer):
-            if type(callback) not in kinds or isinstance(callback, WATCHERS):
+            if type(callback) not in configured_types or isinstance(callback, WATCHERS):
                 continue
-            # A copy of the run's module may have its own.
-            own_callback: Any = part_by_kind.get(type(callback), callback)
-            self._callbacks.append(own_callback)
-            bound_methods += [vars(own_callback).get(name) for name in ("log", "log_dict")]
+            # The module itself may hold the callback, and a copy of the module then has another one than its Trainer.
+            callback_of_module: Any = part_by_type.get(type(callback), callback)
+            self._callbacks.append(callback_of_module)
+            log_methods += [vars(callback_of_module).get(name) for name in ("log", "log_dict")]
 
         self._dump = partial(
             self._dump,
             copied_ids=frozenset(map(id, self._callbacks)),
-            shared_ids=frozenset([*self._dump.keywords["shared_ids"], *map(id, bound_methods)]),
+            shared_ids=frozenset([*self._dump.keywords["shared_ids"], *map(id, log_methods)]),
         )
         self._pickled = None
         self._dump_parts()
@@ -156,14 +159,16 @@ class ModuleCopies:
         return module, trainer
 
     def _parts(self) -> tuple[Any, Any, Any, Any]:
+        """Return the module, and the optimizers, schedulers and callbacks that are copied together with it."""
         if self._trainer is None:
             return self._module, [], [], []
         optimizers = self._trainer.optimizers
         return self._module, optimizers, self._trainer.lr_scheduler_configs, self._callbacks
 
     def _dump_parts(self) -> Pickled:
+        """Return the pickle of what :meth:`_parts` returns, which is made once."""
         if self._pickled is None:
-            self._pickled = self._made(lambda: self._dump(self._parts()))
+            self._pickled = self._call_with_stand_ins(lambda: self._dump(self._parts()))
         return self._pickled
 
     def _load(
@@ -171,7 +176,8 @@ class ModuleCopies:
         is_last: bool = False,
         as_program: bool = False,
     ) -> tuple[Any, Any, Any, Any]:
-        module, optimizers, schedulers, callbacks = self._made(
+        """Return new copies of what :meth:`_parts` returns."""
+        module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
             lambda: self._dump_parts().load(
                 copies_memory=not is_last,
                 as_program=as_program,
@@ -183,8 +189,10 @@ class ModuleCopies:
             _uncompile(layer)
         return module, optimizers, schedulers, callbacks
 
-    def _made(self, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns. Attributes of layers at which it fails get stand-ins."""
+    def _call_with_stand_ins(self, function: Callable[[], Any]) -> Any:
+        """Return what ``function`` returns. It pickles or loads the parts, and is called again with stand-ins for the
+        attributes of layers at which it has failed.
+        """
         reason = f"models are scored in copies of {type(self._module).__name__}"
         module, optimizers, _, callbacks = self._parts()
         roots = {
@@ -194,7 +202,7 @@ class ModuleCopies:
         }
         while True:
             try:
-                return make()
+                return function()
             except Exception as error:
                 refused = find_refused(roots, lambda part: self._dump(part).load())
                 message = refused.describe(reason)
@@ -408,10 +416,7 @@ def put_private(module: nn.Module, space: ParameterSpace, private: Mapping[str, 
     if not private:
         return
     module_tensors = named_tensors(module)
-    for name, value in private.items():
-        tensor = module_tensors.get(name)
-        is_in_vectors = name in space.names
-        if tensor is None or is_in_vectors:
-            continue
-        if tensor.shape == value.shape:
-            tensor.copy_(value)
+    private_names = module_tensors.keys() & private.keys() - set(space.names)
+    for name in private_names:
+        if module_tensors[name].shape == private[name].shape:
+            module_tensors[name].copy_(private[name])

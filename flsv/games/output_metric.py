@@ -96,20 +96,18 @@ class OutputMetric:
             value = self.metric.compute()
         except (RuntimeError, IndexError, ValueError) as error:
             raise self._refused(error) from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            if isinstance(value, Tensor):
-                form = str(list(value.shape))
-            else:
-                form = type(value).__name__
-            if isinstance(value, Tensor):
-                advice = 'Let the metric average, such as average="macro".'
-            else:
-                advice = "Give a metric of one number, such as the metric that this one wraps."
-            raise ConfigurationError(
-                f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a "
-                f"scalar. {advice}"
-            )
-        return float(value)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return float(value)
+
+        if isinstance(value, Tensor):
+            form = str(list(value.shape))
+            advice = 'Let the metric average, such as average="macro".'
+        else:
+            form = type(value).__name__
+            advice = "Give a metric of one number, such as the metric that this one wraps."
+        raise ConfigurationError(
+            f"{type(self.metric).__name__} gives {form}, expected one number per model: a utility is a scalar. {advice}"
+        )
 
     def _refused(self, error: Exception) -> ConfigurationError:
         return ConfigurationError(
@@ -162,30 +160,42 @@ class OutputForm:
         return replace(self, is_bounded=is_bounded)
 
     def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Convert outputs ``[c, B, ...]`` of c models to this form."""
-        # Outputs are [c, B] or [c, B, 1] with one number for a sample, else [c, B, M, ...] for M classes.
-        if outputs.shape[1:] == (*y.shape, 1):
+        """Convert the outputs ``[c, B, ...]`` of c models for the labels ``y [B, ...]`` to this form. Classifiers'
+        classes become the last dimension.
+        """
+        has_trailing_one = outputs.shape[1:] == (*y.shape, 1)
+        if has_trailing_one:
             outputs = outputs.squeeze(-1)
         if not self.classifies:
             return outputs
+
         if self.are_label_likelihoods:
-            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)  # p below 1
-            log_1_minus_p = (-log_p.expm1()).log()
-            return torch.stack([log_1_minus_p, log_p], -1)  # [c, B, 2]
+            # [c, B], log p with p the probability of the sample's label. The classes become [not the label, the label].
+            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)  # so that p < 1
+            log_not_p = (-log_p.expm1()).log()  # log(1 - p)
+            return torch.stack([log_not_p, log_p], -1)
+
         if self.has_one_output:
-            log_odds = outputs if self.gives_logits else outputs.logit(eps=MIN_PROBABILITY)
-            return torch.stack([torch.zeros_like(log_odds), log_odds], -1)  # [c, B, 2]
+            # [c, B], a number for class 1. Class 0 gets the logit 0.
+            logits_of_class_1 = outputs
+            if not self.gives_logits:
+                logits_of_class_1 = outputs.logit(eps=MIN_PROBABILITY)
+            logits_of_class_0 = torch.zeros_like(logits_of_class_1)
+            return torch.stack([logits_of_class_0, logits_of_class_1], -1)
+
+        # [c, B, M, ...], a number for each of M classes.
         if not self.gives_logits:
             outputs = outputs.clamp_min(MIN_PROBABILITY).log()
-        return outputs.movedim(2, -1)  # [c, B, ..., M]
+        return outputs.movedim(2, -1)
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Convert one model's predicted logits ``[B, ..., M]`` back to outputs."""
+        """Convert one model's predicted logits ``[B, ..., M]`` back to outputs, as :meth:`logits` has got them."""
         if not self.classifies:
             return logits
-        if self.are_label_likelihoods:  # of [another label, the label]
-            return logits.log_softmax(-1)[..., 1]
-        if self.has_one_output:  # [class 0, class 1] becomes one number
+        if self.are_label_likelihoods:  # of the classes [not the label, the label]
+            log_probabilities = logits.log_softmax(-1)
+            return log_probabilities[..., 1]
+        if self.has_one_output:  # of the classes [0, 1]
             log_odds = logits[..., 1] - logits[..., 0]
             return log_odds if self.gives_logits else log_odds.sigmoid()
         if not self.gives_logits:

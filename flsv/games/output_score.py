@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from flsv.functional.shapley.predicted_outputs import (
     predicted_shapley,
     values_of_tables,
 )
-from flsv.games.case_scores import CaseScores, case_scores, within
+from flsv.games.case_scores import CaseScores, case_scores, score_within_bounds
 from flsv.games.coalition_utility import Measure, utility_of
 from flsv.games.judges import ClientJudges
 from flsv.games.model_evaluator import ModelEvaluator
@@ -53,7 +52,7 @@ class OutputScore:
             score = self.score
             if self.is_bounded:
                 has_members = trained.any(1)
-                score = partial(self._score_within, outputs[has_members])
+                score = score_within_bounds(self.score, outputs[has_members])
             return predicted_shapley(
                 trained,
                 utilities,
@@ -74,9 +73,6 @@ class OutputScore:
         # Trained coalitions keep their own utility in both games.
         tables[coalition_numbers] = utilities.to(tables).unsqueeze(1)
         return values_of_tables(tables)
-
-    def _score_within(self, trained_outputs: Tensor, outputs: Tensor) -> Tensor:
-        return self.score(within(trained_outputs, outputs))
 
     def case_values(
         self,
@@ -146,14 +142,12 @@ def _drawable_layers(module: nn.Module, space: ParameterSpace) -> list[Any]:
     frozen_ids = {id(tensor) for tensor in space.constants(module).values()}
     layers = []
     for layer in module.modules():
-        can_be_drawn = callable(getattr(layer, "reset_parameters", None))
-        if not can_be_drawn:
+        if not callable(getattr(layer, "reset_parameters", None)):
             continue
         parameters = list(layer.parameters())
         has_frozen = any(id(parameter) in frozen_ids for parameter in parameters)
-        has_nonzero = any(parameter.any() for parameter in parameters)
-        # Adapters start at zero, and must stay there.
-        is_adapter = len(parameters) > 0 and not has_nonzero
+        # An adapter starts at zero, and must stay there.
+        is_adapter = len(parameters) > 0 and not any(parameter.any() for parameter in parameters)
         if not has_frozen and not is_adapter:
             layers.append(layer)
     return layers

@@ -4,65 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flsv.core.parameter_space import ParameterSpace
 from flsv.games.output_metric import are_probabilities, beyond_probabilities
 from flsv.games.vector_evaluator import Build
 
-#: Number of models, and scales of their parameters.
-_NUM_MODELS, _SCALE = 8, 3.0
-_SMALL_SCALE, _LARGE_SCALE = 0.1 * _SCALE, 10 * _SCALE
+#: Number of models, and standard deviations of their parameters.
+_NUM_MODELS = 8
+_SCALE = 3.0
+SMALL_SCALE = 0.1 * _SCALE
+_LARGE_SCALE = 10 * _SCALE
 
 
+@dataclass(frozen=True, eq=False)
 class RandomModels:
     """Models of a module whose parameters are normal random numbers, on one batch.
 
     Args:
         load: returns a module in evaluation mode that holds model i of a :data:`Build`.
-        space: the map between the module and vectors.
+        num_parameters: number of parameters at the beginning of a model's vector, before the buffers.
         vector: ``[P]``, a model whose buffers the models have.
         x: the inputs.
         context: function that returns a context manager for a forward pass.
     """
 
-    def __init__(
-        self,
-        load: Callable[[Build, int], nn.Module],
-        *,
-        space: ParameterSpace,
-        vector: Tensor,
-        x: Any,
-        context: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self._load = load
-        self._num_parameters = space.num_parameters
-        self._vector = vector
-        self._x = x
-        self._context = context
+    load: Callable[[Build, int], nn.Module]
+    num_parameters: int
+    vector: Tensor
+    x: Any
+    context: Callable[[], AbstractContextManager[Any]]
 
     def outputs(self, scale: float = _SCALE) -> Iterator[Any]:
         """Yield each model's outputs. ``scale`` is the standard deviation of the parameters."""
         generator = torch.Generator().manual_seed(0)
 
         def write_random_model(_: int, out: Tensor) -> None:
-            out.copy_(self._vector)
-            parameters = scale * torch.randn(self._num_parameters, generator=generator)
-            out[: self._num_parameters] = parameters.to(out)
+            out.copy_(self.vector)
+            parameters = scale * torch.randn(self.num_parameters, generator=generator)
+            out[: self.num_parameters] = parameters.to(out)
 
         for index in range(_NUM_MODELS):
-            module = self._load(write_random_model, index)
-            with self._context():
-                outputs = module(self._x)
+            module = self.load(write_random_model, index)
+            with self.context():
+                outputs = module(self.x)
             yield outputs
-
-    def small_outputs(self) -> Iterator[Any]:
-        """Yield the outputs of models with small parameters."""
-        return self.outputs(_SMALL_SCALE)
 
     def give_probabilities(self) -> bool:
         """Return whether all models' outputs are probabilities."""

@@ -74,12 +74,12 @@ class ValidatedModels(VectorEvaluator):
         self._read_private: Callable[[], Mapping[str, Tensor]] = dict
         self.copies: ScoringCopies = ScoringCopies(trainer.lightning_module, space)
 
-    def on(
+    def with_batches(
         self,
         loaders: Sequence[StoredBatches],
         private: Callable[[], Mapping[str, Tensor]] | None = None,
     ) -> ValidatedModels:
-        """Make an evaluator that computes the same scores on other batches.
+        """Return a copy of this evaluator that computes the same scores on other batches.
 
         Args:
             loaders: the other batches, from :func:`flsv._lightning.evaluation.store_batches`.
@@ -123,7 +123,7 @@ class ValidatedModels(VectorEvaluator):
         return Scores(scores)
 
     @torch.no_grad()
-    def live(
+    def score_module(
         self,
         module: nn.Module,
         keep: bool = False,
@@ -132,7 +132,7 @@ class ValidatedModels(VectorEvaluator):
         logged_values = self.logged_values(ModuleCopies(module, self.space))
         scores = {}
         for name, value in self._named_values(logged_values).items():
-            scores[name] = torch.tensor([value]).double()
+            scores[name] = torch.tensor([value], dtype=torch.float64)
         return Scores(scores)
 
     @property
@@ -159,7 +159,8 @@ class ValidatedModels(VectorEvaluator):
         Raises:
             ConfigurationError: ``validation_step`` does not log the value with its autograd graph.
         """
-        return self._derive(vector, name)[1]
+        _value, gradient = self._value_and_gradient(vector, name)
+        return gradient
 
     def attempt(self) -> None:
         """Evaluate the fit's module as it is, to find errors before training.
@@ -214,6 +215,7 @@ class ValidatedModels(VectorEvaluator):
             yield ValidationRun(self._trainer, trainer, self._loaders)
 
     def _named_values(self, logged_values: Mapping[str, Any]) -> dict[str, float]:
+        """Return the values by which models are scored. Raise ConfigurationError if one is not logged."""
         for name in self._value_names:
             if name not in logged_values:
                 requester = self._requesters.get(name, "a utility")
@@ -226,8 +228,8 @@ class ValidatedModels(VectorEvaluator):
                 )
         return {name: logged_number(name, logged_values) for name in self._value_names}
 
-    def _derive(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return the value that ``validation_step`` logs under ``name``, and its gradient ``[P']``."""
+    def _value_and_gradient(self, vector: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """Return what ``validation_step`` logs under ``name`` of a model ``[P]``, and its gradient ``[P']``."""
         # Lightning's evaluation loop converts logged values to numbers, without a graph. So the step is called
         # directly, without its hooks, and batches are averaged as Lightning does it, weighted by their sizes.
         gradient = torch.zeros(self.space.num_parameters, dtype=torch.float64, device=vector.device)
@@ -271,7 +273,7 @@ class ValidatedModels(VectorEvaluator):
         logged_value: float,
     ) -> None:
         """Raise unless the value that is differentiated equals ``logged_value``, which Lightning logs."""
-        value, _ = self._derive(model, name)
+        value, _gradient = self._value_and_gradient(model, name)
         step_value = float(value)
         relative_tolerance = rounding_of(self._trainer).number
         tolerance = relative_tolerance * max(1.0, abs(logged_value))

@@ -232,7 +232,7 @@ class VectorEvaluator(ABC):
         outputs, if possible, from which other coalitions' outputs are predicted.
         """
 
-    def live(self, module: nn.Module, keep: bool = False) -> Scores:
+    def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of the fit's module as it is, with all state that hooks have given it.
 
         Args:

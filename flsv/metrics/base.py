@@ -7,7 +7,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import VOCABULARY, Client, ClientMatrix
-from flsv.metrics.guide import Guide, needs_in_words
+from flsv.metrics.guide import needs_in_words
 from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import ReadOnlyArguments
 from flsv.utilities.declared import Count, ValidatedArguments
@@ -36,23 +36,6 @@ NAMES_IN_USE = (
     "data",
     "how to read",
 )
-
-_Plot = TypeVar("_Plot", bound=Callable[..., Any])
-
-
-def _shown_by_notebooks(plot: _Plot) -> _Plot:
-    """Decorate a plotting function so that notebooks show its result as a picture."""
-
-    @functools.wraps(plot)
-    def with_picture(*args: Any, **kwargs: Any) -> Any:
-        result = plot(*args, **kwargs)  # (figure, axis), as torchmetrics returns them
-        if not isinstance(result, tuple):
-            return result
-        # Imported here because most runs draw nothing.
-        tuple_with_picture = resolve_name("flsv.metrics.plot:Shown")
-        return tuple_with_picture(result)
-
-    return cast(_Plot, with_picture)
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -318,6 +301,17 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         return None
 
+    def error_bars(self, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the ends ``[num_clients]`` of error bars for a picture: of :meth:`intervals` or, without these, of one
+        standard error. None for values per class, or if neither is known."""
+        if value.ndim != 1:
+            return None
+        intervals = self.intervals(value=value)
+        stderr = self.diagnostics().get("stderr")
+        if intervals is None and stderr is not None:
+            return value - stderr, value + stderr
+        return intervals
+
     def columns(self) -> list[str] | None:
         """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``. None if the
         columns are the classes.
@@ -346,25 +340,19 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 arguments.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(arguments)})"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "plot" in vars(cls):
-            cls.plot = _shown_by_notebooks(cls.plot)  # type: ignore[method-assign]  # wrapped on purpose
-
-    def guide(self) -> Guide:
-        """Return the values' unit, the meaning of their sign, the metric's needs and its cost, in words."""
+    def guide(self) -> dict[str, str]:
+        """Return the values' ``unit``, the meaning of their ``sign``, the metric's ``needs`` and its ``cost``, in
+        words."""
         sign = self.sign or ("more is better." if self.higher_is_better else "less is better.")
-        return Guide(self.unit, sign, needs_in_words(self), self.cost)
+        return {"unit": self.unit, "sign": sign, "needs": needs_in_words(self), "cost": self.cost}
 
-    @_shown_by_notebooks
     def plot(
         self,
         val: Tensor | Sequence[Tensor] | None = None,
         ax: Any = None,
         *,
         limits: tuple[float, float] | None = None,
-        stderr: Tensor | None = None,
-        title: str | None = None,
+        intervals: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
         """Plot the contributions. One value per client gives bars, values per class a heatmap, several rounds' values
         lines.
@@ -374,17 +362,17 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 ``compute()``.
             ax: a matplotlib axis to draw into. By default that of a new figure.
             limits: lowest and highest value of the scale. By default the lowest and highest of ``val``.
-            stderr: standard errors ``[num_clients]``, drawn on the bars. By default those in ``diagnostics`` if ``val``
-                is None, otherwise none.
-            title: title of the picture. By default the class's name.
+            intervals: the ends ``[num_clients]`` of intervals, drawn on the bars. By default :meth:`error_bars` if
+                ``val`` is None, otherwise none.
 
         Returns:
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
-            val = self.compute()
-            if stderr is None:
-                stderr = self.diagnostics().get("stderr")
+            current_value = self.compute()
+            val = current_value
+            if intervals is None:
+                intervals = self.error_bars(current_value)
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round
@@ -399,13 +387,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return plot_contributions(
             values,
             ax=ax,
-            name=title or type(self).__name__,
+            name=type(self).__name__,
             column_names=column_names,
             kind_of_columns=kind_of_columns,
             client_names=self.client_names,
-            unit=self.guide().unit,
+            unit=self.unit,
             limits=limits,
-            stderr=stderr,
+            intervals=intervals,
         )
 
     def _apply(

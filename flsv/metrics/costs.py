@@ -6,27 +6,15 @@ Wu et al. (pFedSV), IEEE Transactions on Mobile Computing, 2024, section VI-C an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from flsv.core import Round
 from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric
 from flsv.uploads import PrivateUpload
-
-
-def _traffic(round: Round, direction: Literal["up", "down"], in_bytes: bool = False) -> Tensor:
-    """Count the numbers (or bytes) that the round's r reached clients sent (``"up"``) or received (``"down"``),
-    ``[r]``.
-    """
-    assert round.channel is not None
-    count_traffic = round.channel.bytes if in_bytes else round.channel.numbers
-    counts = count_traffic(round.reached.tolist(), direction)
-    return counts.to(round.reached.device)
 
 
 class CommunicationCost(ContributionMetric):
@@ -65,16 +53,8 @@ class CommunicationCost(ContributionMetric):
     higher_is_better = False
     per_class = False
     plot_lower_bound = 0.0
-    #: Arguments of ``update``, and the round's attributes or functions of it that give them; clients whose updates were
-    #: dropped are included.
-    round_fields: ClassVar[dict[str, Any]] = {
-        "client_ids": "reached",
-        "uploaded": partial(_traffic, direction="up"),
-        "downloaded": partial(_traffic, direction="down"),
-        "uploaded_bytes": partial(_traffic, direction="up", in_bytes=True),
-        "downloaded_bytes": partial(_traffic, direction="down", in_bytes=True),
-    }
-    needs: Sequence[str] | None = ("reached", "channel")
+    #: ``{argument of update: attribute of the round}``. ``reached`` includes clients whose updates were dropped.
+    round_fields: ClassVar[dict[str, Any]] = {"client_ids": "reached"}
     former_names: ClassVar[dict[str, str]] = {"seen": "took_part"}
     exchanged: Tensor
     took_part: Tensor

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from flsv.__about__ import __version__
 from flsv.outside.value_round import RoundValues, metrics_by_name, value_round
-from flsv.results.curves import curves_of
+from flsv.results.curves import Curves
 from flsv.results.folder import CONTRIBUTIONS
 from flsv.results.record import now, record_head, write_record
 from flsv.results.rows import ResultBuilder
@@ -308,7 +308,7 @@ class _Files:
             metric_info["to_pay_by"] = False
         self._names: list[str] = []  # the names of all clients in the files
         self._results = ResultBuilder(metrics, self._names)
-        self._csv = CSV(folder / CONTRIBUTIONS, self._names)
+        self._csv = CSV(folder / CONTRIBUTIONS)
         self._logger = TensorBoardLogger(folder, name="", version="")
         self._tensorboard: TensorBoard | None = None
         self._samples: dict[int, int] = {}
@@ -358,13 +358,8 @@ class _Files:
         if is_first_round:
             self._csv.keep_rows_before(first_round=0)
         self._names[:] = names
-        self._tensorboard = TensorBoard(
-            self._logger,
-            self._metrics,
-            client_names=names,
-            class_names=None,
-            per_class=curves_of(self._metrics, has_class_curves=True),
-        )
+        curves = Curves(self._metrics, names, class_names=None)
+        self._tensorboard = TensorBoard(self._logger, curves)
         return self._tensorboard
 
     def finish(self) -> None:

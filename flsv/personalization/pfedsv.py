@@ -91,12 +91,11 @@ def collaborate(
         base = base.clone()
         base[~personal.to(base.device)] = extractor
     models = torch.stack([select_entries(local.model, personal), *downloads])  # [s, Q]
-    scored = _ScoredMixtures(local, models=models, base=base, personal=personal)
+    game = _MixtureGame(local, models=models, base=base, personal=personal)
 
-    num_marginals = permutations_factor * len(models) * (len(models) - 1)
-    estimate = permutation_shapley(
-        scored.utility, len(models), budget=num_marginals + 2, generator=generator
-    )
+    num_orders = permutations_factor * len(models)
+    budget = num_orders * (len(models) - 1) + 2  # with the empty and the full set of models
+    estimate = permutation_shapley(game.utility, len(models), budget=budget, generator=generator)
     values = estimate.values
 
     if personal is None:
@@ -109,15 +108,15 @@ def collaborate(
     mixed_model = keep_common(weights.to(models) @ models, models)
 
     if safeguard:
-        mixed_model = _own_unless_better(models[0], mixed_model, scored.evaluate)
+        mixed_model = _own_unless_better(models[0], mixed_model, game.evaluate)
     local.state[OWN_MODEL] = insert_entries(mixed_model, base, personal)
     return values
 
 
 @dataclass
-class _ScoredMixtures:
-    """Scores at a client of mixtures of s ``models [s, Q]``, the entries ``personal`` of models that else equal
-    ``base [P]``.
+class _MixtureGame:
+    """Game at a client whose players are s ``models [s, Q]``. A mixture of them takes the place of the entries
+    ``personal`` of ``base [P]``.
     """
 
     local: LocalData

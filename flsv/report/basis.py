@@ -20,7 +20,7 @@ from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
     Verdict,
-    doubt_inputs,
+    inputs_of_events,
     matrix_of,
     performance_inputs,
     value_errors,
@@ -202,7 +202,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
     recorded_inputs = {
         "source": "scores" if metric_info["class"] == "ShadowShapley" else "none",
         **performance_inputs(run.record, metric),  # replaces the default above
-        **doubt_inputs(run.record["events"], run.client_names),
+        **inputs_of_events(run.record["events"], run.client_names),
     }
     inputs = PaymentInputs(
         values=estimates["value"].tolist(),
@@ -268,16 +268,17 @@ def basis_by_retraining(run: Run) -> Basis:
     basis = _basis_by_metric(run.retrained, RETRAINED_METRIC)
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
     trained = WORDS["trainings"].get(performance.get("trainings"))
-    doubts = doubt_inputs(run.record["events"], run.client_names)
-    del doubts["incidents"]  # what a site missed in the run, it may have sent in the repetitions
+    event_inputs = inputs_of_events(run.record["events"], run.client_names)
+    # What a site missed in the run, it may have sent in the repetitions.
+    del event_inputs["incidents"]
     # A repetition may have taken coalitions over from the run.
-    doubts["unlike_run"] = doubts["unlike_run"] or basis.inputs.unlike_run
+    event_inputs["unlike_run"] = event_inputs["unlike_run"] or basis.inputs.unlike_run
     return replace(
         basis,
         key=RETRAINED,
         title=f"retraining, measured by {titled(basis.by)}",
         origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
-        inputs=replace(basis.inputs, **doubts),
+        inputs=replace(basis.inputs, **event_inputs),
     )
 
 

@@ -20,7 +20,14 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from flsv.report.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
-from flsv.report.html import Table, bar_cells, heatmap_table, render, table_by_name, table_of_texts
+from flsv.report.html import (
+    Table,
+    bar_cells,
+    heatmap_table,
+    render,
+    table_of_clients,
+    table_of_texts,
+)
 from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import (
     Budget,
@@ -85,7 +92,7 @@ def write_report(
     client_id = None
     folder = run.folder
     if client is not None:
-        client_id = client_number(client, run.client_names, "client")
+        client_id = client_number(client, run.client_names)
         folder = run.folder / "clients" / run.folders[client_id]
     file = folder / "report.html" if out is None else Path(out)
 
@@ -160,10 +167,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
-        "values": None,
-        "source": "",
         "missing": misses_value,
-        "moved": {},
         "front": sentences,
         "appendix": {
             "Who took part": [
@@ -171,7 +175,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _class_count_heatmap(run, clients, names),
             ],
             "All values": [
-                table_by_name("partner", names, other_values) if other_values else "",
+                table_of_clients(names, other_values) if other_values else "",
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
@@ -182,8 +186,10 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if basis is not None:
         content["values"] = _values_table(basis, clients, names, shares, faults)
         content["source"] = f"{basis.title}; {basis.origin}"
-        for score, fraction in fractions_moved_by_scores(run, basis).items():
-            content["moved"][f"by {titled(score)}"] = fraction
+        content["moved"] = {
+            f"by {titled(score)}": fraction
+            for score, fraction in fractions_moved_by_scores(run, basis).items()
+        }
     return content
 
 
@@ -237,7 +243,7 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
         if metric in run.measured:
             values = run.estimates(metric)["value"]
             columns[title] = format_numbers(values[clients])
-    return table_by_name("partner", names, columns)
+    return table_of_clients(names, columns)
 
 
 def _settings_section(run: Run) -> list[str | Table | None]:
@@ -272,10 +278,6 @@ def _for_one(
     content: dict[str, Any] = {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
-        "values": None,
-        "source": "",
-        "missing": False,
-        "moved": {},
         "front": [
             _participation(run, client, finding),
             WORDS["findings"] if finding else "",
@@ -386,7 +388,7 @@ def _values_table(
 
     if any(faults):
         columns["finding"] = [faults[client] or NO_NUMBER for client in clients]
-    return table_by_name("partner", names, columns)
+    return table_of_clients(names, columns)
 
 
 def _values_for_one(

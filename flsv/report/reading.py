@@ -28,7 +28,7 @@ from flsv.results.folder import (
     repeated_folders,
 )
 from flsv.results.record import read_record
-from flsv.results.round_result import UNLIKE_RUN, Event, faults_in
+from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
     ESTIMATE,
     columns_in,
@@ -132,22 +132,7 @@ class Run:
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
-        class_names: list[str | None] = []
-        for metric, class_label in zip(self.table["metric"], self.table["class"]):
-            if class_label:
-                class_names.append(self.column_name(metric, class_label))
-            else:
-                class_names.append(None)  # a value of all classes
-        name_of_client = dict(enumerate(self.client_names))
-        return tidy(self.table).assign(
-            client_name=self.table["client"].map(name_of_client),
-            class_name=class_names,
-        )
-
-    @cached_property
-    def faulty_updates(self) -> dict[int, tuple[int, int]]:
-        """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of clients with faults."""
-        return faults_in(self.record["events"])
+        return tidy(self.table)
 
     def hashes_by_owner(self) -> dict[str, str]:
         """Return the samples' hashes by owner."""
@@ -332,21 +317,21 @@ def over_seeds(run: Run) -> Run:
         **run.record,
         "paid_in": mean_performances,
         "logged": logged,
-        "events": [*run.record["events"], *_doubts_of_others(run, runs)],
+        "events": [*run.record["events"], *_differences_of_others(run, runs)],
     }
     return RepeatedRun(run.folder, record, run.table, runs)
 
 
-def _doubts_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
+def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
     """Return what was found in other runs to speak against values, each sentence once."""
     texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
-    doubts = []
+    differences = []
     for repeated in runs:
         for event in repeated.record["events"]:
             if event.what == UNLIKE_RUN and event.text not in texts:
                 texts.add(event.text)
-                doubts.append(event)
-    return doubts
+                differences.append(event)
+    return differences
 
 
 def _means_of_all(

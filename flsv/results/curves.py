@@ -1,4 +1,4 @@
-"""Functions that convert a round's result to points of curves, and to values that callbacks monitor.
+"""Curves of loggers, and the values that callbacks monitor, of a round's rows.
 
 A tag begins with the metric's name, so that tools that group curves by the first part keep a metric's curves together.
 If all clients' curves are in one place, the tag ends with the client: ``cssv/client_3_Lyon``,
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import lightning as L
 import torch
@@ -41,16 +41,11 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write_round(self, result: RoundResult) -> None:
-        numbers = {
-            name: number
-            for name, number in self._numbers(result.table).items()
-            if not math.isnan(number)
-        }
-        names_without_value = self.names - numbers.keys()  # values of earlier rounds
-        for name in names_without_value:
+        for name in self.names:  # values of earlier rounds
             self._trainer.callback_metrics.pop(name, None)
         self.names = set()
-        self._store(numbers)
+        numbers = self._numbers(result.table)
+        self._store({name: number for name, number in numbers.items() if not math.isnan(number)})
 
     def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
         for result in results:
@@ -72,66 +67,63 @@ class Monitored(Sink):
         self.names |= numbers.keys()
 
 
-class Point(NamedTuple):
-    """One point of a logger's curve: the client's id, the curve's tag without the client, and the value."""
+class Curves:
+    """The curves of a run in loggers: their tags, and the points that each round adds.
 
-    #: None: the curve is of the whole federation.
-    client: int | None
-    tag: str
-    value: float
+    Args:
+        metrics: the run's metrics by name. Those without named columns also have curves per class.
+        client_names: the names of all clients.
+        class_names: the names of the classes, if they have any.
+        has_class_curves: whether any metric has curves per class.
+    """
 
-    def full_tag(self, client_names: Sequence[str] | None) -> str:
-        """Return the tag with the client at its end, as in ``weight/client_1_Lyon``."""
-        if self.client is None:
-            return self.tag
-        return f"{self.tag}/{client_part(self.client, client_names)}"
+    def __init__(
+        self,
+        metrics: Mapping[str, Metric],
+        client_names: Sequence[str],
+        class_names: Sequence[str] | None,
+        has_class_curves: bool = True,
+    ) -> None:
+        self.metrics = tuple(metrics)
+        self.client_names = client_names
+        self._class_names = class_names
+        self._metrics_per_class: list[str] = []
+        if has_class_curves:
+            self._metrics_per_class = [
+                name for name, metric in metrics.items() if column_names(metric) is None
+            ]
 
+    def points(self, result: RoundResult) -> Iterator[tuple[int | None, str, float]]:
+        """Yield ``(client, tag without the client, value)``. The client is None for the federation's numbers."""
+        metrics_per_class = self._metrics_with_class_curves(result)
+        for row in result.changes:
+            tag = row.metric if row.client is None else tag_of(row.metric)
+            if row.column == "":
+                yield row.client, tag, row.value
+                if not math.isnan(row.low):
+                    yield row.client, f"{tag}/low", row.low
+                    yield row.client, f"{tag}/high", row.high
+            elif row.metric in metrics_per_class:
+                class_part = _tag_part("class", int(row.column), self._class_names)
+                yield row.client, f"{tag}/{class_part}", row.value
 
-def curve_points(
-    result: RoundResult,
-    per_class: Iterable[str],
-    num_clients: int,
-    class_names: Sequence[str] | None,
-) -> Iterator[Point]:
-    """Yield the points that a round adds to curves. Metrics ``per_class`` also have curves per class."""
-    metrics_with_curves = _metrics_with_class_curves(result, per_class, num_clients)
-    for row in result.changes:
-        tag = row.metric if row.client is None else tag_of(row.metric)
-        if row.column == "":
-            yield Point(row.client, tag, row.value)
-            if not math.isnan(row.low):
-                yield Point(row.client, f"{tag}/low", row.low)
-                yield Point(row.client, f"{tag}/high", row.high)
-        elif row.metric in metrics_with_curves:
-            class_tag = class_part(int(row.column), class_names)
-            yield Point(row.client, f"{tag}/{class_tag}", row.value)
+    def full_tag(self, tag: str, client: int | None) -> str:
+        """Return a tag with the client at its end, as in ``weight/client_1_Lyon``."""
+        if client is None:
+            return tag
+        return f"{tag}/{_tag_part('client', client, self.client_names)}"
 
-
-def _metrics_with_class_curves(
-    result: RoundResult, per_class: Iterable[str], num_clients: int
-) -> set[str]:
-    """Return the metrics ``per_class`` that have not too many curves."""
-    classes_by_metric: dict[str, set[str]] = {metric: set() for metric in per_class}
-    for row in result.changes:
-        if row.column and row.metric in classes_by_metric:
+    def _metrics_with_class_curves(self, result: RoundResult) -> list[str]:
+        """Return the metrics that have values per class in a round, and not too many curves of them."""
+        classes_by_metric = defaultdict(set)
+        for row in result.changes:
             classes_by_metric[row.metric].add(row.column)
-
-    metrics_with_curves = set()
-    for metric, classes in classes_by_metric.items():
-        num_curves = len(classes) * num_clients
-        if num_curves <= MAX_CLASS_CURVES:
-            metrics_with_curves.add(metric)
-    return metrics_with_curves
-
-
-def curves_of(
-    metrics: Mapping[str, Metric],
-    has_class_curves: bool,
-) -> list[str]:
-    """Return the names of the metrics whose values per class become curves, if ``has_class_curves``."""
-    if not has_class_curves:
-        return []
-    return [name for name, metric in metrics.items() if column_names(metric) is None]
+        max_classes = MAX_CLASS_CURVES / len(self.client_names)
+        return [
+            metric
+            for metric in self._metrics_per_class
+            if len(classes_by_metric[metric] - {""}) <= max_classes
+        ]
 
 
 def tag_of(metric: str) -> str:
@@ -141,26 +133,17 @@ def tag_of(metric: str) -> str:
     return metric
 
 
-def class_part(column: int, names: Sequence[str] | None) -> str:
-    """Return a class's part of a tag: its number, and its name if that differs.
-
-    Example:
-        >>> class_part(3, None), class_part(0, ["T-shirt/top"]), class_part(1, ["0", "1"])
-        ('class_3', 'class_0_T-shirt_top', 'class_1')
-    """
-    return _tag_part("class", column, names)
-
-
-def client_part(client: int, names: Sequence[str] | None) -> str:
-    """Return a client's part of a tag: its id, and its name if that differs."""
-    return _tag_part("client", client, names)
-
-
 def _tag_part(
     kind: str,
     number: int,
     names: Sequence[str] | None,
 ) -> str:
+    """Return a class's or client's part of a tag: its number, and its name if that differs.
+
+    Example:
+        >>> _tag_part("class", 3, None), _tag_part("class", 0, ["T-shirt/top"]), _tag_part("client", 1, ["0", "1"])
+        ('class_3', 'class_0_T-shirt_top', 'client_1')
+    """
     numbered_kind = f"{kind}_{number}"
     if names is None:
         return numbered_kind

@@ -167,7 +167,7 @@ def _describe(metric: Metric) -> dict[str, Any]:
     has_class_values = bool(getattr(metric, "per_class", False))
     if isinstance(metric, ContributionMetric):
         columns = metric.columns()
-        guide = metric.guide().lines()
+        guide = metric.guide()
     return {
         "class": type(metric).__name__,
         "about": plain(what_it_is(metric)),

@@ -134,9 +134,8 @@ def _read(path: Path) -> list[Row]:
 class CSV(Sink):
     """Sink that writes ``contributions.csv``, each round in one write."""
 
-    def __init__(self, path: Path, client_names: Sequence[str]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._client_names = client_names
 
     def keep_rows_before(
         self,

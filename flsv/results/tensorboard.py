@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from flsv._lightning.patches import ROUND_NAME
 from flsv.core.artifacts import client_folders
-from flsv.results.curves import client_part, curve_points
+from flsv.results.curves import Curves
 from flsv.results.round_result import RoundResult, RunResult, Sink
 from flsv.results.run_table import select_rows
 from flsv.utilities.display import client_labels, drawing
@@ -55,32 +55,35 @@ MAX_PART_FOR_PICTURES = 0.05
 LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
-class TensorBoard(Sink):
+class LoggerSink(Sink):
+    """Sink that writes to loggers, which cannot replace what they hold."""
+
+    is_logger = True
+
+    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
+        for result in results:
+            self.write_round(result)
+
+
+class TensorBoard(LoggerSink):
     """Sink that writes curves and pictures into a TensorBoard logger's folder."""
 
     #: Of the final numbers. None without a run: rounds of another framework have no settings and no end.
     _result_writer: SummaryWriter | None = None
 
-    is_logger = True
-
     def __init__(
         self,
         logger: TensorBoardLogger,
-        metrics: Collection[str],
-        client_names: Sequence[str],
-        class_names: Sequence[str] | None,
-        per_class: Sequence[str],
+        curves: Curves,
         # Whether pictures before the end take at most a part of the run's time.
         limits_drawing: bool = True,
     ) -> None:
         self._writer: SummaryWriter = logger.experiment
         self._folder = Path(logger.log_dir)
-        self._metrics = metrics
-        self._per_class = per_class
-        self._client_names = client_names
-        self._class_names = class_names
-        self._has_client_runs = len(client_names) <= MAX_CLIENT_RUNS
-        labels = client_labels(len(client_names), client_names)
+        self._curves = curves
+        num_clients = len(curves.client_names)
+        self._has_client_runs = num_clients <= MAX_CLIENT_RUNS
+        labels = client_labels(num_clients, curves.client_names)
         *self._client_folders, self._result_folder = client_folders([*labels, RESULT_RUN])
         self._writers: dict[int, SummaryWriter] = {}
         self._first_round = 0
@@ -116,17 +119,16 @@ class TensorBoard(Sink):
     def write_round(self, result: RoundResult) -> None:
         """Write a round's curves, and its pictures if they are due and there is time for them."""
         scalars_by_client: dict[int | None, dict[str, float]] = defaultdict(dict)
-        num_clients = len(self._client_names)
-        for point in curve_points(result, self._per_class, num_clients, self._class_names):
-            if not self._has_client_runs or point.client is None:
-                scalars_by_client[None][point.full_tag(self._client_names)] = point.value
-            elif point.tag in self._metrics:  # TensorBoard sorts charts by tag
-                scalars_by_client[point.client][f"{SORTS_FIRST}{point.tag}"] = point.value
+        for client, tag, value in self._curves.points(result):
+            if not self._has_client_runs or client is None:
+                scalars_by_client[None][self._curves.full_tag(tag, client)] = value
+            elif tag in self._curves.metrics:  # TensorBoard sorts charts by tag
+                scalars_by_client[client][f"{SORTS_FIRST}{tag}"] = value
             else:
-                scalars_by_client[point.client][point.tag] = point.value
+                scalars_by_client[client][tag] = value
         # One event per round: an event per scalar takes 30 us, and there are n x M scalars.
-        for client, scalars in scalars_by_client.items():
-            _write_scalars(self._writer_of(client), scalars, result.round_index)
+        for owner, scalars in scalars_by_client.items():
+            _write_scalars(self._writer_of(owner), scalars, result.round_index)
         if result.draws_pictures and self._has_time_for_pictures():
             self._draw_values(result)
 
@@ -141,10 +143,6 @@ class TensorBoard(Sink):
             if self._drawn_rounds.get(name) != result.round_index:
                 self._drawn_rounds[name] = result.round_index
                 self._draw(f"{SORTS_FIRST}{name}", draw, result.round_index)
-
-    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
-        for result in results:
-            self.write_round(result)
 
     def finish(self, result: RunResult) -> None:
         """Draw the last round's pictures, and write the final numbers for the tab HParams."""
@@ -172,10 +170,9 @@ class TensorBoard(Sink):
                 numbers[f"gain/{name}"] = final_value - initial_value
 
         if self._has_client_runs:
-            for metric in self._metrics:
+            for metric in self._curves.metrics:
                 for row in select_rows(result.table, metric).itertuples():
-                    tag = f"{metric}/{client_part(row.client, self._client_names)}"
-                    numbers[tag] = row.value
+                    numbers[self._curves.full_tag(metric, row.client)] = row.value
         return {tag: number for tag, number in numbers.items() if not math.isnan(number)}
 
     def flush(self) -> None:
@@ -213,37 +210,24 @@ class TensorBoard(Sink):
         self._seconds_of_drawing += time.monotonic() - start_time
 
 
-class Trackers(Sink):
+class Trackers(LoggerSink):
     """Sink that writes curves, and pictures where possible, to all loggers except TensorBoard."""
 
-    is_logger = True
-
-    def __init__(
-        self,
-        loggers: Sequence[Logger],
-        per_class: Sequence[str],
-        client_names: Sequence[str],
-        class_names: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, loggers: Sequence[Logger], curves: Curves) -> None:
         self._loggers = loggers
-        self._per_class = per_class
-        self._client_names = client_names
-        self._class_names = class_names
+        self._curves = curves
 
     def write_round(self, result: RoundResult) -> None:
         """Log a round's curves."""
-        num_clients = len(self._client_names)
-        points = curve_points(result, self._per_class, num_clients, self._class_names)
-        scalars = {point.full_tag(self._client_names): point.value for point in points}
+        scalars = {
+            self._curves.full_tag(tag, client): value
+            for client, tag, value in self._curves.points(result)
+        }
         if not scalars:
             return
         scalars[ROUND_NAME] = result.round_index
         for logger in self._loggers:
             logger.log_metrics(scalars, step=result.round_index)
-
-    def write_late_rounds(self, results: Sequence[RoundResult]) -> None:
-        for result in results:
-            self.write_round(result)
 
     def finish(self, result: RunResult) -> None:
         """Send pictures to the loggers that accept them. A rejection is a warning."""

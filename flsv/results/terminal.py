@@ -149,20 +149,11 @@ def value_table(
 
 def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
-    keys = columns_in(table, metric)
-    names = []
-    for key in keys:
-        rows_of_class = select_rows(table, metric, key)
-        names.append(rows_of_class["class_name"].iloc[0])
-
-    all_heads = [*names, "client"]
     columns = {}
-    for position, (name, key) in enumerate(zip(names, keys)):
-        is_unique = all_heads.count(name) == 1
-        if is_unique:
-            head = name
-        else:  # another class has this name, or the first column
-            head = f"{name} ({position})"
+    for position, key in enumerate(columns_in(table, metric)):
+        head = select_rows(table, metric, key)["class_name"].iloc[0]
+        if head in columns:  # another class has this name
+            head = f"{head} ({position})"
         columns[head] = format_numbers(last_estimates(table, metric, num_clients, key)["value"], 2)
     return columns
 
@@ -243,6 +234,7 @@ class Terminal(Sink):
         self._client_names = client_names
         self._prints_table = table
         self._writes_files = files
+        self._result: RunResult | None = None
         if self._bar is None:
             return
         get_metrics = self._bar.get_metrics
@@ -257,41 +249,17 @@ class Terminal(Sink):
         # Replaced on this bar alone.
         self._bar.get_metrics = metrics_and_progress  # type: ignore[method-assign, assignment]
 
-    def show_table(self, result: RunResult) -> None:
-        """Print the clients' table now, if the argument ``table`` is True."""
-        if self._prints_table:
-            where = where_results_are(self._trainer) if self._writes_files else []
-            print_contributions(result, self._client_names, where)
-
     def finish(self, result: RunResult) -> None:
-        """Print the clients' table once the progress bar has closed, since a live bar would erase it."""
-        if not self._prints_table:
-            return
-        if self._bar is None:
-            self.show_table(result)
-            return
-        original_teardown = self._bar.teardown
+        """Store the result for :meth:`show_table`, since a live progress bar would erase a table."""
+        self._result = result
 
-        def teardown_and_show_table(*args: Any, **kwargs: Any) -> None:
-            self._restore_teardown()
-            original_teardown(*args, **kwargs)
-            self.show_table(result)
-
-        # Replaced on this bar alone.
-        self._bar.teardown = teardown_and_show_table  # type: ignore[method-assign]
-
-    def release_bar(self) -> None:
-        """Leave the progress bar alone, which has closed. Tables are printed at once from now on."""
-        self.close()
-        self._bar = None
+    def show_table(self) -> None:
+        """Print the clients' table, if the fit has a result and the argument ``table`` is True."""
+        if self._prints_table and self._result is not None:
+            where = where_results_are(self._trainer) if self._writes_files else []
+            print_contributions(self._result, self._client_names, where)
 
     def close(self, failed: bool = False) -> None:
-        """Undo the changes of the progress bar's methods. After a failed fit no table is printed."""
+        """Give the progress bar its own method back."""
         if self._bar is not None:
             self._bar.__dict__.pop("get_metrics", None)
-        if failed:
-            self._restore_teardown()
-
-    def _restore_teardown(self) -> None:
-        if self._bar is not None:
-            self._bar.__dict__.pop("teardown", None)

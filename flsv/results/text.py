@@ -103,15 +103,11 @@ def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
     return cells
 
 
-def ends_of(
-    order: Sequence[int],
-    limit: int,
-    num_per_end: int = 10,
-) -> list[int]:
-    """Return ``order`` if it has up to ``limit`` elements, or else its first and last ``num_per_end`` elements."""
+def ends_of(order: Sequence[int], limit: int) -> list[int]:
+    """Return ``order`` if it has up to ``limit`` elements, or else its first and last ten."""
     if len(order) <= limit:
         return [*order]
-    return [*order[:num_per_end], *order[-num_per_end:]]
+    return [*order[:10], *order[-10:]]
 
 
 def highest_first(values: Series) -> list[int]:

@@ -283,7 +283,7 @@ def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]
     return inputs
 
 
-def doubt_inputs(
+def inputs_of_events(
     events: Sequence[Event],
     client_names: Sequence[str],
 ) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def doubt_inputs(
 
     Example:
         >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 are samples of Lyon, too", strength=40.0)
-        >>> doubt_inputs([shared], ["Graz", "Lyon"])["shared_samples"]
+        >>> inputs_of_events([shared], ["Graz", "Lyon"])["shared_samples"]
         'Graz and Lyon (80 of 80 are samples of Lyon, too)'
     """
     shared_samples = []
@@ -348,6 +348,6 @@ def verdict_of_run(
     client_names = select_rows(result.table, "samples")["client_name"].tolist()
     recorded_inputs = {
         **performance_inputs(record, metric),  # replaces the defaults above, `source` among them
-        **doubt_inputs(result.events, client_names),
+        **inputs_of_events(result.events, client_names),
     }
     return verdict_of(replace(inputs_of_result, **recorded_inputs))

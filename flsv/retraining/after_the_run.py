@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import lightning as L
@@ -52,14 +52,11 @@ MAX_STORED_OUTPUTS = 2**24
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
     """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
-    measures = {}
-    for metric in metrics:
-        measures[column_name(metric.measured_by)] = metric.measured_by
+    measures = {column_name(metric.measured_by): metric.measured_by for metric in metrics}
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
     has_classification_measure = any(name in CLASSIFICATION for name in measures)
     if has_classification_measure:
-        for name in CLASSIFICATION:
-            measures[name] = name
+        measures |= {name: name for name in CLASSIFICATION}
     return measures
 
 
@@ -71,41 +68,29 @@ class NoValues(Exception):
         self.interrupted = interrupted
 
 
+@dataclass(eq=False)
 class TrainingAfterTheRun:
     """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
-    def __init__(
-        self,
-        metrics: Mapping[str, ShadowShapley],
-        masks: Tensor,
-        store: UtilityStore,
-        run_copy: CopyOfRun,
-        findings: Findings,
-        # A hash of the weights from which a run has started that goes on, which coalitions must start from, too.
-        start_hash: str | None,
-        # The run's model after a round, which the coalition of all clients must reach.
-        checked_round: int,
-        checked_model: Tensor | None,
-        # Whether one coalition is compared with a fresh process.
-        verifies_all: bool,
-        space: ParameterSpace,
-        # Seconds after which a coalition is given up if no round begins.
-        max_wait: float,
-    ) -> None:
-        self._metrics = dict(metrics)
-        self._masks = masks
-        self._store = store
-        self._run_copy = run_copy
-        self._findings = findings
-        self._start_hash = start_hash
-        self._max_wait = max_wait
-        self._checked_round = checked_round
-        self._checked_model = checked_model
-        self._verifies_all = verifies_all
-        self._space = space
-        self._is_on_cpu = False
-        # Sentences on what speaks against the values.
-        self.doubts: list[str] = []
+    metrics: Mapping[str, ShadowShapley]
+    #: The coalitions to train, bool ``[K, n]``, the empty and the full one first.
+    masks: Tensor
+    store: UtilityStore
+    run_copy: CopyOfRun
+    findings: Findings
+    #: A hash of the weights from which a resumed run has started. Coalitions must start from the same.
+    start_hash: str | None
+    #: The run's model ``[P]`` after a round, which the coalition of all clients must reach.
+    checked_round: int
+    checked_model: Tensor | None
+    #: Whether one coalition is compared with its training in a new process.
+    verifies_all: bool
+    space: ParameterSpace
+    #: Seconds after which a coalition is given up if no round begins.
+    max_wait: float
+    #: Sentences on why the values may be wrong.
+    doubts: list[str] = field(default_factory=list)
+    _is_on_cpu: bool = False
 
     def train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that the store lacks, and return all of them, bool ``[K, n]``.
@@ -113,29 +98,25 @@ class TrainingAfterTheRun:
         Raises:
             NoValues: the training was interrupted, or one has failed.
         """
-        store = self._store
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
-        empty, grand, *trained_coalitions = members_of(self._masks)
+        _empty, grand, *_ = members_of(self.masks)
         if run.folder is not None:
-            store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
+            self.store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
 
         training = self._make_training(run)
         kept_run = KeptRun(run.trainer)
         try:
-            # Those of the run itself are missing if a kill has lost them.
-            coalitions = [empty, grand, *trained_coalitions]
-            with _Progress(run.trainer, store.missing(run.seed, coalitions)) as progress:
-                training.train(coalitions, [run.seed], store, progress)
-                halves = self._next_coalitions(run)
-                if len(halves):
-                    self._masks = torch.cat([self._masks, halves])
-                    trained_coalitions += members_of(halves)
-                    training.train(trained_coalitions, [run.seed], store, progress)
-            self._compare_with_run(training, trained_coalitions, run)
+            self._train_missing(training, run)
+            self._compare_with_run(training, self._coalitions_to_train(), run)
             self._compare_first_updates(training, run.trainer)
-            self._doubt_shared(training)
+            if training.changed_tensors:
+                paths = listed(sorted(training.changed_tensors))
+                self.doubts.append(
+                    f"while coalitions trained, {paths} changed, which the program keeps outside of the module, so "
+                    "that one may have seen what another has left there"
+                )
         except KeyboardInterrupt:
-            done = store.progress(run.seed, trained_coalitions)
+            done = self.store.progress(run.seed, self._coalitions_to_train())
             reason = f"Their training was interrupted: {done} are trained{_rest(run)}"
             raise NoValues(reason, interrupted=True) from None
         except ConfigurationError as error:  # the federation itself is trained
@@ -149,17 +130,36 @@ class TrainingAfterTheRun:
                 "coalitions share tensors with the run: copy what a data set or a global holds of the module"
             )
         for doubt in self.doubts:
-            rank_zero_warn(f"{', '.join(self._metrics)}: {doubt}.")
-        return self._masks
+            rank_zero_warn(f"{', '.join(self.metrics)}: {doubt}.")
+        return self.masks
 
-    def _next_coalitions(self, run: MeasuredRun) -> Tensor:
-        metric = next(iter(self._metrics.values()))
-        score = score_of_stored_outputs(metric, self._store, run)
+    def _coalitions_to_train(self) -> list[Members]:
+        """Return the members of all coalitions but the empty and the full one, which are the run's."""
+        return members_of(self.masks)[2:]
+
+    def _train_missing(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """Train the coalitions that the store lacks, and then the halves that are chosen by their outputs."""
+        # The run's own two are missing if a kill has lost them.
+        coalitions = members_of(self.masks)
+        with _Progress(run.trainer, self.store.missing(run.seed, coalitions)) as progress:
+            training.train(coalitions, [run.seed], self.store, progress)
+            halves = self._choose_halves(run)
+            if len(halves):
+                self.masks = torch.cat([self.masks, halves])
+                training.train(self._coalitions_to_train(), [run.seed], self.store, progress)
+
+    def _choose_halves(self, run: MeasuredRun) -> Tensor:
+        """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``, often none."""
+        metric, *_ = self.metrics.values()  # all metrics train the same coalitions
+        score = score_of_stored_outputs(metric, self.store, run)
         if score is None:
-            return self._masks[:0]
+            return self.masks[:0]
+        outputs_by_round = stored_outputs(
+            metric, self.masks, self.store, run.seed
+        )  # [K, R, V, ...]
         return metric.next_coalitions(
-            self._masks,
-            stored_outputs(metric, self._masks, self._store, run.seed)[:, -1],
+            self.masks,
+            outputs_by_round[:, -1],
             logits=score.logits,
             names=run.data.client_names,
             seed=run.seed,
@@ -170,91 +170,89 @@ class TrainingAfterTheRun:
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
-            rounds=tuple(self._store.rounds),
-            max_wait=self._max_wait,
+            rounds=tuple(self.store.rounds),
+            max_wait=self.max_wait,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self._run_copy, measures_of(self._metrics.values())),
-            self._findings.applied(order),
+            CopiedFits(lambda seed: self.run_copy, measures_of(self.metrics.values())),
+            self.findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
-            start_hash=self._start_hash,
+            start_hash=self.start_hash,
         )
 
     def _compare_with_run(
         self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
     ) -> None:
-        """Train the twin's first rounds, and compare it with the run."""
-        ranks = ranks_of(run.trainer)
-        doubts: list[str] = []
-        needs_validations = False
+        """Train the run's first rounds once more, and compare the models. If only validations make them equal, train
+        the coalitions again with validations.
+        """
         if run.changes:
-            # The twin, which has the present settings in all rounds, is known to be another.
+            # The run's first rounds had other settings, so that its model is known to be another.
             self.doubts.append(
                 f"the run has gone on with other settings ({'; '.join(run.changes)}), and coalitions are trained with "
                 "the present ones from their first round on, so that the values are not quite the run's. flsv fit with "
                 "the present settings from the start brings values of one history"
             )
-        elif ranks.rank == 0:
-            doubt = self._doubt_by_twin(training, training.is_whole)
+            return
+
+        ranks = ranks_of(run.trainer)
+        doubts: list[str] = []
+        needs_validations = False
+        if ranks.rank == 0:
+            doubt = self._doubt_by_repetition(training, training.is_whole)
             if doubt is not None and not training.is_whole:
-                doubt = self._doubt_by_twin(training, is_whole=True)
+                doubt = self._doubt_by_repetition(training, is_whole=True)
                 needs_validations = doubt is None
             if doubt is not None:
                 doubts.append(doubt)
-            if self._verifies_all:
+            if self.verifies_all:
                 doubts += self._doubts_by_fresh_process(training, coalitions, run)
-        comparison = ranks.broadcast(0, (needs_validations, doubts), "the comparison with the run")
-        needs_validations, doubts = comparison
-        self.doubts += doubts
-        if needs_validations:
-            # Only without validations the twin was another: the coalitions need them, too.
+        self.doubts += ranks.broadcast(0, doubts, "the comparison with the run")
+        if ranks.broadcast(0, needs_validations, "whether coalitions need validations"):
             training.is_whole = True
-            self._store.discard(run.seed, coalitions)
-            training.train(coalitions, [run.seed], self._store)
+            self.store.discard(run.seed, coalitions)
+            training.train(coalitions, [run.seed], self.store)
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
         """Compare clients' first updates in coalitions with the run's."""
         module = trainer.lightning_module
         weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
-        if weighs_classes or any(metric.leaves_out for metric in self._metrics.values()):
+        leaves_out_callbacks = any(metric.leaves_out for metric in self.metrics.values())
+        if weighs_classes or leaves_out_callbacks:
             return  # coalitions are meant to train otherwise
-        own_norms = find_loop(callbacks_of(trainer)).run.engine.first_updates
+        norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
         norms_of_run: dict[int, Tensor] = {}
-        for norms_of_rank in ranks_of(trainer).all_gather(own_norms, "the first updates"):
-            norms_of_run |= norms_of_rank
+        for norms_by_client in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
+            norms_of_run |= norms_by_client
 
         tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
-        entry_by_client = {}
+        changed_entry_by_client = {}
         for norms_by_client in training.first_updates.values():
             for client in norms_by_client.keys() & norms_of_run.keys():
                 norms = norms_by_client[client]
                 is_same = norms.isclose(norms_of_run[client], rtol=tolerance, atol=0.0)
                 if not is_same.all():
                     first_entry = int(is_same.int().argmin())
-                    entry_by_client[client] = self._space.names[first_entry]
-        if entry_by_client:
-            clients = listed(f"{client} ({entry})" for client, entry in entry_by_client.items())
+                    changed_entry_by_client[client] = self.space.names[first_entry]
+        if changed_entry_by_client:
+            clients = listed(
+                f"{client} ({name})" for client, name in changed_entry_by_client.items()
+            )
             self.doubts.append(
                 f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
                 "Training depends on who else takes part, or on what passes from client to client and the module does "
                 "not hold, such as a global, a cache, a class attribute or a file"
             )
 
-    def _doubt_shared(self, training: CoalitionTraining) -> None:
-        """Doubt the values if coalitions have changed tensors of the program, which the next coalition sees."""
-        if training.changed_tensors:
-            paths = listed(sorted(training.changed_tensors))
-            self.doubts.append(
-                f"while coalitions trained, {paths} changed, which the program keeps outside of the module, so that "
-                "one may have seen what another has left there"
-            )
-
-    def _doubt_by_twin(self, training: CoalitionTraining, is_whole: bool) -> str | None:
-        if self._checked_model is None:
+    def _doubt_by_repetition(self, training: CoalitionTraining, is_whole: bool) -> str | None:
+        """Train the run's first rounds by a coalition of all clients. Return a sentence if the model is not the run's.
+        ``is_whole``: with validations.
+        """
+        if self.checked_model is None:
             return None
         order = replace(
             training.order,
-            rounds=(self._checked_round,),
+            rounds=(self.checked_round,),
             scores_rounds=False,
             returns_models=True,
             is_whole=is_whole,
@@ -264,41 +262,42 @@ class TrainingAfterTheRun:
             ((_, result),) = training.trainer.train([order])
         except ConfigurationError as error:  # the coalitions themselves are trained
             result = FitFailed(str(error))
-        described_twin = (
-            f"the coalition of all clients, trained once more for {self._checked_round + 1} rounds"
+        subject = (
+            f"the coalition of all clients, trained once more for {self.checked_round + 1} rounds"
         )
         if isinstance(result, FitFailed):
-            return f"{described_twin}, has failed ({result}), so that nothing shows that coalitions are like the run"
-        difference = self._difference(result, self._checked_model)
+            return f"{subject}, has failed ({result}), so that nothing shows that coalitions are like the run"
+        difference = self._describe_difference(result, self.checked_model)
         if difference is None:
             return None
         return (
-            f"{described_twin}, came to another model than the run ({difference}). Training depends on something that "
+            f"{subject}, came to another model than the run ({difference}). Training depends on something that "
             "Trainer, module and callbacks do not hold, such as a global, a class attribute, an environment variable, "
             "a file or a data set that changes, and the values with it"
         )
 
-    def _difference(self, result: FitResult, expected: Tensor) -> str | None:
-        """Describe how a fit's model differs from the expected one, None if bitwise identical, or near enough on an
-        accelerator.
+    def _describe_difference(self, result: FitResult, expected_model: Tensor) -> str | None:
+        """Describe how the model that a fit has trained differs from ``expected_model [P]``. None: it does not, or
+        only by rounding on a GPU.
         """
-        models = result.models
-        assert models is not None
-        if torch.equal(models.trained, expected):
+        assert result.models is not None
+        model = result.models.trained
+        initial_model = result.models.initial
+        if not self._is_on_cpu and not torch.equal(model, expected_model):
+            rounding = result.rounding
+            if rounding.unexplained_distance(model, expected_model, initial_model) is None:
+                return None
+        are_both_nan = model.isnan() & expected_model.isnan()
+        differs = (model != expected_model) & ~are_both_nan
+        if not differs.any():
             return None
-        distance = result.rounding.unexplained_distance(models.trained, expected, models.initial)
-        if distance is None and not self._is_on_cpu:
-            return None
-        are_both_nan = models.trained.isnan() & expected.isnan()
-        differs = (models.trained != expected) & ~are_both_nan
-        entries = self._space.unflatten(differs)
-        changed_names = [name for name, is_changed in entries.items() if is_changed.any()]
-        if not changed_names:
-            return None
-        path_length = float((expected - models.initial).double().norm())
-        change = float((models.trained - expected).double().norm())
-        percent = 100 * change / max(path_length, 1e-30)
-        return f"{percent:.2g} % of the way that training went, first in {changed_names[0]!r}"
+
+        differs_by_name = self.space.unflatten(differs)
+        first_name = next(name for name, entries in differs_by_name.items() if entries.any())
+        distance = float((model - expected_model).double().norm())
+        training_distance = float((expected_model - initial_model).double().norm())
+        percent = 100 * distance / max(training_distance, 1e-30)
+        return f"{percent:.2g} % of the way that training went, first in {first_name!r}"
 
     def _doubts_by_fresh_process(
         self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
@@ -314,12 +313,12 @@ class TrainingAfterTheRun:
         if isinstance(result, FitFailed):
             yield f"{described_coalition}, has failed ({result}), so that it could not be compared"
             return
-        stored_row = self._store.rows(run.seed, smallest)[-1]
-        row = result.scored[-1].utilities
-        if row != stored_row:
+        stored_utilities = self.store.rows(run.seed, smallest)[-1]
+        utilities = result.scored[-1].utilities
+        if utilities != stored_utilities:
             yield (
-                f"{described_coalition}, has another score ({row} instead of {stored_row}): the run and its "
-                "coalitions share something that the program keeps, such as a cache"
+                f"{described_coalition}, has another score ({utilities} instead of {stored_utilities}): the run and "
+                "its coalitions share something that the program keeps, such as a cache"
             )
 
 

@@ -33,7 +33,6 @@ from flsv._lightning.patches import (
 from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
@@ -42,24 +41,10 @@ from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.utility_store import NO_ROUND, ScoredModel
-from flsv.sampling import ClientSampler
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
-
-
-def coalition_loop(loop: Any, cohort: ClientSampler, seed: int) -> Any:
-    """Change a FederatedLoop in place to draw clients by the sampler ``cohort`` and to print nothing. Return it."""
-    return change_in_place(
-        loop,
-        sampler=cohort,
-        seed=seed,
-        # The sampler's metric is not worth its time: the sampler is replaced.
-        metrics=metrics_in_use(loop, without="sampler"),
-        reporting=Reporting(table=False, figures=0, files=False),
-        evaluation=ClientEvaluation(),
-    )
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
@@ -68,53 +53,11 @@ def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
     return {name: metric for name, metric in loop.metrics.items() if name in names}
 
 
-def change_in_place(loop: Any, **changes: Any) -> Any:
-    """Change a FederatedLoop's arguments in place, since callbacks and modules may refer to it. Return the loop."""
-    # The object stays, since others hold it, and gets the attributes of a new loop.
-    attributes = vars(loop)
-    changed_attributes = vars(loop.replace(**changes))
-    attributes.clear()
-    attributes.update(changed_attributes)
-    return loop
-
-
-def make_evaluator(
-    trainer: L.Trainer,
-    space: ParameterSpace,
-    data: FederatedDataModule,
-    measure: str | ModelScore,
-    seed: int,
-    is_tried: bool = False,
-) -> VectorEvaluator:
-    """Make an evaluator by ``measure`` on the server's validation set. If clients score models, it uses theirs.
-    ``is_tried``: such an evaluator has been tried with another model.
-    """
-    if isinstance(measure, ModelScore) and measure.judged:
-        # The loop, or what replaces it.
-        loop: Any = next(
-            callback for callback in callbacks_of(trainer) if hasattr(callback, "clients")
-        )
-        judges = ClientJudges(space, loop.clients, data, measure, trainer.lightning_module.device)
-        judges.check(space.read(trainer.lightning_module))
-        return judges
-    if isinstance(measure, ModelScore):
-        loader = data.val_dataloader()
-        evaluators = make_evaluators(
-            trainer,
-            space,
-            loader,
-            measures={"the utility": measure},
-            seed=seed,
-            is_tried=is_tried,
-        )
-        return evaluators[measure.evaluator_key]
-    return classifier_evaluator(
-        trainer,
-        space,
-        all_on_device(trainer, data.val_dataloader()),
-        num_classes=data.known_num_classes,
-        is_tried=is_tried,
-    )
+def change_in_place(loop: Any, **changes: Any) -> None:
+    """Give a FederatedLoop the attributes of a loop with other arguments. Callbacks and modules may refer to it."""
+    new_attributes = vars(loop.replace(**changes))
+    vars(loop).clear()
+    vars(loop).update(new_attributes)
 
 
 class CoalitionScoring(L.Callback):
@@ -161,22 +104,41 @@ class CoalitionScoring(L.Callback):
         self._start_hash = hash_of_start(module)
         initial_model = loop.space.read(module).cpu().clone()
         self._models = FitModels(initial=initial_model, trained=initial_model)
-        self._scoring = ModelScoring(self._measures, partial(self._evaluator, trainer, loop))
+        self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
         for evaluator in self._scoring.evaluators.values():
             check_scored("retraining", loop.share, evaluator)
         if self._order.scores_untrained:
             self._untrained = self._scoring.score(module)
 
-    def _evaluator(
+    def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        return make_evaluator(
+        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. The run has
+        tried such an evaluator before training.
+        """
+        module = trainer.lightning_module
+        if isinstance(measure, ModelScore) and measure.judged:
+            judges = ClientJudges(loop.space, loop.clients, self._data, measure, module.device)
+            judges.check(loop.space.read(module))
+            return judges
+
+        validation_loader = self._data.val_dataloader()
+        if isinstance(measure, ModelScore):
+            evaluators = make_evaluators(
+                trainer,
+                loop.space,
+                validation_loader,
+                measures={"the utility": measure},
+                seed=loop.state.seed,
+                is_tried=True,
+            )
+            return evaluators[measure.evaluator_key]
+        return classifier_evaluator(
             trainer,
             loop.space,
-            data=self._data,
-            measure=measure,
-            seed=loop.state.seed,
-            is_tried=not self._order.scores_untrained,  # in one coalition's process scoring is tried
+            all_on_device(trainer, validation_loader),
+            num_classes=self._data.known_num_classes,
+            is_tried=True,
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -283,17 +245,17 @@ def prepare_coalition_fit(
         num_rounds = int(trainer.max_epochs or 0)
         order = replace(order, rounds=(num_rounds - 1,))
     untyped_trainer: Any = trainer
+    untyped_module: Any = module
     last_round = order.rounds[-1]
-    if 0 <= (trainer.max_epochs or 0) <= last_round:
+    max_epochs = trainer.max_epochs or 0
+    if 0 <= max_epochs <= last_round:
         # More rounds were planned after the first fit of the run's Trainer.
         untyped_trainer.fit_loop.max_epochs = last_round + 1
     scoring = CoalitionScoring(data, measures, order)
     untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order)]
+    # The callbacks that the module has configured are among these.
+    untyped_module.configure_callbacks = list
     write_into(folder, trainer)
-    untyped_module: Any = module
-    untyped_module.configure_callbacks = (
-        list  # those that the module has made are among the Trainer's
-    )
     if not order.is_whole:
         untyped_trainer.limit_val_batches = 0
         untyped_trainer.num_sanity_val_steps = 0
@@ -338,13 +300,19 @@ def _is_in(folder: str, path: str | Path) -> bool:
 
 
 def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
-    """Return a coalition's callbacks, with the loop prepared for its members."""
+    """Return a coalition's callbacks. Its loop draws cohorts of members, and prints nothing."""
     callbacks = callbacks_that_train(trainer, order.keeps_checkpoints)
-    for callback in callbacks:
-        if is_loop(callback):
-            untyped_loop: Any = callback
-            sampler = untyped_loop.config.sampler.among(order.members)
-            coalition_loop(callback, sampler, order.seed)
+    loops: Any = filter(is_loop, callbacks)
+    for loop in loops:
+        change_in_place(
+            loop,
+            sampler=loop.config.sampler.among(order.members),
+            seed=order.seed,
+            # The metric that the run's sampler reads is not computed: that sampler is replaced.
+            metrics=metrics_in_use(loop, without="sampler"),
+            reporting=Reporting(table=False, figures=0, files=False),
+            evaluation=ClientEvaluation(),
+        )
     return callbacks
 
 
@@ -380,8 +348,8 @@ class ProgramReads:
         """Note what is read from now on. A fit that is not whole ends with NeedsValidation if it is of validations."""
 
         def note_values() -> None:
-            # Above are the functions of the patch, and the code that reads.
-            if not _is_of_the_fit(sys._getframe(2)):
+            frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
+            if not _is_of_the_fit(frame_of_reader):
                 self.values = True
                 if not is_whole:
                     raise NeedsValidation
@@ -398,12 +366,13 @@ class ProgramReads:
                 callback.__class__ = self._watched(type(callback))
 
     def _watched(self, kind: Any) -> Any:
-        reads = self
+        """Return a subclass of a callback's class whose attributes note who reads them."""
 
         def get_attribute(callback: Any, name: str) -> Any:
             is_of_python = name.startswith("__")
-            if not is_of_python and not _is_of_the_fit(sys._getframe(1)):
-                reads.checkpoints = True
+            frame_of_reader = sys._getframe(1)
+            if not is_of_python and not _is_of_the_fit(frame_of_reader):
+                self.checkpoints = True
             return kind.__getattribute__(callback, name)
 
         attributes = {"__getattribute__": get_attribute, "__module__": kind.__module__}
@@ -454,5 +423,5 @@ def only_watches_the_run(callback: L.Callback) -> bool:
     """
     if getattr(callback, "only_watches", False):
         return True
-    is_of_program = not type(callback).__module__.startswith(("lightning.", "flsv."))
-    return isinstance(callback, WATCHERS) and not is_of_program
+    is_of_library = type(callback).__module__.startswith(("lightning.", "flsv."))
+    return is_of_library and isinstance(callback, WATCHERS)

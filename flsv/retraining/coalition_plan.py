@@ -85,12 +85,12 @@ class CoalitionPlan(RunExtension):
         check_settings(config)
         self._trains_at_sites = callable(config.engine)
 
-        first_metric = next(iter(self._metrics.values()))
+        first_metric, *_ = self._metrics.values()
         self._coalitions: Coalitions = first_metric.trains
         self._halvings = first_metric.halvings
         self._max_fits = min(metric.max_fits for metric in self._metrics.values())
-        wanted = (self._coalitions, self._halvings)
-        if any((metric.trains, metric.halvings) != wanted for metric in self._metrics.values()):
+        design = (self._coalitions, self._halvings)
+        if any((metric.trains, metric.halvings) != design for metric in self._metrics.values()):
             raise ConfigurationError(
                 f"metrics {list(self._metrics)} need different coalitions, but a run trains one set. Give them the "
                 "same coalitions, or leave out all but one."
@@ -179,7 +179,7 @@ class CoalitionPlan(RunExtension):
             replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,
             memory=run.memory,
-            doubts=federation.doubts,
+            doubts=federation.coalition_differences,
             halvings=self._halvings if self._coalitions == "halves" else 0,
         )
         federation.server.strategies.append(self._sites)
@@ -261,9 +261,13 @@ class CoalitionPlan(RunExtension):
         if self._coalitions != "halves":
             return
         for name, metric in self._metrics.items():
-            evaluator = games.evaluator_of(metric.measured_by)
-            if OutputScore.for_evaluator(evaluator, metric.measured_by) is None:
+            if not self._has_outputs(metric, games):
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
+
+    def _has_outputs(self, metric: ShadowShapley, games: Any) -> bool:
+        """Return whether a metric's scores are computed from outputs, which can be predicted."""
+        evaluator = games.evaluator_of(metric.measured_by)
+        return OutputScore.for_evaluator(evaluator, metric.measured_by) is not None
 
     def _remove_stale_coalitions(self, run: MeasuredRun) -> None:
         """Remove the coalitions of an earlier run in the folder of one that begins."""
@@ -297,10 +301,7 @@ class CoalitionPlan(RunExtension):
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:
             return ""
-        measures = [metric.measured_by for metric in self._metrics.values()]
-        have_outputs = all(
-            OutputScore.for_evaluator(games.evaluator_of(measure), measure) for measure in measures
-        )
+        have_outputs = all(self._has_outputs(metric, games) for metric in self._metrics.values())
         if have_outputs and favors_nobody(masks):
             return " The others' outputs are predicted."
         return (
@@ -323,21 +324,20 @@ class CoalitionPlan(RunExtension):
     def _lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         metrics = self._valued_metrics
-        pending_lines = [
-            f"{name}: {metric.pending}"
-            for name, metric in metrics.items()
-            if metric.pending is not None
-        ]
+        pending_lines = []
+        for name, metric in metrics.items():
+            if metric.pending is not None:
+                pending_lines.append(f"{name}: {metric.pending}")
         if pending_lines or not metrics:
             return pending_lines
 
         names = ", ".join(metrics)
         lines = [self._plan_in_words(num_clients)]
         masks = self._planned_masks(num_clients)
-        _empty, _full, *inner_masks = masks
-        are_all_trained = len(masks) == 2**num_clients
-        are_singles = all(int(mask.sum()) == 1 for mask in inner_masks)
-        if self._shares_no_class and are_singles and not are_all_trained:
+        inner_sizes = masks.sum(1)[2:]  # without the empty and the full coalition
+        trains_singles_only = bool((inner_sizes == 1).all())
+        trains_all = len(masks) == 2**num_clients
+        if self._shares_no_class and trains_singles_only and not trains_all:
             lines.append(
                 f"{names}: no two clients have a class in common, so each alone knows nothing of the others'. "
                 f"Such shares were {_ERROR_OF_SINGLES} % off, and by all coalitions {_ERROR_OF_ALL} %. coalitions: "
@@ -372,11 +372,11 @@ class CoalitionPlan(RunExtension):
 
     def _is_due(self, index: int) -> bool:
         """Return whether a round's models are scored even if it is not the last."""
+        metrics = self._metrics.values()
         # Sites cannot train a round again for the mean over the last rounds of a run that ends early.
-        averages_at_sites = self._trains_at_sites and any(
-            metric.averages for metric in self._metrics.values()
-        )
-        return averages_at_sites or any(metric.is_due(index) for metric in self._metrics.values())
+        if self._trains_at_sites and any(metric.averages for metric in metrics):
+            return True
+        return any(metric.is_due(index) for metric in metrics)
 
     def _add(self, members: Members, models: Mapping[int, ScoredModel]) -> None:
         """Store models of the run, in memory alone if the disk is full."""
@@ -457,7 +457,7 @@ class CoalitionPlan(RunExtension):
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         masks = training.train(run)
-        self._federation.doubts += training.doubts
+        self._federation.coalition_differences += training.doubts
         return masks
 
     def _leave_out_rounds(self, masks: Tensor, seed: int) -> None:

@@ -209,7 +209,7 @@ class CoalitionsAtSites(Strategy):
     def before_filters(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> None:
         self._updates = updates
         self._clients = clients
-        self._absent_clients = {*self._run.cohort} - self._engine.heard
+        self._absent_clients = {*self._run.cohort} - self._engine.clients_that_trained
 
     def end_round(self, round: Round) -> None:
         self._check_unchanged(round)
@@ -265,7 +265,9 @@ class CoalitionsAtSites(Strategy):
             self._doubts_of_run.append(doubt)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        # Returns {site: reply} for each coalition. Takes its packets, {site: packet}, out of their dictionary.
+        """Send each coalition's packets, ``{site: packet}``, which leave their dictionary. Return its replies, ``{site:
+        reply}``.
+        """
         replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
         while any(packets_by_coalition):
             # A site trains one model at a time, so each gets one packet of the next coalition that has one for it.
@@ -326,7 +328,7 @@ class CoalitionsAtSites(Strategy):
 
 
 def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
-    # Numbers that are not finite are 0.
+    """Return how far a client has moved the model, ``[P]``, with 0 in place of numbers that are not finite."""
     return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -376,28 +378,32 @@ class _Coalition:
         )
         for part in self._parts:
             part.set_up(info)
-        if saved is None:
+        if saved is not None:
+            self._restore(saved, info)
+        else:
             for part in self._parts:
                 part.begin(info)
-        else:
-            self._metrics.load_state_dict(saved["metrics"])
-            self.state.load_state_dict(saved["state"])
-            for part, state in zip(self._parts, saved["parts"]):
-                part.load_state_dict(state)
-                part.resume(info)
         self._metrics.to(initial_model.device)
         self.sites = sites_of(self.state, left_out_of=" of a coalition's training")
+
+    def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
+        """Continue from what :meth:`state_dict` has returned."""
+        self._metrics.load_state_dict(saved["metrics"])
+        self.state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(info)
 
     def set_members(self, members: list[int]) -> None:
         self.members = members
         self._sampler = self._sampler_of_run.among(members)
 
     def state_dict(self) -> dict[str, Any]:
-        parts = [part.state_dict() for part in self._parts]
+        """Return what the coalition's next round needs, by the keys of checkpoints."""
         state = self.state.state_dict()
         state["incidents"] = []  # they are saved with the run's state
         return {
-            "parts": parts,
+            "parts": [part.state_dict() for part in self._parts],
             "metrics": self._metrics.state_dict(),
             "state": state,
             "model": self.state.model(),
@@ -473,7 +479,7 @@ class _Coalition:
             broken=broken_clients,
         )
         accepted_clients = set(received_round.client_ids.tolist())
-        self.sites.count(accepted_clients)  # the sites' states count from here on
+        self.sites.accept(accepted_clients)  # the sites' states count from here on
         finished_round = self._server.finish(received_round, self.state)
         clients_that_trained = [*broken_clients, *self.sent_models]
         self.state.complete(finished_round, clients_that_trained)

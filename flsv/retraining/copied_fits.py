@@ -61,10 +61,8 @@ def copy_of_run(
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. Callbacks that are
     ``left_out`` do nothing in a copy.
     """
-    reductions: dict[int, Any] = {}
-    for callback in left_out:
-        reductions[id(callback)] = (L.Callback, ())
-
+    # Each is a constructor and its arguments, which make the object's copy.
+    reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in left_out}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
         arguments = (
@@ -90,16 +88,9 @@ def copy_of_run(
 def _folders_of(trainer: L.Trainer) -> list[str]:
     """Return the folders that a Trainer writes into."""
     folders: list[Any] = [trainer.default_root_dir]
-    for logger in trainer.loggers:
-        folders.append(logger.save_dir)
-    for callback in callbacks_of(trainer):
-        folders.append(getattr(callback, "dirpath", None))
-
-    absolute_folders = []
-    for folder in folders:
-        if folder and os.path.isabs(folder):
-            absolute_folders.append(str(folder))
-    return absolute_folders
+    folders += [logger.save_dir for logger in trainer.loggers]
+    folders += [getattr(callback, "dirpath", None) for callback in callbacks_of(trainer)]
+    return [str(folder) for folder in folders if folder and os.path.isabs(folder)]
 
 
 class KeptRun:
@@ -107,9 +98,7 @@ class KeptRun:
 
     def __init__(self, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
-        optimizer_states = []
-        for optimizer in trainer.optimizers:
-            optimizer_states.append(optimizer.state_dict()["state"])
+        optimizer_states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
         tensors = [
             *module.parameters(),
             *module.buffers(),
@@ -143,10 +132,10 @@ def train_coalition(
     try:
         with in_quiet() as changed_tensors:
             try:
-                result = _trained(run_copy, measures, order)
+                result = _fit_copy(run_copy, measures, order)
             except NeedsValidation:
-                whole_order = replace(order, is_whole=True)
-                result = _trained(run_copy, measures, whole_order)
+                order_with_validations = replace(order, is_whole=True)
+                result = _fit_copy(run_copy, measures, order_with_validations)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
@@ -155,7 +144,8 @@ def train_coalition(
         return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _trained(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
+def _fit_copy(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
+    """Fit a copy of the run to the members in ``order``, in a folder of its own."""
     with (
         run_copy.folder.entered() as folder,
         given_up_after(order.max_wait) as wait_for_round,
@@ -326,7 +316,9 @@ class CopiedFits:
 def _has_workers() -> bool:
     """Return whether ``joblib.parallel_config`` has set a backend, or several jobs."""
     backend, num_jobs = get_active_backend()
-    return num_jobs not in (None, 1) or not isinstance(backend, LokyBackend)
+    has_several_jobs = num_jobs not in (None, 1)
+    is_default_backend = isinstance(backend, LokyBackend)
+    return has_several_jobs or not is_default_backend
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,12 @@ from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError, check_lightning
-from flsv.utilities.seeding import global_rngs, restore_global_rngs, seed_or_default
+from flsv.utilities.seeding import (
+    global_rngs,
+    kept_global_seed,
+    restore_global_rngs,
+    seed_or_default,
+)
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -169,9 +173,9 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
         )
         fit_quietly(trainer, module, data)
         metric = loop.metrics["value"]
-        doubts = loop.run.doubts
-    for doubt in doubts:
-        warnings.warn(f"flsv.retrain, seed {seed}: {doubt}.", stacklevel=2)
+        differences = loop.run.coalition_differences
+    for difference in differences:
+        warnings.warn(f"flsv.retrain, seed {seed}: {difference}.", stacklevel=2)
     return metric
 
 
@@ -179,17 +183,9 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
 def _seeded(seed: int) -> Iterator[None]:
     """Seed all random generators as ``seed_everything`` does, and restore them after this context."""
     generator_states = global_rngs()
-    # seed_everything sets these variables, too.
-    variables_before = {}
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        variables_before[name] = os.environ.get(name)
-    L.seed_everything(seed, verbose=False)
-    try:
-        yield
-    finally:
-        restore_global_rngs(generator_states)
-        for name, value in variables_before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with kept_global_seed():
+        L.seed_everything(seed, verbose=False)
+        try:
+            yield
+        finally:
+            restore_global_rngs(generator_states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -29,8 +29,13 @@ NOT_THE_RUNS_START = (
     "as for the run, under the same seed_everything."
 )
 Result = TypeVar("Result")
-#: Seed and members of a coalition to train.
-Training = tuple[int, Members]
+
+
+class Training(NamedTuple):
+    """A coalition to train, and the seed of its fit."""
+
+    seed: int
+    members: Members
 
 
 class FitsFailed(ConfigurationError):
@@ -80,8 +85,12 @@ class CoalitionTraining:
         self.first_updates: dict[Members, Mapping[int, Tensor]] = {}
         # Paths of the program's tensors that fits have changed.
         self.changed_tensors: set[str] = set()
-        # Whether fits are whole, see FitOrder.
+        # Whether fits run validations, as the run does.
         self.is_whole = order.is_whole
+        # The hash of the weights from which the coalitions of a seed start.
+        self._start_hash_by_seed: dict[int, str] = {}
+        if start_hash is not None:
+            self._start_hash_by_seed[order.seed] = start_hash
 
     @property
     def num_clients(self) -> int:
@@ -103,34 +112,47 @@ class CoalitionTraining:
             if missing and not members_to_fit:
                 # The empty coalition's model is that of any fit before training, and one client's is cheap.
                 members_to_fit = [(0,)]
-            trainings += [(seed, members) for members in members_to_fit]
+            trainings += [Training(seed, members) for members in members_to_fit]
 
-        failed: dict[Members, FitFailed] = {}
-        start_hashes: dict[int, str | None] = {self.order.seed: self._start_hash}
-        for (seed, members), result in self.fits(trainings, store.ranks):
+        failures: dict[Members, FitFailed] = {}
+        for training, result in self.fits(trainings, store.ranks):
             if isinstance(result, FitFailed):
-                failed[members] = result
+                failures[training.members] = result
                 continue
-            if seed == self.order.seed:
-                self.first_updates[members] = result.first_updates
+            self._check_start(training.seed, result.start_hash)
             self.changed_tensors.update(result.changed_tensors)
-            expected_hash = start_hashes.get(seed) or result.start_hash
-            if result.start_hash != expected_hash:
-                is_runs_start = self._start_hash == expected_hash
-                raise ConfigurationError(
-                    NOT_THE_RUNS_START if is_runs_start else NOT_THE_SAME_START
-                )
-            start_hashes[seed] = expected_hash
-            # The fit of one client may only stand in for the empty coalition.
-            if store.missing(seed, [members]) and members in coalitions:
-                store.add(seed, members, dict(zip(store.rounds, result.scored)))
-            needs_empty_row = EMPTY in coalitions and bool(store.missing(seed, [EMPTY]))
-            if needs_empty_row and result.untrained:
-                store.add(seed, EMPTY, {NO_ROUND: result.untrained})
-            say(store.progress(seed, coalitions))
+            if training.seed == self.order.seed:
+                self.first_updates[training.members] = result.first_updates
+            self._store_scores(training, result, store, coalitions)
+            say(store.progress(training.seed, coalitions))
         store.sort()
-        if failed:
-            raise FitsFailed(failed)
+        if failures:
+            raise FitsFailed(failures)
+
+    def _check_start(self, seed: int, start_hash: str) -> None:
+        """Raise ConfigurationError if a fit starts from other weights than earlier fits of the seed."""
+        expected_hash = self._start_hash_by_seed.setdefault(seed, start_hash)
+        if start_hash == expected_hash:
+            return
+        if expected_hash == self._start_hash:
+            raise ConfigurationError(NOT_THE_RUNS_START)
+        raise ConfigurationError(NOT_THE_SAME_START)
+
+    def _store_scores(
+        self,
+        training: Training,
+        result: FitResult,
+        store: UtilityStore,
+        coalitions: Sequence[Members],
+    ) -> None:
+        """Store the scores of a fit's models that the store lacks of ``coalitions``."""
+        seed, members = training
+        is_wanted = members in coalitions  # or the fit only scores the untrained model
+        if is_wanted and store.missing(seed, [members]):
+            store.add(seed, members, dict(zip(store.rounds, result.scored)))
+        lacks_empty = EMPTY in coalitions and store.missing(seed, [EMPTY])
+        if lacks_empty and result.untrained is not None:
+            store.add(seed, EMPTY, {NO_ROUND: result.untrained})
 
     def fits(
         self, trainings: Sequence[Training], ranks: Ranks = ALONE
@@ -139,7 +161,7 @@ class CoalitionTraining:
         if ranks.size == 1:
             yield from self._fits_of_rank(trainings)
             return
-        costs = [self.cost(members) for _seed, members in trainings]
+        costs = [self.cost(training.members) for training in trainings]
         trainings_by_rank: list[list[Training]] = [[] for _ in range(ranks.size)]
         for training, rank in zip(trainings, balance_load(costs, ranks.size)):
             trainings_by_rank[rank].append(training)
@@ -161,21 +183,20 @@ class CoalitionTraining:
     def _fits_of_rank(
         self, trainings: Sequence[Training]
     ) -> Iterator[tuple[Training, FitResult | FitFailed]]:
-        """Train coalitions on this rank, and yield each with its result or error."""
-        scored_seeds = set()
-        orders = []
-        for seed, members in trainings:
+        """Train coalitions on this rank, and yield each training with its result or error."""
+        orders: list[FitOrder] = []
+        for training in trainings:
+            is_first_of_seed = all(order.seed != training.seed for order in orders)
             order = replace(
                 self.order,
-                members=members,
-                seed=seed,
-                scores_untrained=seed not in scored_seeds,  # by the first coalition
+                members=training.members,
+                seed=training.seed,
+                scores_untrained=is_first_of_seed,
                 is_whole=self.is_whole,
             )
-            scored_seeds.add(seed)
             orders.append(order)
         for order, result in self.trainer.train(orders):
-            yield (order.seed, order.members), result
+            yield Training(order.seed, order.members), result
 
 
 def gathered(

@@ -22,9 +22,10 @@ from flsv.retraining.coalition_fit import (
 from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quiet
 from flsv.retraining.fit_order import FitOrder
 from flsv.training.module_snapshot import ModuleSnapshot
+from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import pickled
-from flsv.utilities.plain_values import are_equal, copied, digest
+from flsv.utilities.plain_values import are_equal, digest
 
 #: Types of objects that a callback refers to, and that are not its own state.
 _SHARED_TYPES = (
@@ -150,29 +151,34 @@ class _Comparison(L.Callback):
         if self.depends:
             return validate()
 
-        values, contents = _state_of(trainer, module)
+        state = _TrainingState(trainer, module)
         result = validate()
-        values_after, contents_after = _state_of(trainer, module)
-        self.depends = contents != contents_after or not are_equal(values, values_after)
+        self.depends = not state.is_equal(_TrainingState(trainer, module))
         return result
 
 
-def _state_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Any, Any]:
-    """Return plain values, and hashes of what else training may depend on."""
-    snapshot = ModuleSnapshot(module)
-    options = []
-    for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            names = group.keys() - {"params"}
-            options.append({name: copied(group[name]) for name in names})
+class _TrainingState:
+    """What training may depend on at one time: plain values, and hashes of all else."""
 
-    contents = [digest(module.state_dict()), snapshot.structure]
-    for callback in callbacks_of(trainer):
-        module_name = type(callback).__module__
-        is_of_program = not module_name.startswith(("lightning.", "flsv."))
-        if is_of_program and not only_watches_the_run(callback):
-            contents.append(_content_of(callback))
-    return [snapshot.values, options], contents
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        snapshot = ModuleSnapshot(module)
+        self._values = snapshot.values
+        self._options = []
+        for optimizer in trainer.optimizers:
+            self._options += options_of(optimizer.param_groups)
+
+        self._hashes = [digest(module.state_dict()), snapshot.structure]
+        for callback in callbacks_of(trainer):
+            module_name = type(callback).__module__
+            is_of_program = not module_name.startswith(("lightning.", "flsv."))
+            if is_of_program and not only_watches_the_run(callback):
+                self._hashes.append(_content_of(callback))
+
+    def is_equal(self, later_state: _TrainingState) -> bool:
+        """Return whether both states are the same, where NaN equals NaN."""
+        have_equal_values = are_equal(self._values, later_state._values)
+        have_equal_options = are_equal(self._options, later_state._options)
+        return have_equal_values and have_equal_options and self._hashes == later_state._hashes
 
 
 def _content_of(callback: L.Callback) -> Any:
@@ -186,7 +192,7 @@ def _content_of(callback: L.Callback) -> Any:
 def _place_of(error: Exception) -> str:
     """Return the innermost place of an error that is not in a library, such as `` at train.py:12 (on_fit_start)``."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_of_library = "site-packages" in frame.filename or f"{__package__}" in frame.filename
-        if not is_of_library and "/flsv/" not in frame.filename:
+        is_of_library = any(folder in frame.filename for folder in ("site-packages", "/flsv/"))
+        if not is_of_library:
             return f" at {frame.filename}:{frame.lineno} ({frame.name})"
     return ""

@@ -125,9 +125,9 @@ class PreparedRounds:
             y = (y + 1) % NUM_CLASSES
         return x, y
 
-    def _learned(self, client: int, initial_model: Tensor) -> Tensor:
-        """Return the update ``[P]`` of a client that takes some gradient steps from a model ``[P]``."""
-        if self._kind == "no samples" and client == EMPTY:
+    def _trained_update(self, client: int, initial_model: Tensor) -> Tensor:
+        """Return the update ``[P]`` of a client that takes four steps of SGD from ``initial_model [P]``."""
+        if self._num_samples(client) == 0:
             return torch.zeros_like(initial_model)
         x, y = self._samples_to_learn(client, "train")
         self.space.write(self._module, initial_model)
@@ -136,11 +136,13 @@ class PreparedRounds:
         with torch.enable_grad():
             for _ in range(4):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(self._module(x), y).backward()
+                loss = nn.functional.cross_entropy(self._module(x), y)
+                loss.backward()
                 optimizer.step()
+
         update = self.space.read(self._module) - initial_model
         if client == MISLABELED:
-            update = 2 * update
+            update = 2 * update  # so that it counts beside the two clients with right labels
         if self._kind == "long":
             update = 2 * update
         return update
@@ -182,15 +184,9 @@ class PreparedRounds:
         clients = sorted(cohort, key=lambda client: self.order[client])
         client_ids = [self.order[client] for client in clients]
         initial_model = self.normal(self.space.size, key=("start", index))
-        models = []
-        for client in clients:
-            if self._learns:
-                update = self._learned(client, initial_model)
-            else:
-                update = self.normal(self.space.size, key=("update", index, client))
-                update = self._changed_update(update)
-            models.append(initial_model + update)
-
+        models = [
+            initial_model + self._update_of(client, index, initial_model) for client in clients
+        ]
         self._exchange(index, clients, initial_model, models)
         samples = torch.tensor([self._num_samples(client) for client in clients])
         round = Round(
@@ -215,6 +211,13 @@ class PreparedRounds:
         round = round.aggregated(round.combine(weights), weights)
         reports = {name: report_of(round) for name, report_of in self._fields.items()}
         return replace(round, reports=reports)
+
+    def _update_of(self, client: int, round_index: int, initial_model: Tensor) -> Tensor:
+        """Return a client's update ``[P]``: trained, or random numbers that the kind of federation changes."""
+        if self._learns:
+            return self._trained_update(client, initial_model)
+        update = self.normal(self.space.size, key=("update", round_index, client))
+        return self._changed_update(update)
 
     def _num_samples(self, client: int) -> int:
         if not self._learns:

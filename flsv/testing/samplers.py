@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -60,30 +60,32 @@ class SamplerCase(fits.FitCase):
             sampler.end_round(self.rounds[index])
         return sampler
 
-    def draw(self, num_valued: int = 0, num_rounds: int = 0) -> Callable[[int], list[int]]:
-        """Return a function that draws a cohort from a seed.
+    def draw_cohort(
+        self,
+        sampler: ClientSampler,
+        seed: int,
+        num_valued: int,
+        round_index: int,
+        model: Tensor,
+    ) -> list[int]:
+        """Return the clients that a sampler draws.
 
         Args:
+            sampler: the sampler, see :meth:`begun`.
+            seed: seed of the random generator.
             num_valued: number of clients with a value of the metric that the sampler reads. The others' are NaN.
-            num_rounds: number of rounds before.
+            round_index: the round's number, from 0.
+            model: the global model ``[P]``.
         """
-        sampler = self.begun(num_rounds)
-        contributions = self.contributions(num_valued)
-        model = self.rounds[0].global_vector
-
-        def cohort(seed: int) -> list[int]:
-            generator = torch.Generator().manual_seed(seed)
-            return cohort_of(
-                sampler,
-                NUM_CLIENTS,
-                contributions,
-                generator,
-                round_index=num_rounds,
-                clients=self.rounds.clients,
-                model=model,
-            )
-
-        return cohort
+        return cohort_of(
+            sampler,
+            NUM_CLIENTS,
+            self.contributions(num_valued),
+            torch.Generator().manual_seed(seed),
+            round_index=round_index,
+            clients=self.rounds.clients,
+            model=model,
+        )
 
     def contributions(self, num_valued: int) -> dict[str, Tensor]:
         """Return the values of the metric that the sampler reads: the first clients', and NaN for the others."""
@@ -115,10 +117,16 @@ def draws_a_cohort(case: SamplerCase) -> None:
     as often as inclusion_probabilities says, within 4.5 standard errors. Sort the ids, pass the generator on, and
     compute the probability to be in the cohort, not to be drawn first."""
     for num_valued, num_rounds in ((0, 0), (2, 0), (NUM_CLIENTS, 0), (NUM_CLIENTS, 3)):
-        draw = case.draw(num_valued, num_rounds)
+        draw_cohort = partial(
+            case.draw_cohort,
+            case.begun(num_rounds),
+            num_valued=num_valued,
+            round_index=num_rounds,
+            model=case.rounds[0].global_vector,
+        )
         with untouched_rngs("a sampler"):
-            cohort = draw(0)
-            same_cohort = draw(0)
+            cohort = draw_cohort(seed=0)
+            same_cohort = draw_cohort(seed=0)
         ensure(cohort == same_cohort == sorted(cohort), f"{cohort} and {same_cohort}")
 
         probabilities = case.probabilities(num_valued, cohort, num_rounds)
@@ -126,7 +134,7 @@ def draws_a_cohort(case: SamplerCase) -> None:
             continue
         counts = torch.zeros(NUM_CLIENTS, dtype=torch.float64)
         for seed in range(NUM_DRAWS):
-            counts[draw(seed)] += 1
+            counts[draw_cohort(seed=seed)] += 1
         probabilities = probabilities.double()
         frequencies = counts / NUM_DRAWS
         variance = (probabilities * (1 - probabilities)).clamp_min(1e-4) / NUM_DRAWS

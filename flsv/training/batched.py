@@ -86,18 +86,15 @@ class RowTraining:
         device = next(iter(states.values())).device
         # Models with more batches come first, so that the models that still train are always the first ones.
         order = sorted(range(num_models), key=lambda model: -len(batches[model]))
-        lengths = [len(batches[model]) for model in order]
+        num_batches = [len(batches[model]) for model in order]  # descending
         is_sorted = order == list(range(num_models))
         indices = torch.tensor(order, device=device)
-        if is_sorted:
-            stacked = states
-        else:
-            stacked = _select_models(states, indices)
+        stacked = states if is_sorted else _select_models(states, indices)
 
         losses = torch.zeros(num_models, device=device)
         optimizer = StackedOptimizer(self._optimizer, self._names_by_group, stacked)
-        for step in range(lengths[0]):
-            num_active = sum(length > step for length in lengths)
+        for step in range(num_batches[0]):
+            num_active = sum(count > step for count in num_batches)
             # Views of the models that have a batch left. A step changes the states and losses behind them.
             active_states = {name: tensor[:num_active] for name, tensor in stacked.items()}
             active_losses = losses[:num_active]
@@ -106,7 +103,7 @@ class RowTraining:
             if self._clip is not None:
                 self._clip(gradients)
             optimizer.step(num_active, gradients)
-        losses /= torch.tensor(lengths, device=losses.device)
+        losses /= torch.tensor(num_batches, device=losses.device)
 
         if is_sorted:
             return stacked, losses
@@ -512,9 +509,9 @@ def _silence_metrics(module: nn.Module) -> Iterator[None]:
     for layer in module.modules():
         zero = torch.zeros(())
         if isinstance(layer, MetricCollection):
-            return_zero = partial(_return_first, dict.fromkeys(layer.keys(), zero))
+            return_zero = partial(_return_constant, dict.fromkeys(layer.keys(), zero))
         elif isinstance(layer, Metric):
-            return_zero = partial(_return_first, zero)
+            return_zero = partial(_return_constant, zero)
         else:
             continue
         for name in ("forward", "update", "compute", "reset"):
@@ -526,8 +523,8 @@ def _silence_metrics(module: nn.Module) -> Iterator[None]:
         patches.restore()
 
 
-def _return_first(value: Any, *_: Any, **__: Any) -> Any:
-    return value
+def _return_constant(constant: Any, *_: Any, **__: Any) -> Any:
+    return constant
 
 
 @contextmanager

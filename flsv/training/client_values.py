@@ -78,12 +78,9 @@ class ClientValues:
 
     def merge(self, parts: Sequence[list[ClientChanges]], clients: Sequence[int]) -> None:
         """Take the changes of all processes, in the order of ``clients``."""
-        changes_by_client = {}
-        for changes in (
-            *chain.from_iterable(parts),
-            *self._changes,
-        ):  # this process's own are the last
-            changes_by_client[changes.client] = changes
+        # This process's own come last: of the first client they have the snapshot, which is not sent.
+        all_changes = [*chain.from_iterable(parts), *self._changes]
+        changes_by_client = {changes.client: changes for changes in all_changes}
         self._changes = []
         for client in clients:
             if client in changes_by_client:
@@ -97,19 +94,19 @@ class ClientValues:
         Returns:
             A snapshot with the structure that the module has now.
         """
-        whole = self._changes[0].whole if self._changes else None
-        if not isinstance(whole, dict):
-            snapshot = whole or initial
+        first_state = self._changes[0].whole if self._changes else None
+        if not isinstance(first_state, dict):  # it is of this process, or there is none
+            snapshot = first_state or initial
             self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)
             snapshot.restore()
             return snapshot
 
         initial.restore()
-        state = dict(whole)
+        merged_state = dict(first_state)
         for part in ("buffers", "attributes"):
-            state[part] = self._merged(whole[part], initial)
-        lacking = write_state(module, state)
+            merged_state[part] = self._merged(first_state[part], initial)
+        lacking = write_state(module, merged_state)
         if lacking:
             raise ConfigurationError(
                 f"{listed(lacking)}: {type(module).__name__} makes this while a client trains, so that another process "
@@ -168,6 +165,7 @@ class ClientValues:
 
 
 def _changed_structure(initial: ModuleSnapshot, trained: ModuleSnapshot) -> list[str]:
+    """Return the paths of layers, parameters and functions that training has replaced."""
     paths = []
     for path, (_, description) in trained.structure.items():
         _, initial_description = initial.structure.get(path, [None, "missing"])
@@ -191,7 +189,7 @@ def merged_value(
     """Return the mean of floating-point values, or all entries that have been added to a list.
 
     Args:
-        values: numbers, tensors, arrays, or lists, tuples and dictionaries of them.
+        values: each client's value: numbers, tensors, arrays, or lists, tuples and dictionaries of them.
         weights: one weight for each of the values.
         initial: the value from which all were made. With another type, length or shape there is no mean.
         default: the value in place of a mean.
@@ -201,26 +199,30 @@ def merged_value(
         >>> merged_value(values, [1, 2], initial={"mean": 0.0, "losses": []}, default=values[0])
         {'mean': 3.0, 'losses': [2.0, 3.0]}
     """
-
-    def merged_leaf(default_leaf: Any, *leaves: Any) -> Any:
-        if type(default_leaf) is list:
-            return _merged_list(default_leaf, *leaves, weights=weights)
-        formats = set(map(_format_of, (default_leaf, *leaves)))
-        if len(formats) > 1 or not has_floats(default_leaf):
-            return default_leaf
-        _, *values_of_leaf = leaves
-        value = values_of_leaf[0]
-        if all(map(partial(are_equal, value), values_of_leaf)):  # to the bit
-            return value
-        mean = 0.0
-        for value, weight in zip(values_of_leaf, weights):
-            mean = mean + value * (weight / sum(weights))
-        return mean
-
+    merge = partial(_merged_leaf, weights)
     try:
-        return tree_map(merged_leaf, default, initial, *values, is_leaf=_is_list)
+        return tree_map(merge, default, initial, *values, is_leaf=_is_list)
     except ValueError:  # they have other keys or lengths
         return default
+
+
+def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
+    """Merge each client's value of one entry of a tree: a number, a tensor, an array or a list."""
+    if type(default) is list:
+        return _merged_list(default, initial, *values, weights=weights)
+    formats = {_format_of(value) for value in (default, initial, *values)}
+    has_mean = len(formats) == 1 and has_floats(default)
+    if not has_mean:
+        return default
+
+    first_value = values[0]
+    if all(are_equal(first_value, value) for value in values):
+        return first_value  # a mean would be rounded
+    total_weight = sum(weights)
+    mean = 0.0
+    for value, weight in zip(values, weights):
+        mean = mean + value * (weight / total_weight)
+    return mean
 
 
 def _merged_list(
@@ -229,6 +231,7 @@ def _merged_list(
     *lists: Any,
     weights: Sequence[float],
 ) -> list[Any]:
+    """Merge each client's list: all added entries if lists have only grown, else entry by entry."""
     if not all(map(_is_list, (initial, *lists))):
         return default
     num_initial = len(initial)

@@ -107,36 +107,45 @@ class ModuleSnapshot:
             )
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
+        """Record a layer and the layers in it: their tables, hooks, buffers, parameters and attributes."""
         self.visited.add(id(layer))
-        attributes = vars(layer)
-        num_hooks = 0
-        for name in _TABLES:
-            table = attributes.get(name)
-            # A scripted layer lacks some, and those in its compiled code never change.
-            if isinstance(table, dict | set):
-                self._tables.append((table, table.copy()))
-                if name.endswith("_hooks"):
-                    num_hooks += len(table)
+        num_hooks = self._add_tables(layer)
         description = f"{type(layer).__name__} with {num_hooks} hooks"
         self.structure[path] = [layer.training, description]
         self.owners[path] = layer
 
         prefix = f"{path}." if path else ""
+        self._add_buffers(prefix, layer)
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and id(parameter) not in self.visited:
+                self._add_parameter(prefix + name, parameter)
+        self._add_container(vars(layer), prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
+        for name, child in layer._modules.items():
+            if child is None or isinstance(child, Metric):
+                continue
+            if id(child) not in self.visited:
+                self._add_layer(prefix + name, child)
+
+    def _add_tables(self, layer: nn.Module) -> int:
+        """Record torch's own tables of a layer, and return how many hooks are in them."""
+        num_hooks = 0
+        for name in _TABLES:
+            table = vars(layer).get(name)
+            # A scripted layer lacks some, and those in its compiled code never change.
+            if isinstance(table, dict | set):
+                self._tables.append((table, table.copy()))
+                if name.endswith("_hooks"):
+                    num_hooks += len(table)
+        return num_hooks
+
+    def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
+        """Record the layer's buffers that are no part of a model's vector."""
         for name, buffer in layer._buffers.items():
             is_saved = name not in layer._non_persistent_buffers_set
             if is_saved and (buffer is None or has_floats(buffer)):
                 continue  # a part of the vector
             self.buffers[prefix + name] = (layer, name)
             self.values[prefix + name] = None if buffer is None else copied(buffer)
-        for name, parameter in layer._parameters.items():
-            if parameter is not None and id(parameter) not in self.visited:
-                self._add_parameter(prefix + name, parameter)
-        self._add_container(attributes, prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
-        for name, child in layer._modules.items():
-            if child is None or isinstance(child, Metric):
-                continue
-            if id(child) not in self.visited:
-                self._add_layer(prefix + name, child)
 
     def _add_parameter(self, path: str, parameter: nn.Parameter) -> None:
         self.visited.add(id(parameter))
@@ -231,7 +240,7 @@ class ModuleSnapshot:
             elif owner.requires_grad != flag:
                 owner.requires_grad = flag
         for path, (layer, name) in self.buffers.items():
-            layer._buffers[name] = _written(self.values[path], layer._buffers[name], layer)
+            layer._buffers[name] = _copied_into(layer._buffers[name], self.values[path])
 
 
 class _Container(NamedTuple):
@@ -263,7 +272,7 @@ class _Container(NamedTuple):
             elif entry is value or are_equal(entry, value):
                 restored[name] = entry
             else:
-                restored[name] = _refilled(original, value)
+                restored[name] = _with_entries_of(original, value)
 
         for name in present.keys() - restored.keys() - self.unswapped:
             if not is_optimizer(present[name]):
@@ -354,12 +363,8 @@ def _is_class_of_program(kind: Any) -> bool:
     return package_of(kind) not in LIBRARIES
 
 
-def _written(
-    value: Tensor | None,
-    buffer: Tensor | None,
-    layer: nn.Module,
-) -> Tensor | None:
-    """Return ``value`` in a buffer's memory, or a copy of it if the shapes differ."""
+def _copied_into(buffer: Tensor | None, value: Tensor | None) -> Tensor | None:
+    """Return ``value`` in the memory of ``buffer``, or a copy of it if shapes or types differ."""
     if value is None or value is buffer:
         return value
     if buffer is None or not is_dense(value) or not is_dense(buffer):
@@ -369,12 +374,13 @@ def _written(
     return value.to(buffer.device, copy=True)
 
 
-def _refilled(original: Any, value: Any) -> Any:
-    """Return a copy of a plain value. If it is a collection, the original one gets its entries."""
+def _with_entries_of(original: Any, value: Any) -> Any:
+    """Return the collection ``original`` with copies of the entries of ``value`` in place of its own. Objects of other
+    types are not changed, since they may be in use elsewhere, such as a batch of the data: return a copy of ``value``.
+    """
     new_value = copied(value)
-    is_refillable = isinstance(original, list | dict | set | deque)
-    if not is_refillable or type(original) is not type(value):
-        # Other objects are not changed in place: they may be in use elsewhere, such as a batch of the data.
+    is_collection = isinstance(original, list | dict | set | deque)
+    if not is_collection or type(original) is not type(value):
         return new_value
     original.clear()
     if isinstance(original, dict | set):

@@ -15,24 +15,20 @@ from flsv.utilities.errors import ConfigurationError, listed
 _PLAIN_NAME = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
 
 
-def client_number(
-    client: object,
-    names: Sequence[str],
-    option: str,
-) -> int:
+def client_number(client: object, names: Sequence[str]) -> int:
     """Return the id of a client that the user calls by its name or id."""
     text = str(client)
     ids = [number for number, name in enumerate(names) if name == text]
     if len(ids) > 1:
         raise ConfigurationError(
-            f"{option}={client!r}: clients {ids} have this name. Give the number."
+            f"client={client!r}: clients {ids} have this name. Give the number."
         )
     if ids:
         return ids[0]
     if text.isdigit() and int(text) < len(names):
         return int(text)
     raise ConfigurationError(
-        f"{option}={client!r}: the run has no such client. It has {listed(names, 10)}."
+        f"client={client!r}: the run has no such client. It has {listed(names, 10)}."
     )
 
 

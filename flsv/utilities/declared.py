@@ -192,7 +192,7 @@ def check_argument(
     try:
         return _convert_by_first(choices, value)
     except ValueError:
-        sentences = [f"expected {_in_words(choices)}.", *_remarks(hint)]
+        sentences = [f"expected {_in_words(choices)}.", *_advice_in(hint)]
         raise ConfigurationError(
             f"{owner}({name}={reprlib.repr(value)}): {' '.join(sentences)}"
         ) from None
@@ -364,12 +364,13 @@ def _within_bounds(choice: _Choice, markers: Sequence[Any]) -> _Choice:
     return convert_and_check, description
 
 
-def _remarks(hint: Any) -> list[str]:
-    """Return the texts in an annotation and in its parts."""
-    metadata = getattr(hint, "__metadata__", ())
-    remarks = [remark for remark in metadata if isinstance(remark, str) and remark]
+def _advice_in(hint: Any) -> list[str]:
+    """Return the sentences of advice in an annotation such as ``Annotated[str, "Say a name."]``, and within it."""
+    metadata = getattr(hint, "__metadata__", ())  # of Annotated
+    sentences = [item for item in metadata if isinstance(item, str) and item]
+    inner_hints = get_args(hint)
     if get_origin(hint) is Literal:
-        return remarks
-    for part in get_args(hint):
-        remarks += _remarks(part)
-    return remarks
+        inner_hints = ()  # its arguments are values
+    for inner_hint in inner_hints:
+        sentences += _advice_in(inner_hint)
+    return sentences

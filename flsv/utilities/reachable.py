@@ -197,23 +197,30 @@ def _entries_of(collection: Any) -> Iterable[Any]:
 
 
 def _is_closed(value: Any) -> bool:
+    """Return whether the search does not follow a value's references, as of classes of libraries and of loggers."""
     kind: Any = type(value)
     if issubclass(kind, type):
         return package_of(value) in LIBRARIES
     if kind is FunctionType:
         return f"{value.__module__}.".startswith(_CLOSED_PREFIXES)
     try:
-        return _is_closed_class(kind)
+        return _has_closed_objects(kind)
     except Exception:  # of a metaclass whose classes cannot be hashed
         return False
 
 
 @lru_cache(maxsize=10_000)
-def _is_closed_class(kind: type) -> bool:
+def _has_closed_objects(kind: type) -> bool:
+    """Return whether a class, or a base, is one of those whose objects' references are not followed."""
     if issubclass(kind, _CLOSED_TYPES):
         return True
-    modules = [f"{base.__module__}." for base in kind.__mro__]
-    return any(module.startswith(_CLOSED_PREFIXES) for module in modules)
+    for base in kind.__mro__:
+        module_name = (
+            f"{base.__module__}."  # with a dot, since "logging." is no prefix of "logging_tools."
+        )
+        if module_name.startswith(_CLOSED_PREFIXES):
+            return True
+    return False
 
 
 # ---- attributes

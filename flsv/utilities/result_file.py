@@ -24,8 +24,7 @@ class ResultFile:
     """CSV file of results to which rows are appended.
 
     The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. Other
-    versions of packages are a warning, since numbers may change. If the process was killed while writing, the last
-    result is dropped: all rows that agree with the last row in the first ``key`` columns.
+    versions of packages are a warning, since numbers may change. A row that a kill has cut off is dropped.
     """
 
     def __init__(
@@ -34,46 +33,48 @@ class ResultFile:
         columns: Mapping[str, Cell],
         settings: Mapping[str, Any] | None = None,
         *,
-        key: int = 0,
         anew: bool = False,
     ) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
         self._columns = columns
-        self._settings: dict[str, str] | None = None
+        self._settings: dict[str, str] = {}
         if settings is not None:
             self._settings = {name: str(value) for name, value in settings.items()}
+        #: Whether the file has a first line with settings.
+        self._has_settings = settings is not None
         #: Whether the file exists and holds :attr:`rows`. If not, the first row creates it.
         self._is_begun = False
 
         lines = []
         if path.is_file():
             lines = whole_lines(path)
-        if not lines:
+        if not lines or (self._has_settings and not self._go_on_from(lines[0], anew)):
             return
-        stored_settings = self._read_settings(lines[0])
-        differences = self._differences(stored_settings)
-        stored_versions = stored_package_versions(stored_settings)
-        if anew and (differences or version_changes(stored_versions)):
-            return
+        header_index = 1 if self._has_settings else 0
+        if len(lines) > header_index:
+            self._read_rows(lines[header_index], skip=header_index)
+
+    def _go_on_from(self, first_line: str, anew: bool) -> bool:
+        """Take over the settings of the file, or raise an error. Return whether its rows stay."""
+        settings_of_file = self._parse_settings(first_line)
+        differences = self._differences(settings_of_file)
+        versions_of_file = stored_package_versions(settings_of_file)
+        if anew and (differences or version_changes(versions_of_file)):
+            return False
         if differences:
             raise ConfigurationError(
-                f"{path} holds results of other settings: {listed(differences)}. Go on with those, move the file away, "
-                "or name another folder."
+                f"{self.path} holds results of other settings: {listed(differences)}. Go on with those, move the file "
+                "away, or name another folder."
             )
-        warn_of_versions(str(path), stored_versions)
-        if self._settings is not None:
-            # The file keeps rows of the stored versions, so it keeps their names.
-            self._settings |= stored_settings
-        self._read_rows(lines, key=list(columns)[:key])
+        warn_of_versions(str(self.path), versions_of_file)
+        # The file keeps rows of the stored versions, so it keeps their names.
+        self._settings |= settings_of_file
+        return True
 
-    def _read_rows(self, lines: Sequence[str], key: Sequence[str]) -> None:
-        """Read the rows from a file's lines."""
-        header_index = 0 if self._settings is None else 1
-        if len(lines) <= header_index:
-            return
-        self.rows = [*read_rows(self.path, self._columns, skip=header_index)]
-        header = lines[header_index]
+    def _read_rows(self, header: str, skip: int) -> None:
+        """Read the file's rows, and cut off the beginning of a row without its line end."""
+        self.rows = [*read_rows(self.path, self._columns, skip=skip)]
         expected_header = csv_text([list(self._columns)]).decode().strip()
         if header != expected_header:  # rows to come would not fit
             raise ConfigurationError(
@@ -81,9 +82,11 @@ class ResultFile:
                 "another folder."
             )
         self._is_begun = True
-        is_cut_off = not self.path.read_bytes().endswith(b"\n")
-        if is_cut_off:
-            self._drop_last_result(lines, first_row=header_index + 1, key=key)
+        content = self.path.read_bytes()
+        end_of_rows = content.rindex(b"\n") + 1
+        if end_of_rows < len(content):
+            with replacing(self.path) as file:
+                file.write(content[:end_of_rows])
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append the rows, all or none."""
@@ -95,7 +98,7 @@ class ResultFile:
     def replace(self, rows: Iterable[Sequence[object]]) -> None:
         """Replace the file's contents with these rows."""
         content = csv_text([list(self._columns), *rows])
-        if self._settings is not None:
+        if self._has_settings:
             settings = f"# {json.dumps(self._settings)}\n"
             content = settings.encode() + content
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +106,7 @@ class ResultFile:
             file.write(content)
         self._is_begun = True
 
-    def _read_settings(self, first_line: str) -> dict[str, str]:
-        """Read the settings from the file's first line."""
-        if self._settings is None:
-            return {}
+    def _parse_settings(self, first_line: str) -> dict[str, str]:
         try:
             return _settings_in(first_line)
         except (ValueError, TypeError, RecursionError) as error:
@@ -117,36 +117,13 @@ class ResultFile:
 
     def _differences(self, stored_settings: Mapping[str, str]) -> list[str]:
         """Describe the settings that differ from the file's, without versions of packages."""
-        settings = self._settings or {}
         differences = []
-        for name in {**stored_settings, **settings}:
-            value = settings.get(name)
+        for name in {**stored_settings, **self._settings}:
+            value = self._settings.get(name)
             stored_value = stored_settings.get(name)
             if value != stored_value and not name.startswith(VERSION_PREFIX):
                 differences.append(f"{name} is {value} and was {stored_value}")
         return differences
-
-    def _drop_last_result(
-        self,
-        lines: Sequence[str],
-        *,
-        first_row: int,
-        key: Sequence[str],
-    ) -> None:
-        """Drop the last result, which may be incomplete."""
-        # `rows` and `lines` lack the row that was cut off. Without a key, a row is a whole result. With a key, a result
-        # has several rows, and its remaining rows are dropped, too.
-        complete_lines = list(lines[:first_row])
-        complete_rows = []
-        for row, line in zip(self.rows, lines[first_row:]):
-            has_key_of_last_row = all(row[name] == self.rows[-1][name] for name in key)
-            if not key or not has_key_of_last_row:
-                complete_rows.append(row)
-                complete_lines.append(line)
-        self.rows = complete_rows
-        with replacing(self.path) as file:
-            for line in complete_lines:
-                file.write(f"{line}\n".encode())
 
 
 def _settings_in(first_line: str) -> dict[str, str]:

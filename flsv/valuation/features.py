@@ -198,19 +198,17 @@ class PCA(Features):
 
     def _mean_and_axes(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
-        # A client's moments: its number of finite samples, their sum [d], and the sum of their outer products [d, d].
         answers = map_clients(clients, lambda client: client.ask(_moments))
-        # Of clients that have finite samples.
-        moments = [answer for answer in answers if answer is not None and answer[0]]
+        moments = [answer for answer in answers if answer is not None]
         if not moments:
             raise ConfigurationError(
                 f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."
             )
-        count, sum_of_samples, sum_of_products = moments[0]
-        for client_count, client_samples, client_products in moments[1:]:
-            count = count + client_count
-            sum_of_samples = sum_of_samples + client_samples
-            sum_of_products = sum_of_products + client_products
+        # Of all clients together: the number of samples, their sum [d], and the sum of their outer products [d, d].
+        counts, sums, sums_of_products = zip(*moments)
+        count = sum(counts)
+        sum_of_samples = sum(sums[1:], sums[0])
+        sum_of_products = sum(sums_of_products[1:], sums_of_products[0])
         mean = sum_of_samples / count
         covariance = sum_of_products / count - mean[:, None] * mean
         eigenvectors = torch.linalg.eigh(covariance).eigenvectors  # columns, of ascending variance
@@ -237,11 +235,13 @@ def _finite_rows(x: Tensor) -> Tensor:
 
 
 def _moments(local: LocalData) -> tuple[int, Tensor, Tensor] | None:
-    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples, or None."""
+    """Return number, sum ``[d]`` and second moments ``[d, d]`` of a client's finite samples, None if it has none."""
     if not int(local.class_counts.sum()):
         return None
-    samples, _ = local.samples()
+    samples, _labels = local.samples()
     x = _finite_rows(samples)
+    if len(x) == 0:
+        return None
     return len(x), x.sum(0), x.T @ x
 
 

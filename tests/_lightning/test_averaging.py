@@ -3,21 +3,18 @@
 import copy
 import itertools
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit, plain_trainer, state_vector, trainer_for
+from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain
 from helpers.recorded import Recorded
 
@@ -39,24 +36,15 @@ pytestmark = [
 ]
 
 
-class GlobalModels(FedAvg):
-    """Remembers what it made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.global_models: list[Tensor] = []
-
-    def aggregate(self, round: Any, contributions: Any) -> Any:
-        vector, weights = super().aggregate(round, contributions)
-        self.global_models.append(vector.clone())
-        return vector, weights
+def global_models_of(aggregator):
+    return [round.server_vector for round in aggregator.rounds]
 
 
-def mean_model(models: list[Tensor]) -> Tensor:
+def mean_model(models):
     return torch.stack(models).double().mean(0)
 
 
-def moving_average(models: list[Tensor], decay: float = 0.8) -> Tensor:
+def moving_average(models, decay=0.8):
     average = models[0].double()
     for model in models[1:]:
         average = decay * average + (1 - decay) * model.double()
@@ -67,15 +55,13 @@ make_moving_average = partial(EMAWeightAveraging, decay=0.8)
 
 
 class FromRound3(averaging.WeightAveraging):
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+    def should_update(self, step_idx=None, epoch_idx=None):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def make_loop_beside(
-    callback: Callback, is_before_loop: bool
-) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
+def make_loop_beside(callback, is_before_loop):
     """A loop, the trainer's callbacks in their order, and the aggregator that remembers its models."""
-    aggregator = GlobalModels()
+    aggregator = KeepsRounds()
     loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
 
     callbacks = [loop, callback]
@@ -84,7 +70,7 @@ def make_loop_beside(
     return loop, callbacks, aggregator
 
 
-def callbacks_beside_a_loop(callback: Callback, is_before_loop: bool) -> list[Callback]:
+def callbacks_beside_a_loop(callback, is_before_loop):
     _, callbacks, _ = make_loop_beside(callback, is_before_loop)
     return callbacks
 
@@ -92,10 +78,10 @@ def callbacks_beside_a_loop(callback: Callback, is_before_loop: bool) -> list[Ca
 @pytest.fixture(scope="module")
 def models_without_averaging(tmp_path_factory):
     """The global models of a federation without averaging."""
-    aggregator = GlobalModels()
+    aggregator = KeepsRounds()
     loop = FederatedLoop(aggregator, seed=1)
     fit(loop, tmp_path_factory.mktemp("plain"), rounds=ROUNDS)
-    return aggregator.global_models
+    return global_models_of(aggregator)
 
 
 # With 13 steps a round, round 2 has the steps 26 to 38.
@@ -125,16 +111,14 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
     validated_models = []
 
     class Watch(Callback):
-        def on_validation_batch_start(
-            self, trainer: L.Trainer, module: L.LightningModule, *args: Any
-        ) -> None:
+        def on_validation_batch_start(self, trainer, module, *args):
             validated_models.append(state_vector(module))
 
     trainer = plain_trainer(tmp_path, ROUNDS, callbacks=[*callbacks, Watch()])
 
     trainer.fit(module, toy_data())
 
-    global_models = aggregator.global_models
+    global_models = global_models_of(aggregator)
     assert trainer.global_step == STEPS * ROUNDS
     assert len(global_models) == ROUNDS
 
@@ -148,9 +132,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
 
 
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
-    def fit_and_read_average_and_model(
-        saving: list[Callback], checkpoint_path: Path | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def fit_and_read_average_and_model(saving, checkpoint_path=None):
         loop, callbacks, _ = make_loop_beside(make_moving_average(), is_before_loop=False)
         trainer = plain_trainer(
             tmp_path,
@@ -194,9 +176,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
 def test_checkpoint_saved_after_the_fit_resumes_from_the_global_model_not_the_average(
     tmp_path, make, is_before_loop
 ):
-    def fit_with_average(
-        rounds: int, checkpoint_path: Path | None = None
-    ) -> tuple[L.Trainer, Plain]:
+    def fit_with_average(rounds, checkpoint_path=None):
         callbacks = callbacks_beside_a_loop(make(), is_before_loop)
         trainer = plain_trainer(tmp_path, rounds, callbacks=callbacks)
         module = Plain()
@@ -224,7 +204,7 @@ FAILED_ROUND = 1
 class Fails(Plain):
     fails = True
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         if self.trainer.current_epoch == FAILED_ROUND and self.fails:
             raise ArithmeticError
         super().validation_step(batch, batch_idx)
@@ -247,10 +227,10 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
     with pytest.raises(ArithmeticError):
         trainer.fit(module, toy_data())
 
-    model_of_failed_round = aggregator.global_models[FAILED_ROUND]
+    model_of_failed_round = global_models_of(aggregator)[FAILED_ROUND]
     assert torch.equal(state_vector(module), model_of_failed_round.double())
 
-    def fit_without_failure(ckpt_path: Path | None) -> Tensor:
+    def fit_without_failure(ckpt_path):
         callbacks = callbacks_beside_a_loop(WeightAveraging(), is_before_loop)
         trainer = plain_trainer(tmp_path, rounds=3, callbacks=callbacks)
         module = Plain()
@@ -264,18 +244,15 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
 
 
 class PerBatch(averaging.WeightAveraging):
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, *args):
         super().on_train_batch_end(*args)
 
 
 @pytest.mark.parametrize(
     ("callbacks", "match"),
     [
-        ([PerBatch], r"PerBatch has its own on_train_batch_end, .* Say in should_update"),
-        (
-            [WeightAveraging, make_moving_average],
-            "WeightAveraging and EMAWeightAveraging: a checkpoint has room",
-        ),
+        ([PerBatch], "PerBatch has its own on_train_batch_end"),
+        ([WeightAveraging, make_moving_average], "a checkpoint has room"),
     ],
 )
 def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
@@ -288,26 +265,24 @@ def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
 class SeesThePlainModel(EMAWeightAveraging):
     """Delivers the average, and validates the model that is trained."""
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
+    def on_validation_epoch_start(self, *_):
         pass
 
-    def on_validation_epoch_end(self, *_: Any) -> None:
+    def on_validation_epoch_end(self, *_):
         pass
 
 
 class ModelsOfValidation(Callback):
     """Keeps a copy of each model that the run's validation sees."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.states: list[dict[str, Tensor]] = []
 
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, module: L.LightningModule, *args: Any
-    ) -> None:
+    def on_validation_batch_start(self, trainer, module, *args):
         self.states.append(copy.deepcopy(module.state_dict()))
 
 
-def utility_by_hand(module: L.LightningModule, data: Any, judges: str) -> float:
+def utility_by_hand(module, data, judges):
     """Minus the mean loss of the samples of the server, or of all clients together."""
     loaders = [data.val_dataloader()]
     if judges == "clients":
@@ -351,6 +326,6 @@ def test_every_round_scores_the_model_that_validation_sees(tmp_path, callback, j
         utility = utility_by_hand(module, data, judges)
         expected.append(utility)
 
-    bound_metric: Any = loop.metrics["sv"]
+    bound_metric = loop.metrics["sv"]
     utilities = bound_metric.grand_utilities.flatten().tolist()
     assert utilities == pytest.approx(expected, abs=1e-6)

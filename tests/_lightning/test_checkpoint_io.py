@@ -3,7 +3,6 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,10 +40,10 @@ def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, m
     assert files == [path]
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_disk(monkeypatch):
     """Let every write to the disk fail, as a full one does."""
 
-    def fsync(number: int) -> None:
+    def fsync(number):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -75,7 +74,7 @@ def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):
 
 
 class Hostile:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, ("hostile",)
 
 

@@ -1,12 +1,10 @@
 """A module's own hooks count the client's batches, and are its own again."""
 
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
 from torchmetrics import PearsonCorrCoef
 
 from flsv._lightning.several_processes import _merge_states, _state
@@ -21,27 +19,25 @@ LOCAL_EPOCHS = 2
 class Counts(Plain):
     """Notes what its hooks are told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.shared = SimpleNamespace(told={})
 
-    def _note(self, hook: str, batch_idx: int) -> None:
+    def _note(self, hook, batch_idx):
         self.shared.told.setdefault(hook, []).append(batch_idx)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self._note("start", batch_idx)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self._note("step", batch_idx)
         return super().training_step(batch, batch_idx)
 
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
-    ) -> None:
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
         self._note("optimizer", batch_idx)
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         assert outputs["loss"].isfinite()
         self._note("end", batch_idx)
 
@@ -66,14 +62,14 @@ def test_batch_idx_in_module_hooks_restarts_with_each_local_epoch(tmp_path):
 
 
 class FailsInItsFirstStep(Counts):
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         raise ZeroDivisionError("mine")
 
 
 def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path):
     module = FailsInItsFirstStep()
     own_hook = Mock(return_value=None)  # -1 would end the epoch
-    module.on_train_batch_start = own_hook  # type: ignore[method-assign]
+    module.on_train_batch_start = own_hook
 
     with pytest.raises(ZeroDivisionError):
         fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)

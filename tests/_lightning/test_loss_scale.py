@@ -1,8 +1,5 @@
 """A GradScaler whose scale is so high that the first steps are left out, as on a GPU in half precision."""
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -11,7 +8,7 @@ from flsv.sampling import FixedCohort
 from helpers.fits import KeepUpdates, fit, make_checkpoint_callback, state_vector
 
 
-def make_half_precision() -> dict[str, Any]:
+def make_half_precision():
     return {
         "plugins": MixedPrecision(
             "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19)
@@ -36,7 +33,7 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path):
 
 
 def test_loss_scale_resumes_bitwise(tmp_path):
-    def fit_half(folder: Path, rounds: int, **options: Any) -> Any:
+    def fit_half(folder, rounds, **options):
         loop = FederatedLoop(seed=1)
         return fit(loop, folder, rounds=rounds, **make_half_precision(), **options)
 

@@ -26,7 +26,7 @@ class Module(Plain):
         L.LightningModule.configure_optimizers
     )  # the file has a section optimizer
 
-    def __init__(self, num_classes: int, width: int = 8) -> None:
+    def __init__(self, num_classes: int, width: int = 8):
         super().__init__(torch.nn.Linear(FEATURES, num_classes))
         self.save_hyperparameters()
 
@@ -34,12 +34,12 @@ class Module(Plain):
 class Data(L.LightningDataModule):
     num_classes = 3
 
-    def __init__(self, batch_size: int = 8, samples: int = 100) -> None:
+    def __init__(self, batch_size: int = 8, samples: int = 100):
         super().__init__()
         self.save_hyperparameters()
         self.half = self.hparams.samples // 2  # in __init__ already
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         x = torch.randn(
             2 * self.half,
             FEATURES,
@@ -50,7 +50,7 @@ class Data(L.LightningDataModule):
             (x[:, 0] > 0).long() + (x[:, 1] > 0),
         )
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(self.sets, batch_size=self.hparams.batch_size, shuffle=True)
 
 
@@ -59,7 +59,7 @@ class LateData(Data):
 
     num_classes: Any = None
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         super().setup(stage)
         self.vocab_size = 40
 
@@ -70,18 +70,18 @@ class LateModule(Module):
         num_classes: int,
         vocab_size: int,
         in_features: int,
-    ) -> None:
+    ):
         super().__init__(num_classes)
         assert (vocab_size, in_features) == (40, FEATURES)
 
 
 class UnknownSize(Module):
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int):
         super().__init__(3)
 
 
 class ProjectCLI(LightningCLI):
-    def add_arguments_to_parser(self, parser: Any) -> None:
+    def add_arguments_to_parser(self, parser):
         size = "num_classes"
         parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
 
@@ -119,7 +119,7 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     path.write_text(yaml.safe_dump(config))
     arguments = ["fit", "--config", str(path)]
 
-    def fit_by_command_line(*options: str) -> LightningCLI:
+    def fit_by_command_line(*options):
         return ProjectCLI(datamodule_class=FederatedDataModule, args=[*arguments, *options])
 
     whole = fit_by_command_line()
@@ -153,7 +153,7 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     assert [*rebuilt.loop.metrics] == ["cssv"]
 
 
-def make_late(*options: str) -> Any:
+def make_late(*options):
     data = f"{{data: {{class_path: {HERE}.LateData}}}}"  # as LightningCLI names a data module
     model = f"--model={HERE}.LateModule"
     return make_cli(

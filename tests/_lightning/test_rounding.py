@@ -1,7 +1,6 @@
 """Tolerances follow from the arithmetic in use, and every comparison within a fit takes them."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -28,9 +27,7 @@ def test_arithmetic_follows_from_the_precision_and_the_device(
     monkeypatch, precision, device, convolutions, expected
 ):
     monkeypatch.setattr(rounding, "tf32_of", lambda: ["convolutions"] if convolutions else [])
-    trainer: Any = SimpleNamespace(
-        precision=precision, strategy=SimpleNamespace(root_device=device)
-    )
+    trainer = SimpleNamespace(precision=precision, strategy=SimpleNamespace(root_device=device))
 
     assert arithmetic_of(precision, device) == expected
     assert rounding_of(trainer) == ROUNDINGS[expected]

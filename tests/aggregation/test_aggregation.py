@@ -3,11 +3,11 @@
 import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.aggregation import (
     Aggregator,
@@ -39,7 +39,7 @@ from helpers.loops_by_hand import assert_same_state
 from helpers.models import Plain, network
 
 
-def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
+def make_round(ids: list[int], samples: list[int], **kwargs) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     generator = make_generator(len(ids))
     updates = torch.randn(len(ids), 8, generator=generator)
@@ -77,13 +77,7 @@ def test_shapfed_weights_are_uniform_where_no_client_has_a_value():
 
 
 def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
-    cssv = torch.tensor(
-        [
-            [1.0],
-            [float("nan")],
-            [0.0],
-        ]
-    )
+    cssv = torch.tensor([[1.0], [float("nan")], [0.0]])
     round = make_round(
         [0, 1, 2],
         [1, 1, 1],
@@ -92,10 +86,7 @@ def test_shapfed_weighs_a_client_without_a_value_by_the_mean_of_the_others():
     weights = ShapFedWA().weights(round, {"cssv": cssv})
 
     gammas = torch.tensor([1.0, 0.75, 0.5])  # (1 + value) / 2, and of the unknown one their mean
-    torch.testing.assert_close(
-        weights.float(),
-        gammas / gammas.sum(),
-    )
+    assert_close(weights.float(), gammas / gammas.sum())
 
 
 def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
@@ -117,10 +108,7 @@ def test_shapfed_weighted_by_samples_multiplies_samples_and_scores():
     cssv_of_cohort = cssv[[0, 2]]
     gammas = ((1 + cssv_of_cohort) / 2).mean(1)
     expected = num_samples * gammas
-    torch.testing.assert_close(
-        weights.float(),
-        expected / expected.sum(),
-    )
+    assert_close(weights.float(), expected / expected.sum())
     weights_of_fedavg = FedAvg().weights(round, {})
     assert torch.equal(weights_before_values, weights_of_fedavg)
 
@@ -141,12 +129,7 @@ def test_normalized_shapley_weights_are_shares_of_the_cohorts_values():
 
     weights = rule.weights(round, {"sv": values})
 
-    assert weights.tolist() == pytest.approx(
-        [
-            0.6 / 0.8,
-            0.2 / 0.8,
-        ]
-    )
+    assert weights.tolist() == pytest.approx([0.6 / 0.8, 0.2 / 0.8])
 
 
 def test_shapley_weights_before_the_first_value_are_refused():
@@ -177,21 +160,14 @@ def test_fedsv_aggregate_is_half_softmax_average_and_half_previous_global_model(
         vectors,
         space,
     )
-    values = torch.tensor(
-        [
-            0.3,
-            float("nan"),
-            -0.1,
-            0.9,
-        ]
-    )
+    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
 
     vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
 
     average = values[ids].softmax(0) @ vectors
     halfway = (average + model) / 2
-    torch.testing.assert_close(vector[:cut], halfway[:cut])
-    torch.testing.assert_close(vector[cut:], average[cut:])
+    assert_close(vector[:cut], halfway[:cut])
+    assert_close(vector[cut:], average[cut:])
     assert weights.sum().item() == pytest.approx(0.5)
 
 
@@ -207,7 +183,7 @@ def test_geometric_median_of_identical_models_is_that_model():
     round.client_vectors[:] = 1.0
     vector, weights = GeometricMedian().aggregate(round, {})
     assert torch.equal(vector, torch.ones(8))
-    torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
+    assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
 
 
 # ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
@@ -243,7 +219,7 @@ def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
     for index in range(rounds):
         round = make_random_round(seed=index, x=x, index=index)
         x, weights = aggregator.aggregate(round, {})
-        torch.testing.assert_close(weights, SHARES)
+        assert_close(weights, SHARES)
         aggregator.end_round(round)
 
     return x
@@ -267,7 +243,7 @@ def test_server_optimizer_with_torch_adagrad_equals_fedadagrad_by_hand():
         eps=TAU,
     )
     model = run_rounds(ServerOptimizer(adagrad), rounds=3)
-    torch.testing.assert_close(model, x)
+    assert_close(model, x)
 
 
 def test_server_optimizer_state_is_unchanged_by_a_failed_round():
@@ -311,7 +287,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
 def test_server_optimizer_begins_every_fit_with_empty_moments():
     aggregator = FedAvgM()
     result = run_rounds(aggregator)
-    aggregator.begin(None)  # type: ignore[arg-type]
+    aggregator.begin(None)
     assert torch.equal(run_rounds(aggregator), result)
     assert not torch.equal(run_rounds(aggregator), result)
 
@@ -334,7 +310,7 @@ class Seen(TrimmedMean):
         return self.results[-1][1:]
 
 
-def fit_and_record_rounds(folder: Path, **options: Any) -> list[tuple[Round, Tensor, Tensor]]:
+def fit_and_record_rounds(folder: Path, **options) -> list[tuple[Round, Tensor, Tensor]]:
     aggregator = Seen(trim=0.2)
     fit(
         FederatedLoop(aggregator, seed=1, **options),
@@ -358,14 +334,9 @@ def test_trimmed_mean_equals_the_mean_by_hand_entry_by_entry(tmp_path):
         expected_weights = counts.double() / (3 * cut)
         buffers = weights.float() @ round.client_vectors[:, cut:]
 
-        torch.testing.assert_close(
-            result[:cut],
-            expected,
-            atol=1e-6,
-            rtol=0,
-        )
-        torch.testing.assert_close(weights, expected_weights)
-        torch.testing.assert_close(result[cut:], buffers)
+        assert_close(result[:cut], expected, atol=1e-6, rtol=0)
+        assert_close(weights, expected_weights)
+        assert_close(result[cut:], buffers)
 
 
 def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
@@ -374,13 +345,11 @@ def test_trimmed_mean_of_a_cohort_too_small_to_trim_warns(tmp_path):
             tmp_path,
             sampler=UniformSampler(3),
         )
-    torch.testing.assert_close(result, round.client_vectors.mean(0))
+    assert_close(result, round.client_vectors.mean(0))
 
 
 @pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedDynServer(), DivergenceWeighted()])
-def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
-    inner,
-):
+def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner):
     with refused("which a bucket has not"):
         Bucketing(inner)
 
@@ -388,7 +357,7 @@ def test_bucketing_around_aggregators_that_need_single_clients_is_refused(
 # ---- what FedNova cannot do
 
 
-def make_sgd(parameters: Any, **options: Any) -> torch.optim.Optimizer:
+def make_sgd(parameters, **options) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
@@ -427,7 +396,7 @@ def test_fednova_skips_a_client_without_steps():
     share = 10 / 40
     steps = 5
     expected = (share * steps) * (share * with_steps / steps)
-    torch.testing.assert_close(vector, expected)
+    assert_close(vector, expected)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -23,7 +23,6 @@ from flsv.attacks import (
     SignFlip,
 )
 from flsv.benchmark.registry import TrainingLoss
-from flsv.core import Round
 from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
 from flsv.personalization import Standalone
@@ -137,12 +136,7 @@ def test_several_attacks_are_applied_in_order_with_independent_noise():
     factors_of_two = send_through([GradientPoisoning()] * 2) / SHORT
 
     assert torch.equal(
-        send_through(
-            [
-                Scaling(3.0),
-                SignFlip(),
-            ]
-        ),
+        send_through([Scaling(3.0), SignFlip()]),
         SHORT * 3 * -1,
     )
     assert not torch.allclose(factors**2, factors_of_two)
@@ -204,7 +198,7 @@ def make_context(
 
 
 def test_alignment_mixes_own_direction_with_the_servers_last_step():
-    state: dict[str, torch.Tensor] = {}
+    state = {}
     attack = Alignment(mix=0.5)
     update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
     first_model = torch.zeros(4)
@@ -219,10 +213,10 @@ def test_alignment_mixes_own_direction_with_the_servers_last_step():
     # The mean of the step's direction and the update's, as long as the update, which is 5.
     expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
     assert sent_second[:3].norm().item() == pytest.approx(5)
-    torch.testing.assert_close(sent_second[:3], expected)
+    assert_close(sent_second[:3], expected)
     assert sent_second[3] == 9
     # The step is counted from when it last took part.
-    torch.testing.assert_close(state["attack.0.start"], second_model[:3])
+    assert_close(state["attack.0.start"], second_model[:3])
 
 
 def align(update: Tensor, server_step: Tensor) -> Tensor:
@@ -261,14 +255,12 @@ UPDATES = torch.randn(7, 40, generator=make_generator())
 
 
 class SendsAQuarterOfTheMean(Collusion):
-    def collude(
-        self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
-    ) -> Tensor:
+    def collude(self, updates, colluders, cohort, generator):
         self.updates = updates.clone()
         return updates.mean(0) / 4
 
 
-def fit_with_uploads(folder: Path, *uploads: Any, **options: Any) -> FederatedLoop:
+def fit_with_uploads(folder: Path, *uploads, **options) -> FederatedLoop:
     metrics = {"cost": CommunicationCost()}
     loop = FederatedLoop(uploads=list(uploads), metrics=metrics, seed=1, **options)
     fit(
@@ -286,7 +278,7 @@ class ComparesAnswersWithUpdates(FedAvg):
 
     needs = ("clients",)
 
-    def weights(self, round: Round, contributions: Any) -> torch.Tensor:
+    def weights(self, round, contributions):
         answers = [client.ask(lambda local: local.sent) for client in round.clients]
         rows = range(len(round))
         updates = [round.matrix.update(row) for row in rows]
@@ -295,9 +287,7 @@ class ComparesAnswersWithUpdates(FedAvg):
         return super().weights(round, contributions)
 
 
-def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
-    tmp_path,
-):
+def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tmp_path):
     aggregator = ComparesAnswersWithUpdates()
     evaluation = ClientEvaluation(every=1, models="trained")
     colluders = SendsAQuarterOfTheMean(clients=[1, 2])
@@ -308,7 +298,7 @@ def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(
     )
 
     # Who answered with the trained model would give itself away.
-    torch.testing.assert_close(aggregator.models_by_answer, aggregator.models_received)
+    assert_close(aggregator.models_by_answer, aggregator.models_received)
     for client in range(4):
         assert torch.equal(loop.trained[client], honest.trained[client])
 
@@ -335,9 +325,7 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path):
         FederatedLoop(uploads=[InnerProductManipulation()], personalizer=Standalone())
 
     class Short(Collusion):
-        def collude(
-            self, updates: Tensor, colluders: int, cohort: int, generator: torch.Generator
-        ) -> Tensor:
+        def collude(self, updates, colluders, cohort, generator):
             return updates[:, :2]
 
     attack = Short(clients=[1])

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from scipy.stats import zscore
 from sklearn.datasets import load_diabetes, load_digits
+from torch.testing import assert_close
 
 from flsv.benchmark.built_in import BuiltInData
 from helpers import refused
@@ -39,13 +40,13 @@ def test_diabetes_is_scaled_by_its_training_rows():
         num_columns = columns.shape[1]
         means = columns.mean(0)
         deviations = columns.std(0, correction=0)
-        torch.testing.assert_close(
+        assert_close(
             means,
             torch.zeros(num_columns),
             atol=1e-5,
             rtol=0,
         )
-        torch.testing.assert_close(deviations, torch.ones(num_columns))
+        assert_close(deviations, torch.ones(num_columns))
 
     # The same numbers, moved and scaled: nothing lost, nothing twice.
     scaled = torch.cat([targets, data.val_set.tensors[1]]).numpy()

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -37,7 +36,7 @@ def test_every_federation_belongs_to_exactly_one_set():
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
-def write_digits_file(folder: Path, **changes: Any) -> str:
+def write_digits_file(folder: Path, **changes) -> str:
     """A file like that of the digits, with these sections; None takes one out."""
     sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"

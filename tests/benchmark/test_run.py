@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv.benchmark import make_truth, truth_table
 from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
@@ -17,17 +16,17 @@ from helpers.runs import SIZES, make_small_federation
 class Last(ContributionMetric):
     per_class = False
 
-    def __init__(self, num_clients: int | None = None, factor: float = 1.0) -> None:
+    def __init__(self, num_clients: int | None = None, factor: float = 1.0):
         self.factor = factor
         super().__init__(num_clients, None)
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         pass
 
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         self.rounds += 1
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.factor * torch.arange(self.num_clients or 0).float()
 
 
@@ -36,7 +35,7 @@ class Cost(Last):
 
 
 class Broken(Last):
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         raise RuntimeError("no idea")
 
 
@@ -140,7 +139,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     entries = {name: METRICS[name] for name in ("size", "cgsv", "fedsv")}
     with_another = {**entries, "ssv": METRICS["ssv"]}
     folder = tmp_path / "out"
-    printed: list[str] = []
+    printed = []
 
     results = bench(
         federations,
@@ -166,13 +165,7 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     correlations = summary["all"]
 
     truth = federations["small"][1].mean
-    scores = [
-        spearman(
-            results.values["small", seed, "fedsv"],
-            truth,
-        )
-        for seed in (0, 1)
-    ]
+    scores = [spearman(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
 
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
     errors = [share_error(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
@@ -181,10 +174,9 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
 
 def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_path):
     lines = [
-        "federation,seed,metric,client,value,identity",
-        "small,0,size,0,1,",
-        "small,0,cgsv,0,1,",
-        "small,0,",  # the row of cgsv's second client is cut off
+        "federation,seed,metric,values,identity",
+        "small,0,size,1 2,",
+        "small,0,cgsv,1 2",  # the row is cut off
     ]
     (tmp_path / "values.csv").write_text("\n".join(lines))
 
@@ -195,7 +187,7 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
     results.add("small", 1, RunResults({"shadow": torch.tensor(shadow_values)}))
     reread_results = BenchResults(tmp_path)
 
-    assert reread_results.values["small", 0, "size"].tolist() == [1]
+    assert reread_results.values["small", 0, "size"].tolist() == [1, 2]
 
     reread_shadow_values = reread_results.values["small", 1, "shadow"].tolist()
     assert reread_shadow_values == pytest.approx(shadow_values, nan_ok=True)
@@ -204,12 +196,12 @@ def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_pat
 def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
     tmp_path,
 ):
-    # The columns low and high are of an earlier version.
+    # In earlier versions each client had a row.
     lines = [
-        "federation,seed,metric,client,value,low,high,identity",
-        "small,0,size,0,1,,,",
+        "federation,seed,metric,client,value,identity",
+        "small,0,size,0,1,",
     ]
     (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
 
-    with refused("value,low,high,identity: expected .*value,identity. Move the"):
+    with refused("client', 'value', 'identity': expected .*values, identity"):
         BenchResults(tmp_path)

@@ -19,10 +19,7 @@ def test_clients_without_a_value_rank_last():
     unknown = torch.tensor([NAN, 2.0, 3.0])
     lowest = torch.tensor([2.0, 2.0, 3.0])  # as much as the least
 
-    assert spearman(
-        unknown,
-        truth,
-    ) == pytest.approx(spearman(lowest, truth))
+    assert spearman(unknown, truth) == pytest.approx(spearman(lowest, truth))
 
 
 def test_shares_of_clients_with_negative_values_are_zero_unless_all_are_negative():

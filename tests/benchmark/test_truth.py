@@ -2,22 +2,17 @@
 
 from dataclasses import replace
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from flsv import FederatedLoop, Reporting
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
 from flsv.benchmark.truth import FOLDER, SEEDS, Truth, exact_truth, truth_settings
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.exact import all_coalitions
-from flsv.sampling import FixedCohort
-from flsv.utilities.seeding import seed_global_rngs
 from helpers import make_generator, refused
-from helpers.coalitions_by_hand import GameByFits
 from helpers.runs import make_small_federation
 
 
@@ -161,37 +156,3 @@ def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path):
         truth_table(small, tmp_path)
     with refused("coalitions.*the limit is 10 clients"):
         make_truth(large, tmp_path)
-
-
-def test_truth_coalitions_equal_fits_in_this_process():
-    small = make_small_federation(performance="negative_loss")
-    masks = all_coalitions(3)
-
-    def make_trainer(cohort: FixedCohort) -> L.Trainer:
-        loop = FederatedLoop(
-            sampler=cohort,
-            seed=7,
-            uploads=small.attackers(),
-            reporting=Reporting(table=False),
-        )
-        seed_global_rngs(7, "benchmark")  # by which the fit draws weights
-        return small.trainer(loop)
-
-    utilities = train_coalitions(small, masks, seed=7)
-    game = GameByFits(make_trainer, small.module(), small.datamodule())
-
-    # Without the empty coalition, whose module has no network before a fit.
-    torch.testing.assert_close(
-        utilities[1:],
-        game(masks[1:]),
-        rtol=1e-6,
-        atol=1e-6,
-    )
-
-    # All coalitions differ, but for client 0 alone, whose utility may be that of the empty one.
-    client_0_alone = [True, False, False]
-    other_utilities = set()
-    for mask, utility in zip(masks.tolist(), utilities.tolist()):
-        if mask != client_0_alone:
-            other_utilities.add(utility)
-    assert len(other_utilities) == len(masks) - 1

@@ -133,12 +133,12 @@ def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, mess
 class Rated(Plain):
     """Logs what it is told to, round by round."""
 
-    def __init__(self, name: str | None, values: list[float]) -> None:
+    def __init__(self, name: str | None, values: list[float]):
         super().__init__()
         self.name = name
         self.values = values
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         if self.name is not None:
             self.log(self.name, self.values[self.current_epoch])
 
@@ -176,15 +176,11 @@ def test_best_checkpoint_is_chosen_by_val_accuracy_or_else_by_val_loss(
 def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path):
     trainer = fit_with_default_checkpoints(tmp_path, Rated(None, []))
 
-    message = "no .*best.ckpt, which a fit saves if val_accuracy or val_loss is logged"
-    with refused(message):
+    with refused("no .*best.ckpt, which a fit saves"):
         find_checkpoint("best", trainer)
 
 
-@pytest.mark.parametrize(
-    "preload",
-    [True, False],
-)
+@pytest.mark.parametrize("preload", [True, False])
 def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_path):
     draws = random.Random(0)
 
@@ -199,21 +195,17 @@ def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_
     test_lines = lines(100, 12)
     test_lines[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
     (tmp_path / "test.csv").write_text("\n".join(test_lines))
-    config: dict[str, object] = {
+    data = {
         "labels": "ill",
         "groups": "ward",
         "dictionary": {"excluded": ["patient"]},
         "source": str(tmp_path / "train.csv"),
         "test": str(tmp_path / "test.csv"),
+        "loader": {"preload": preload},
     }
-    config["loader"] = {"preload": preload}
+    trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
     file = tmp_path / "run.yaml"
-    trainer = {
-        "accelerator": "cpu",
-        "default_root_dir": str(tmp_path / "runs"),
-        "logger": False,
-    }
-    file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
+    file.write_text(yaml.safe_dump({"data": data, "trainer": trainer}))
 
     assert main(["predict", "--config", str(file), "-q"]) == 0
 

@@ -13,7 +13,7 @@ CONFIGS = ROOT / "configs"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -40,9 +40,7 @@ def test_init_copies_the_quick_start():
     assert find_config("quickstart") == Path("quickstart.yaml")
 
 
-def test_init_copies_named_configurations_and_prints_how_to_fit(
-    capsys,
-):
+def test_init_copies_named_configurations_and_prints_how_to_fit(capsys):
     assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
     assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
     assert (

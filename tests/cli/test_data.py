@@ -168,10 +168,7 @@ def write_hospitals(folder: Path) -> Path:
 def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_hospitals(tmp_path / "hospitals")
-    options = [
-        "--data.source=hospitals",
-        "--data.labels=died",
-    ]
+    options = ["--data.source=hospitals", "--data.labels=died"]
 
     assert main(["data", *options, "--out=cards"]) == 0
 
@@ -185,15 +182,6 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     assert re.search(r"values are \d+\.?\d* times those elsewhere: another unit", texts)
     assert re.search(r"\d+ of \d+ are there twice", texts)
     assert "are there twice" in capsys.readouterr().out
-
-    further_options = [
-        "--data.partitioner=null",
-        "--trainer.max_epochs=1",
-        "--trainer.accelerator=cpu",
-        "-q",
-    ]
-    with warns("tables are doubtful: .*creatinine.*Celle"):
-        assert main(["fit", "--config=quickstart", *options, *further_options]) == 0
 
 
 def test_warnings_to_users_are_printed_in_one_line(tmp_path):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -71,7 +70,7 @@ def test_quiet_fit_and_report_print_the_folder_and_the_page_only(tmp_path, monke
     assert Path(page).is_file()
 
 
-def closes_twice(*_: Any) -> None:
+def closes_twice(*_):
     """As TensorBoard's writer where a fit is stopped while it closes it."""
     raise OSError("Writer is closed")
 
@@ -209,10 +208,7 @@ def main_without_a_reader(words: list[str]) -> int:
 
 @pytest.mark.parametrize(
     ("command", "num_checkpoints"),
-    [
-        ("fit --config federation.yaml", 1),
-        ("data --config federation.yaml", 0),
-    ],
+    [("fit --config federation.yaml", 1), ("data --config federation.yaml", 0)],
 )
 def test_command_goes_on_when_its_output_is_no_longer_read(command, num_checkpoints, tmp_path):
     write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})

@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,22 +27,22 @@ BEST = "checkpoints/best.ckpt"
 class Scored(Plain):
     """Logs scores that it is made with, round by round."""
 
-    def __init__(self, scores: list[float]) -> None:
+    def __init__(self, scores: list[float]):
         super().__init__()
         self.scores = scores
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.log("val_accuracy", self.scores[self.current_epoch])
 
 
-def train_run(folder: Path, scores: list[float], seed: int = 0, **options: Any) -> None:
+def train_run(folder: Path, scores: list[float], seed: int = 0, **options):
     options.setdefault("callbacks", default_checkpoints([]))
     loop = FederatedLoop(seed=seed)
     module = Scored(scores)
     fit(loop, folder, module, enable_checkpointing=True, **options)
 
 
-def find_file(folder: Path, word: Any) -> Path:
+def find_file(folder: Path, word) -> Path:
     trainer = plain_trainer(folder)
     return find_checkpoint(word, trainer)
 
@@ -57,7 +56,7 @@ def read_rounds(folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def moved_projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moved_projects(tmp_path_factory):
     """Folder of a run in ``archive`` that was trained in ``project``, where another run is now."""
     folder = tmp_path_factory.mktemp("projects")
     train_run(folder / "project", SCORES)

@@ -15,12 +15,14 @@ from flsv.configuration.option_texts import option_texts
 from helpers.data import CONFIGS
 from helpers.runs import QUIET
 
+pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+
 
 def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
         status = main(list(arguments))
     except SystemExit as stopped:
-        status = stopped.code  # type: ignore[assignment]
+        status = stopped.code
 
     assert status == 2
 
@@ -35,30 +37,18 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         ("init --flower a --nvflare b", "not allowed with argument --flower"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
-        ("report . --budget -5", "Budget(amount=-5.0): expected a finite number above 0."),
+        ("report . --budget -5", "expected a finite number above 0."),
         ("report . --by value", "--by: name the budget, too"),
         ("report . --client Oslo", "has no contributions.csv"),
-        ("report . --client 1 --client=2", "--client is given 2 times: give it once."),
-        ("repeat 3 --config digits --out a --out b", "--out is given 2 times"),
+        ("report . --client 1 --client=2", "--client is given 2 times"),
         ("bench --seeds 0", "0: expected a whole number of at least 1"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
-        (
-            "fit --config digits --data.partitioner.num_clients 1",
-            "DirichletPartitioner(num_clients=1): expected a",
-        ),
         (
             "fit --config shapfed_wa --federation.aggregator.metric nope",
             "reads a metric that is called 'nope'",
         ),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
-        (
-            "fit --model lacks.Model",
-            "No module named 'nowhere'",
-        ),
-        (
-            "fit --data.source lacks.Data",
-            "lacks cannot be imported (ModuleNotFoundError: No module named 'nowhere'",
-        ),
+        ("fit --data.source lacks.Data", "lacks cannot be imported"),
         # The parser would read a text file for the option's value, which here is a data set's name.
         ("fit --data.source notes.txt", "notes.txt' was found"),
     ],
@@ -76,54 +66,30 @@ def test_command_line_error_names_the_wrong_option_or_value(
 
 
 FIT = "fit --config quickstart"
-#: Command lines of somebody who types quickly, and what helps him: a key, class, type, range and path in each part.
+#: Command lines of somebody who types quickly, and what helps him.
 SLIPS = [
-    (f"{FIT} --trainer.acelerator cpu", "Did you mean trainer.accelerator?"),
     (f"{FIT} --trainer.callbacks EarlyStoping", "Did you mean EarlyStopping?"),
     (f"{FIT} --ckpt_path runs/last.ckpt", "there is no checkpoint runs/last.ckpt."),
-    (
-        f"{FIT} --data.splits.server_val 1.5",
-        "expected a whole number of at least 1 or a finite number",
-    ),
     (f"{FIT} --data.source digit", "Did you mean digits?"),
     (f"{FIT} --model.netwrk mlp", "Did you mean model.init_args.network or"),
     (f"{FIT} --model.network mpl", "Unknown network 'mpl'. Did you mean mlp?"),
-    (f"{FIT} --model.optimizer torch.optim.SDG", "Did you mean SGD?"),
-    (
-        f"{FIT} -q --model.optimizer.lr -1",
-        "optimizer or lr_scheduler: Invalid learning rate: -1.0.",
-    ),
-    (
-        f"{FIT} --federation.local_epochs -1",
-        "or a mapping of names to a whole number of at least 1",
-    ),
+    (f"{FIT} -q --model.optimizer.lr -1", "optimizer or lr_scheduler: Invalid learning rate"),
     (
         f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.coalitions parts",
         "Did you mean pairs?",
     ),
-    (
-        f"{FIT} --federation.metrics.v ShadowShapley --federation.metrics.v.performance accurracy",
-        "Did you mean accuracy?",
-    ),
     ("fit quickstart", "unrecognized arguments: quickstart"),
-    ("bench --metric cssvv", "there is no metric 'cssvv'. Did you mean cssv or ssv?"),
+    ("bench --metric cssvv", "Did you mean cssv or ssv?"),
     ("report lightning_logs/versoin_0", "Did you mean lightning_logs/version_0?"),
-    ("retrain elsewhere", "there is no folder elsewhere. Runs are in lightning_logs/version_0."),
-    ("report . --budget 10 --currency EURO", "expected a code of three letters, such as EUR"),
+    ("retrain elsewhere", "Runs are in lightning_logs/version_0."),
+    ("report . --budget 10 --currency EURO", "three letters, such as EUR"),
     ("report . --rule zeros", "Did you mean zero?"),
     ("report . --budgt 10", "Did you mean --budget or"),
     ("fti --config quickstart", "Did you mean fit?"),
-    # Those that a reader who had not seen the project's own has found unclear.
-    (f"{FIT} --data.source my_run", "No data set 'my_run' was found. Did you mean my_runs?"),
-    (
-        f"{FIT} --model.network_args.hiden [32]",
-        "error: mlp(hiden=[32]): the network has no such option.",
-    ),
+    (f"{FIT} --data.source my_run", "Did you mean my_runs?"),
+    (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),
     (f"{FIT} --federation.evaluation 5", 'error: Parser key "federation.evaluation"'),
-    (
-        "bench --federations my_federatoin.yaml",
-        "no file 'my_federatoin.yaml'. Did you mean my_federation.yaml",
-    ),
+    ("bench --federations my_federatoin.yaml", "Did you mean my_federation.yaml"),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
 ]
 
@@ -142,19 +108,6 @@ def test_slip_of_the_pen_is_answered_by_the_nearest_word(
     assert message in read_error(capsys, *line.split())
 
 
-def test_error_of_a_value_in_a_class_names_its_key_and_line(tmp_path, capsys):
-    config = tmp_path / "federation.yaml"
-    config.write_text(
-        "model:\n  class_path: flsv.ClassifierClient\n  init_args:\n    network: mlp\n"
-        "    optimizer:\n      class_path: torch.optim.SGD\n      init_args:\n        lr: fast\n"
-    )
-
-    error = read_error(capsys, "fit", "--config", str(config))
-
-    assert 'federation.yaml, line 8: Parser key "model"' in error
-    assert "Given value: fast" in error
-
-
 def test_option_error_of_another_process_keeps_its_options():
     error = OptionError("unrecognized arguments: --lr 1", ["lr_scheduler"])
 
@@ -169,7 +122,6 @@ def load_loop(*configs: str | Path, arguments: tuple[str, ...] = ()) -> Federate
     return make_cli([*options, *arguments], run=False).loop
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_metrics_of_several_configuration_files_are_merged():
     # digits has the metric cssv, afedsv the metric ssv and its aggregator.
     loop = load_loop("digits", CONFIGS / "afedsv.yaml")
@@ -177,7 +129,6 @@ def test_metrics_of_several_configuration_files_are_merged():
     assert repr(loop.aggregator).startswith("ShapleyWeighted(")
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_metric_of_the_later_file_replaces_that_of_the_same_name(tmp_path):
     later_file = tmp_path / "again.yaml"
     later_file.write_text(
@@ -187,7 +138,6 @@ def test_metric_of_the_later_file_replaces_that_of_the_same_name(tmp_path):
     assert loop.metrics["cssv"].momentum == 0.5
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_no_metrics_in_a_file_remove_those_of_earlier_files_only(tmp_path):
     without_metrics = tmp_path / "none.yaml"
     without_metrics.write_text("federation: {metrics: {}, aggregator: FedAvg}\n")
@@ -207,20 +157,15 @@ MISSPELT = {
         "Did you mean data.partitioner or",
     ),
     "class": ("federation: {aggregator: FedAvgg}", "FedAvgg", "Did you mean FedAvg or"),
-    "argument": (
-        "federation:\n  metrics:\n    v:\n      class_path: LeaveOneOut\n      init_args: {performence: f1}",
-        "performence",
-        "Did you mean performance?",
-    ),
     "own class": ("model: helpers.models.Plainn", "Plainn", "Did you mean Plain or"),
     "own module": ("model: helperss.models.Plain", "helperss", "No module named 'helperss'"),
-    "list": ("federation: {metrics: [LeaveOneOut]}", "metrics", "Expected a <class 'dict'>"),
     "yaml": ("federation:\n  metrics: :", "metrics: :", "there is a colon too many"),
     "value": ("federation:\n  local_epochs: two", "two", "expected a number of passes"),
-    "values": (
-        "data:\n  partitioner: {class_path: SizePartitioner, init_args: {proportions: [4, -2]}}",
-        "proportions",
-        "a finite number above 0",
+    "value in a class": (
+        "model:\n  class_path: ClassifierClient\n  init_args:\n    optimizer:\n"
+        "      class_path: torch.optim.SGD\n      init_args:\n        lr: fast",
+        "fast",
+        "Given value: fast",
     ),
     "share": ("data:\n  splits: {server_val: 1.5}", "server_val", "100 is 100 samples"),
     "metric": (
@@ -266,7 +211,7 @@ def test_uploads_of_several_configuration_files_are_merged(configs, uploads, agg
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
         (
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
-            "line 3: the key 'server_lr' is in line 2 already",
+            "line 3: the key 'server_lr' is in line 2",
         ),
         (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
     ],
@@ -308,7 +253,6 @@ def load_config(folder, names, *options):
     return config
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_another_class_in_a_later_file_begins_anew(tmp_path):
     alone = load_config(tmp_path, ["adam"])
     after_sgd = load_config(tmp_path, ["sgd", "adam"])
@@ -325,7 +269,6 @@ ADAM = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
     alone = load_config(tmp_path, ["adam"])
     for options in ADAM.values():
@@ -339,7 +282,6 @@ def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
     assert optimizer["init_args"]["weight_decay"] == 0
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_aggregator_of_another_class_begins_anew(tmp_path):
     path = tmp_path / "averages.yaml"
     path.write_text("federation: {aggregator: {class_path: FedAvg, init_args: {server_lr: 0.125}}}")
@@ -351,7 +293,6 @@ def test_aggregator_of_another_class_begins_anew(tmp_path):
     assert other_class.loop.aggregator.server_lr == 1
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_optimizer_of_the_same_class_in_a_later_file_keeps_other_options(tmp_path):
     config = load_config(tmp_path, ["sgd", "slower"])
     optimizer = config["model"]["init_args"]["optimizer"]
@@ -366,7 +307,7 @@ lr_scheduler: {class_path: torch.optim.lr_scheduler.StepLR, init_args: {step_siz
 """
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter", "ignore:.*will be overridden")
+@pytest.mark.filterwarnings("ignore:.*will be overridden")
 def test_sections_of_optimizer_and_scheduler_are_lightnings(tmp_path):
     path = tmp_path / "sections.yaml"
     path.write_text(OPTIMIZER_SECTIONS)
@@ -390,7 +331,6 @@ METRICS_OF_COMMAND_LINES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 @pytest.mark.parametrize("kind", METRICS_OF_COMMAND_LINES)
 def test_metrics_of_the_command_line_are_merged_as_those_of_files(kind):
     *arguments, names = METRICS_OF_COMMAND_LINES[kind]
@@ -427,7 +367,6 @@ def test_federated_data_module_of_a_file_is_the_section_data():
     assert with_sections_of_flsv({"data": own_data}) == {"data": {"source": own_data}}
 
 
-@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 def test_text_like_a_number_stays_a_text_in_a_file_with_the_loop(tmp_path):
     path = tmp_path / "project.yaml"
     path.write_text(

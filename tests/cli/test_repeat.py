@@ -2,7 +2,6 @@
 
 import re
 import statistics
-from typing import Any
 
 import pytest
 from pandas import read_csv
@@ -17,20 +16,10 @@ from helpers.runs import fit_by_command, read_rows, write_config, write_table
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     # One metric to pay by, and one that is not.
-    parts = {
-        "metrics": {
-            "cssv": "ClassSpecificShapley",
-            "sv": {"class_path": "CumulativeShapley"},
-        }
-    }
-    parts |= {"reporting": {"figures": 0}}
-    command = [
-        "repeat",
-        "3",
-        "--config",
-        str(write_config(tmp_path / "federation.yaml", federation=parts)),
-        f"--out={out}",
-    ]
+    metrics = {"cssv": "ClassSpecificShapley", "sv": "CumulativeShapley"}
+    federation = {"metrics": metrics, "reporting": {"figures": 0}}
+    config = write_config(tmp_path / "federation.yaml", federation=federation)
+    command = ["repeat", "3", f"--config={config}", f"--out={out}"]
 
     assert main(command) == 0
 
@@ -40,7 +29,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     of_sv, of_cssv = re.split(r"\bc?s?sv, mean of 3 runs", printed)[1:]
     assert "share" in of_sv
     assert "share" not in of_cssv
-    assert of_cssv.startswith(". Do not base payments on these values\n")
+    assert "Do not base payments on these values" in of_cssv
     assert "The brackets hold the mean over many seeds in about 9 of 10 cases." in of_cssv
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
@@ -71,13 +60,20 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
         assert numbers == pytest.approx(expected)
         assert row["share"] == ""
 
-    assert sum(float(row["share"]) for row in summary[3:]) == pytest.approx(1)
+    assert sum(
+        float(
+            row["share"],
+        )
+        for row in summary[3:]
+    ) == pytest.approx(1)
 
     basis = basis_of(runs[1], "cssv")
     assert [*basis.values] == [float(row["mean"]) for row in rows_of_cssv]
-    assert [*basis.estimates["low"]] == [float(row["low"]) for row in rows_of_cssv]
+    assert [
+        *basis.estimates["low"],
+    ] == [float(row["low"]) for row in rows_of_cssv]
 
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments) -> None:
         pytest.fail("a run that is done was started again")
 
     monkeypatch.setattr(repeat, "_fit", refuse)
@@ -87,10 +83,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert read_rows(out / "repeat.csv") == summary
     assert main([*command, "--trainer.max_epochs=2"]) == 2
 
-    error = capsys.readouterr().err
-    message = "holds results of other settings: trainer.max_epochs is 2 and was 1. Go"
-
-    assert message in error
+    assert "trainer.max_epochs is 2 and was 1" in capsys.readouterr().err
 
 
 def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
@@ -116,16 +109,22 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert not (out / "seed_2").exists()
 
 
-def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(tmp_path):
-    """All of them train each client alone with one seed."""
-    metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": "singles"}}
+@pytest.mark.parametrize(
+    "coalitions",
+    ["singles", pytest.param("both", marks=pytest.mark.slow)],
+)
+def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_brackets(
+    tmp_path, coalitions
+):
+    """All of them train the same coalitions with one seed."""
+    metric = {"class_path": "ShadowShapley", "init_args": {"coalitions": coalitions}}
     parts = {"metrics": {"value": metric}, "reporting": {"figures": 0}}
     config = write_config(tmp_path / "federation.yaml", federation=parts, seed_everything=0)
     folder = fit_by_command(tmp_path / "fit", config)
     repetitions = tmp_path / "repetitions"
 
     assert main(["repeat", "1", f"--config={config}", f"--out={repetitions}", "-q"]) == 0
-    options = ["--trainings=singles", "--seeds=1", "-q"]
+    options = [f"--trainings={coalitions}", "--seeds=1", "-q"]
     assert main(["retrain", str(folder), *options]) == 0
 
     last_values = read_run(folder / "contributions.csv").query("metric == 'value'")
@@ -150,6 +149,5 @@ def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, caps
     assert main(["repeat", "2", *options]) == 0
 
     output = capsys.readouterr().out
-    assert f"{out} has 3 runs. The means are over all of them." in output
-    assert "cssv, mean of 3 runs" in output
+    assert "The means are over all of them." in output
     assert (out / "repeat.csv").read_bytes() == summary_of_3

@@ -1,19 +1,16 @@
 """An option that takes several names, given twice, loses none of them."""
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from flsv.cli import data
 
 
-def test_dictionaries_given_twice_are_all_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dictionaries_given_twice_are_all_merged(monkeypatch):
     words = ["--merge", "a.yaml", "--merge", "b.yaml", "c.yaml"]
     expected_files = [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
-    merged_files: list[Path] = []
+    merged_files = []
 
-    def collect(files: list[Path], out: Any) -> None:
+    def collect(files: list[Path], out) -> None:
         merged_files.extend(files)
 
     monkeypatch.setattr(data, "merge_files", collect)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,10 +22,10 @@ def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_run(tmp_path_factory):
     """A run and its values, in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    model: dict[str, Any] = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
+    model = {"class_path": "helpers.coalition_kinds.DigitsThatWait"}
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",
@@ -65,8 +64,8 @@ def num_trained_coalitions(run: Path) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_stopped_retrain_ends_children_and_keeps_finished_trainings(
-    uninterrupted_run: Path, tmp_path: Path, number: int
-) -> None:
+    uninterrupted_run, tmp_path, number
+):
     shutil.copytree(uninterrupted_run / "lightning_logs", tmp_path / "lightning_logs")
     run = tmp_path / "lightning_logs" / "version_0"
     shutil.rmtree(run / "retrained")

@@ -1,7 +1,6 @@
 """``flsv retrain`` of a run that ended before its last planned round, and of data that lie elsewhere."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ def early_stopping() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_run(tmp_path_factory):
     """A run of two of seven rounds, whose learning rates depend on the planned rounds."""
     folder = tmp_path_factory.mktemp("stopped")
     trainer = {"max_epochs": 7, "accelerator": "cpu", "callbacks": [early_stopping()]}

@@ -1,16 +1,12 @@
 """The seed of a run is that of its configuration, whoever calls ``seed_everything`` in between."""
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from flsv.cli import main
 from flsv.report import open_run
-from flsv.report.reading import SUMMARY_FILE
 from flsv.results.folder import RETRAINED
 
 SEED = 7
@@ -22,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Net(L.LightningModule):
-    def __init__(self, seed_in_constructor: int | None = None) -> None:
+    def __init__(self, seed_in_constructor=None):
         super().__init__()
         if seed_in_constructor is not None:
             L.seed_everything(seed_in_constructor)
@@ -42,9 +38,7 @@ class Net(L.LightningModule):
 
 
 class Data(L.LightningDataModule):
-    def __init__(
-        self, seed_in_constructor: int | None = None, seed_in_setup: int | None = None
-    ) -> None:
+    def __init__(self, seed_in_constructor=None, seed_in_setup=None):
         super().__init__()
         self.seed_in_setup = seed_in_setup
         if seed_in_constructor is not None:
@@ -72,57 +66,44 @@ SEEDS = {
 }
 
 
-def write_config(folder: Path, module: dict[str, Any], data: dict[str, Any]) -> str:
+def fit_by_command(monkeypatch, folder, module_arguments, data_arguments):
+    """The record of a run by the command line."""
+    folder.mkdir()
     (folder / f"{MODULE_FILE}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop(MODULE_FILE, None)
+
+    source = {"class_path": f"{MODULE_FILE}.Data", "init_args": data_arguments}
+    sizes = {"class_path": "SizePartitioner", "init_args": {"proportions": [3, 1, 2]}}
     config = {
         "seed_everything": SEED,
-        "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module},
-        "data": {
-            "source": {"class_path": f"{MODULE_FILE}.Data", "init_args": data},
-            "partitioner": {
-                "class_path": "SizePartitioner",
-                "init_args": {"proportions": [3, 1, 2]},
-            },
-        },
+        "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module_arguments},
+        "data": {"source": source, "partitioner": sizes},
         "federation": {"reporting": {"table": False}},
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(folder)},
     }
-    (folder / "federation.yaml").write_text(yaml.safe_dump(config))
-    return str(folder / "federation.yaml")
+    config_file = folder / "federation.yaml"
+    config_file.write_text(yaml.safe_dump(config))
 
-
-def fit_by_command(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    module: dict[str, Any],
-    data: dict[str, Any],
-) -> Path:
-    folder.mkdir()
-    monkeypatch.syspath_prepend(folder)
-    sys.modules.pop(MODULE_FILE, None)
-    config = write_config(folder, module, data)
-    assert main(["fit", "--config", config, "-q"]) == 0
-    return folder / "lightning_logs/version_0"
+    assert main(["fit", "--config", str(config_file), "-q"]) == 0
+    return open_run(folder / "lightning_logs/version_0").record
 
 
 @pytest.mark.parametrize("where", SEEDS)
 def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch, where):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
-    module, data = SEEDS[where]
 
     plain = fit_by_command(monkeypatch, tmp_path / "plain", {}, {})
-    run = fit_by_command(monkeypatch, tmp_path / "seeded", module, data)
+    seeded = fit_by_command(monkeypatch, tmp_path / "seeded", *SEEDS[where])
 
-    record = json.loads((run / "run.json").read_text())
-    plain_record = json.loads((plain / "run.json").read_text())
-    assert record["settings"]["federation_seed"] == SEED
-    assert record["hashes"] == plain_record["hashes"]
+    assert seeded["settings"]["federation_seed"] == SEED
+    assert seeded["hashes"] == plain["hashes"]
+    run = tmp_path / "seeded/lightning_logs/version_0"
     saved_config = yaml.safe_load((run / "config.yaml").read_text())
     assert saved_config["federation"]["seed"] is None  # another --seed_everything is another run
 
     by_loss = ["--metric", "val_loss", "--mode", "min"]
     assert main(["retrain", str(run), "--seeds", "1", "--trainings", "singles", *by_loss]) == 0
-    assert (run / RETRAINED / SUMMARY_FILE).is_file()
     repetition = open_run(run / RETRAINED / f"seed_{SEED}")
-    assert repetition.record["hashes"] == record["hashes"]
+    assert repetition.record["hashes"] == seeded["hashes"]

@@ -68,15 +68,14 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def expected_values(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected_values(tmp_path_factory):
     folder = tmp_path_factory.mktemp("in_this_process")
     script = folder / "train.py"
     script.write_text(FITTED)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["train.py"])
-        values: list[float] = runpy.run_path(str(script))["values"]
-    return values
+        return runpy.run_path(str(script))["values"]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 SECONDS = 900
 
 
-def run_by_torchrun(*words: str) -> None:
+def run_by_torchrun(*words: str):
     elastic_launch(AGENT, run_command)(*words)
 
 
@@ -93,11 +93,11 @@ def last_round(run_folder: Path) -> int:
     return int(round_index)
 
 
-def receive_within_a_del_method(number: signal.Signals) -> None:
+def receive_within_a_del_method(number: signal.Signals):
     """Where Python prints what is raised, and goes on."""
 
     class Dies:
-        def __del__(self) -> None:
+        def __del__(self):
             signal.raise_signal(number)
 
     Dies()
@@ -106,16 +106,9 @@ def receive_within_a_del_method(number: signal.Signals) -> None:
 @pytest.mark.parametrize("receive", [signal.raise_signal, receive_within_a_del_method])
 @pytest.mark.parametrize(
     ("number", "error"),
-    [
-        (signal.SIGTERM, Terminated),
-        (signal.SIGINT, KeyboardInterrupt),
-    ],
+    [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)],
 )
-def test_signal_stops_a_command_even_if_received_within_a_del_method(
-    receive,
-    number,
-    error,
-):
+def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, number, error):
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
     def receive_and_sleep() -> None:

@@ -16,11 +16,7 @@ from helpers.runs import read_rows
 def test_value_prints_a_table_and_writes_csv(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "value"
-    configs = [
-        "--config=digits",
-        "--config=value",
-        "--config=scenarios/fedbary_feature_noise",
-    ]
+    configs = ["--config=digits", "--config=value", "--config=scenarios/fedbary_feature_noise"]
 
     assert main(["value", *configs]) == 0
 
@@ -57,7 +53,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 
     run_value(data, FedBary(support=20), tmp_path, table=False)
 
-    labels: dict[int, str] = {}
+    labels = {}
     for client in range(3):
         samples = set(data.client_indices(client).tolist())
         for row in read_rows(tmp_path / f"clients/{client}/flagged.csv"):
@@ -71,10 +67,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
 
 @pytest.mark.parametrize(
     ("validation", "seed"),
-    [
-        (False, 0),
-        (True, 1),
-    ],
+    [(False, 0), (True, 1)],
 )
 def test_value_command_measures_distances_to_the_validation_set_or_barycenter(
     validation, seed, tmp_path

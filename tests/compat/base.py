@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -40,15 +40,15 @@ class Kind:
 class Sets(L.LightningDataModule):
     """A project's data module: a training set, and one validation set or several."""
 
-    def __init__(self, train: Dataset, *val: Dataset) -> None:
+    def __init__(self, train: Dataset, *val: Dataset):
         super().__init__()
         self.train = train
         self.val = val
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, batch_size=8, shuffle=True)
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         loaders = [DataLoader(samples, batch_size=8) for samples in self.val]
         return loaders if len(loaders) > 1 else loaders[0]
 
@@ -86,7 +86,7 @@ class Small(tasks.Kind):
         interval: str = "step",
         frequency: int = 1,
         optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
-    ) -> None:
+    ):
         super().__init__()
         torch.manual_seed(0)
         layers = [
@@ -102,14 +102,14 @@ class Small(tasks.Kind):
         self.interval = interval
         self.frequency = frequency
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("train_loss", loss, prog_bar=True)
         return loss
@@ -117,10 +117,10 @@ class Small(tasks.Kind):
     def test_step(self, batch, batch_idx):
         self.log("test_loss", self.loss(batch))
 
-    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def predict_step(self, batch, batch_idx):
         return self(batch[0]).argmax(1)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         if self.make_scheduler is None:
             return optimizer
@@ -134,9 +134,7 @@ class Small(tasks.Kind):
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 
 
-def make_small_kind(
-    module: Callable[[], L.LightningModule] = Small, *callbacks: Any, **trainer: Any
-) -> Kind:
+def make_small_kind(module: Callable[[], L.LightningModule] = Small, *callbacks, **trainer) -> Kind:
     """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
     options = {**DOUBLE, **trainer}
     return Kind(

@@ -8,7 +8,6 @@ state: what else goes on from round to round (epochs, schedules, callbacks) is L
 import copy
 import inspect
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from helpers.fits import plain_trainer
 from helpers.loops_by_hand import Batches, average_models
 
 SEED = 5
+#: Of two clients.
+COALITIONS = [(), (0,), (1,), (0, 1)]
 #: Checkpoints hold more than weights; Lightning before 2.6 does not ask.
 WHOLE = (
     {"weights_only": False} if "weights_only" in inspect.signature(L.Trainer.fit).parameters else {}
@@ -44,7 +45,7 @@ class HandRound:
 class ClientBatches:
     """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
-    def __init__(self, data: FederatedDataModule, round_index: int, client: int) -> None:
+    def __init__(self, data: FederatedDataModule, round_index: int, client: int):
         self._data = data
         self._client = client
         self._visit = (round_index, client)
@@ -74,20 +75,18 @@ class ClientBatches:
 class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after its epochs of the many that the schedules are made for."""
 
-    def __init__(self, round_index: int, client: int, epochs: int) -> None:
+    def __init__(self, round_index: int, client: int, epochs: int):
         self.round_index = round_index
         self.client = client
         self._begun = False
         self._epochs_to_go = epochs
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if not self._begun:
             seed_global_rngs(SEED, "train", self.round_index, self.client)
         self._begun = True
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+    def on_train_epoch_end(self, trainer, module):
         self._epochs_to_go -= 1
         trainer.should_stop = self._epochs_to_go == 0
 
@@ -99,10 +98,10 @@ def fedavg_by_hand(
     folder: Path,
     rounds: int,
     callbacks: Callable[[], Sequence[L.Callback]] = list,
-    keep: bool = False,
-    epochs: int = 1,
+    keep=False,
+    epochs=1,
     members: Sequence[int] | None = None,
-    **trainer: Any,
+    **trainer,
 ) -> tuple[L.LightningModule, list[HandRound]]:
     """Every client takes part in every round, or some of them; ``data`` says who has which samples, ``source`` is the
     project's own data module, of which copies give a client's batches in place of all. The last global model, and the
@@ -152,38 +151,34 @@ def fedavg_by_hand(
 
 
 def coalition_values(
-    round: HandRound,
-    measure: Callable[[L.LightningModule], float],
-    weights: Sequence[float],
+    round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
 ) -> Tensor:
-    """The Shapley values of a round's clients: all coalitions, averaged by these weights, each a model that ``measure``
-    is asked about."""
-    players = range(len(round.clients))
+    """The Shapley values of a round's two clients, whose models are averaged by these weights."""
     worth = {}
-    for size in range(len(players) + 1):
-        for members in itertools.combinations(players, size):
-            model = copy.deepcopy(round.model)
-            if members:
-                # Counters and what is not saved are the round's own in every coalition.
-                chosen = [round.clients[i] for i in members]
-                mean = average_models(chosen, [weights[i] for i in members]).state_dict()
-                for name, value in model.state_dict().items():
-                    if not value.is_floating_point():
-                        mean[name] = value
-                model.load_state_dict(mean)
-            worth[frozenset(members)] = measure(model)
+    for members in COALITIONS:
+        model = copy.deepcopy(round.model)
+        if members:
+            # Counters and what is not saved are the round's own in every coalition.
+            chosen = [round.clients[i] for i in members]
+            mean = average_models(chosen, [weights[i] for i in members]).state_dict()
+            for name, value in model.state_dict().items():
+                if not value.is_floating_point():
+                    mean[name] = value
+            model.load_state_dict(mean)
+        worth[members] = measure(model)
 
-    values = torch.zeros(len(players), dtype=torch.float64)
-    for order in itertools.permutations(players):
-        for position, player in enumerate(order):
-            predecessors = frozenset(order[:position])
-            values[player] += worth[predecessors | {player}] - worth[predecessors]
+    return shapley_values_of_two(worth)
 
-    return values / math.factorial(len(players))
+
+def shapley_values_of_two(worth: dict[tuple[int, ...], float]) -> Tensor:
+    """The mean of what each adds to nobody and to the other one."""
+    alone = torch.tensor([worth[0,], worth[1,]], dtype=torch.float64)
+    added_last = worth[0, 1] - alone.flip(0)
+    return (alone - worth[()] + added_last) / 2
 
 
 def validate_with_trainer(
-    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any
+    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer
 ) -> float:
     """Validate with a Trainer, from the random state of every such model. Return what is logged as ``name``."""
     validated_source = copy.copy(source)

@@ -1,13 +1,22 @@
 """Modules and data of libraries of forecasting, EEG, tables, uncertainty and spikes: `KINDS` by the library's name."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from compat.base import Kind, make_stripes
-from compat.libraries import BATCH_SIZE, NUM_TRAINING, NUM_VALIDATION, Loaded, Samples, Wrapped
-from torch import Tensor, nn
+from compat.libraries import (
+    BATCH_SIZE,
+    NUM_TRAINING,
+    NUM_VALIDATION,
+    Loaded,
+    Samples,
+    Wrapped,
+    load,
+)
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from helpers import make_generator
@@ -43,10 +52,7 @@ def make_windows(n: int, generator: torch.Generator) -> Samples:
 def make_windows_data() -> L.LightningDataModule:
     from darts.utils.data.torch_datasets.utils import _batch_collate_fn_train
 
-    generator = make_generator()
-    train = make_windows(NUM_TRAINING, generator)
-    val = make_windows(NUM_VALIDATION, generator)
-    return Loaded(train, val, collate_fn=_batch_collate_fn_train)
+    return load(make_windows, collate_fn=_batch_collate_fn_train)
 
 
 def make_windows_module() -> L.LightningModule:
@@ -61,7 +67,7 @@ def make_windows_module() -> L.LightningModule:
 # ---- neuralforecast: windows of each series, drawn at random in the step
 
 
-def make_panel(n: int, generator: torch.Generator) -> Any:
+def make_panel(n: int, generator: torch.Generator):
     import pandas as pd
     from neuralforecast.tsdataset import TimeSeriesDataset
 
@@ -76,10 +82,7 @@ def make_panel(n: int, generator: torch.Generator) -> Any:
 def make_panel_data() -> L.LightningDataModule:
     from neuralforecast.tsdataset import TimeSeriesLoader
 
-    generator = make_generator()
-    train = make_panel(NUM_TRAINING, generator)
-    val = make_panel(NUM_VALIDATION, generator)
-    return Loaded(train, val, make_loader=TimeSeriesLoader)
+    return load(make_panel, make_loader=TimeSeriesLoader)
 
 
 def make_panel_module() -> L.LightningModule:
@@ -108,17 +111,10 @@ def make_recordings(n: int, generator: torch.Generator) -> TensorDataset:
     return TensorDataset(waves[:, None] + 0.5 * noise, y)
 
 
-def make_recordings_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_recordings(NUM_TRAINING, generator)
-    val = make_recordings(NUM_VALIDATION, generator)
-    return Loaded(train, val)
-
-
 class Classified(Wrapped):
     """A library's network of classes with the loss of its outputs."""
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         return nn.functional.cross_entropy(self.network(x), y)
 
@@ -131,13 +127,6 @@ def make_recordings_module() -> L.LightningModule:
 
 
 # ---- torch-uncertainty: the library's own routine, with its metrics and its stored optimizer
-
-
-def make_routine_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_stripes(NUM_TRAINING, generator)
-    val = make_stripes(NUM_VALIDATION, generator)
-    return Loaded(train, val)
 
 
 def make_routine() -> L.LightningModule:
@@ -212,22 +201,15 @@ def make_curve(n: int, generator: torch.Generator) -> TensorDataset:
     return TensorDataset(x, torch.sin(6 * x[:, 0]) + noise)
 
 
-def make_curve_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_curve(NUM_TRAINING, generator)
-    val = make_curve(NUM_VALIDATION, generator)
-    return Loaded(train, val)
-
-
 class GaussianProcess(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         import gpytorch
 
         super().__init__()
         points = torch.linspace(0, 1, 5)[:, None]
 
         class Process(gpytorch.models.ApproximateGP):
-            def __init__(self) -> None:
+            def __init__(self):
                 distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
                 strategy = gpytorch.variational.VariationalStrategy(
                     self, points, distribution, learn_inducing_locations=True
@@ -236,7 +218,7 @@ class GaussianProcess(L.LightningModule):
                 self.mean_module = gpytorch.means.ConstantMean()
                 self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
 
-            def forward(self, x: Tensor) -> Any:
+            def forward(self, x):
                 mean = self.mean_module(x)
                 covariance = self.covar_module(x)
                 return gpytorch.distributions.MultivariateNormal(mean, covariance)
@@ -247,19 +229,19 @@ class GaussianProcess(L.LightningModule):
             self.likelihood, self.process, num_data=NUM_TRAINING
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return -self.bound(self.process(x), y)
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.process.variational_strategy._clear_cache()  # its graph cannot be copied
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         error = nn.functional.mse_loss(self.process(x).mean, y)
         self.log("val_loss", error, batch_size=len(y))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return sgd(self.parameters())
 
 
@@ -267,7 +249,7 @@ class GaussianProcess(L.LightningModule):
 
 
 class Spiking(Wrapped):
-    def __init__(self) -> None:
+    def __init__(self):
         import snntorch
 
         torch.manual_seed(0)
@@ -275,7 +257,7 @@ class Spiking(Wrapped):
         self.neurons = snntorch.Leaky(beta=0.9, learn_beta=True)
         self.head = nn.Linear(8, 3)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         x, y = batch
         current = self.network(x.flatten(1))
         membrane = self.neurons.reset_mem()
@@ -290,9 +272,9 @@ class Spiking(Wrapped):
 KINDS = {
     "darts": Kind(make_windows_module, make_windows_data),
     "neuralforecast": Kind(make_panel_module, make_panel_data, logged="ptl/val_loss"),
-    "braindecode": Kind(make_recordings_module, make_recordings_data),
-    "torch_uncertainty": Kind(make_routine, make_routine_data, logged="val/cls/NLL"),
+    "braindecode": Kind(make_recordings_module, partial(load, make_recordings)),
+    "torch_uncertainty": Kind(make_routine, partial(load, make_stripes), logged="val/cls/NLL"),
     "pytorch_tabular": Kind(make_table_module, make_table_data, logged="valid_loss"),
-    "gpytorch": Kind(GaussianProcess, make_curve_data),
-    "snntorch": Kind(Spiking, make_routine_data),
+    "gpytorch": Kind(GaussianProcess, partial(load, make_curve)),
+    "snntorch": Kind(Spiking, partial(load, make_stripes)),
 }

@@ -30,7 +30,7 @@ def _mlp(*widths: int) -> nn.Sequential:
 class GAN(L.LightningModule):
     """Two optimizers by hand, the generator's in every third batch, and weights that are normalized."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(0)
@@ -49,10 +49,10 @@ class GAN(L.LightningModule):
 
     def _step(
         self,
-        optimizer: Any,
+        optimizer,
         name: str,
-        loss: Any,
-    ) -> None:
+        loss,
+    ):
         self.toggle_optimizer(optimizer)
         value = loss()
         self.log(name, value)
@@ -61,7 +61,7 @@ class GAN(L.LightningModule):
         optimizer.zero_grad()
         self.untoggle_optimizer(optimizer)
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         real = batch[0].flatten(1)
         generator_optimizer, discriminator_optimizer = self.optimizers()
         z = torch.randn(len(real), LATENT)
@@ -80,12 +80,12 @@ class GAN(L.LightningModule):
             self._step(generator_optimizer, "g_loss", generator_loss)
         self._step(discriminator_optimizer, "d_loss", discriminator_loss)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         images = batch[0].flatten(1)
         loss = self._judgment_loss(images, real=True)
         self.log("val_loss", loss)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizers = []
         for part in (self.generator, self.discriminator):
             optimizer = torch.optim.Adam(
@@ -103,15 +103,15 @@ class GAN(L.LightningModule):
 class TwoViews(Dataset):
     """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
 
-    def __init__(self, samples: int, seed: int, fixed: bool = False) -> None:
+    def __init__(self, samples: int, seed: int, fixed: bool = False):
         self.x = torch.randn(samples, 1, 8, 8, generator=make_generator(seed))
         self.fixed = fixed
         self.targets = torch.arange(samples) % 3
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    def __getitem__(self, index):
         return (self._view(self.x[index]), self._view(self.x[index])), self.targets[index]
 
     def _view(self, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def make_views() -> Sets:
 class BYOL(tasks.Kind):
     """The target network follows the online one after every batch, by a hook."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         layers = [
@@ -141,11 +141,11 @@ class BYOL(tasks.Kind):
         self.predictor = nn.Linear(LATENT, LATENT)
 
     @torch.no_grad()
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         for slow, fast in zip(self.target.parameters(), self.online.parameters()):
             slow.mul_(0.9).add_(fast, alpha=0.1)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         (a, b), _ = batch
         alike = nn.functional.cosine_similarity
         return -sum(
@@ -153,7 +153,7 @@ class BYOL(tasks.Kind):
             for x, y in ((a, b), (b, a))
         )
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD([*self.online.parameters(), *self.predictor.parameters()], lr=0.1)
 
 
@@ -161,27 +161,27 @@ class BYOL(tasks.Kind):
 
 
 class Transferred(Small):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.backbone = self.net[:4]
         self.head = self.net[5]
         del self.net
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.backbone(x))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return sgd([p for p in self.parameters() if p.requires_grad])
 
 
 class ManualAccumulation(tasks.Regression):
     """The accumulation of Lightning's guide to manual optimization: a step after every second batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
         loss = self.loss(batch) / 2
         self.manual_backward(loss)
@@ -194,27 +194,27 @@ class ManualAccumulation(tasks.Regression):
 class Carried(tasks.Kind):
     """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.LSTM(1, 8, batch_first=True)
         self.head = nn.Linear(8, 1)
         self.state: Any = None
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.state = None
 
-    def _run(self, batch: Any, state: Any) -> tuple[Tensor, Any]:
+    def _run(self, batch, state) -> tuple[Tensor, Any]:
         x, y = batch
         out, state = self.net(x, state)
         return nn.functional.mse_loss(self.head(out), y), state
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss, state = self._run(batch, self.state)
         self.state = tuple(part.detach() for part in state)
         return loss
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return self._run(batch, None)[0]
 
 
@@ -238,7 +238,7 @@ class KnowsItsClasses(Sets):
 
     outputs = 3
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         return 0.5 * x, y
 
@@ -246,13 +246,13 @@ class KnowsItsClasses(Sets):
 class Hooked(Small):
     """Its layers come in ``configure_model``, its dimensions from the data module, callbacks of its own."""
 
-    def __init__(self, dropout: float = 0.2) -> None:
+    def __init__(self, dropout: float = 0.2):
         super().__init__(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
         self.save_hyperparameters()
         self.net = None
         self.visits = []
 
-    def configure_model(self) -> None:
+    def configure_model(self):
         if self.net is None:
             torch.manual_seed(0)
             num_outputs = self.trainer.datamodule.outputs
@@ -264,49 +264,47 @@ class Hooked(Small):
                 nn.Linear(12, num_outputs),
             )
 
-    def configure_callbacks(self) -> Any:
+    def configure_callbacks(self):
         return [
             LambdaCallback(
                 on_train_epoch_start=lambda trainer, module: module.visits.append("callback")
             )
         ]
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         self.register_buffer("scale", torch.full((), 0.5), persistent=False)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.visits.append(f"epoch {self.current_epoch}")
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_before_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         return x.float() * self.scale, y
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.loss(batch) * (1 + self.current_epoch)
 
-    def on_after_backward(self) -> None:
+    def on_after_backward(self):
         for p in self.parameters():
             p.grad.mul_(0.5)
 
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, **kwargs):
         self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+    def lr_scheduler_step(self, scheduler, metric):
         scheduler.step()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint):
         checkpoint["seen"] = self.visits
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint):
         self.visits = checkpoint["seen"]
 
 
 class Fetches(Small):
     """Gets its batches itself."""
 
-    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+    def training_step(self, dataloader_iter):
         return self.loss(next(dataloader_iter)[0])
 
 
@@ -314,20 +312,20 @@ class Odd(Small):
     """An empty parameter, a whole number among the parameters, layers without a gradient, batches that are left out,
     and outputs that are kept for the end of the epoch, which is the round's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.nothing = nn.Parameter(torch.empty(0))
         self.idle = nn.Linear(3, 3)
         self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
         self.outputs: list[Tensor] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+    def training_step(self, batch, batch_idx):
         if batch_idx == 1:
             return None
         self.outputs.append(self.loss(batch))
         return self.outputs[-1]
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.log("train_loss_epoch_mean", torch.stack(self.outputs).detach().mean())
         self.outputs.clear()
 
@@ -335,7 +333,7 @@ class Odd(Small):
 class NormalizedHead(Small):
     """A last layer whose weight is computed anew, by a step of a power iteration, when it is read in training."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         spectral_norm(self.net[-1])
 
@@ -343,13 +341,13 @@ class NormalizedHead(Small):
 class GraphOfPixels(Small):
     """A sparse matrix as an attribute, and one as an unsaved buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         neighbors = (torch.eye(64) + torch.eye(64).roll(1, 0)).to_sparse()
         self.neighbors = neighbors
         self.register_buffer("halves", 0.5 * torch.eye(64).to_sparse(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         signal = x.flatten(1).T
         for matrix in (self.neighbors, self.halves):
             signal = torch.sparse.mm(matrix, signal)
@@ -360,7 +358,7 @@ def _backbone() -> list[L.Callback]:
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
 
-def make_task_kind(kind: Any, **options: Any) -> Kind:
+def make_task_kind(kind, **options) -> Kind:
     def make() -> L.LightningModule:
         torch.manual_seed(0)
         return kind()

@@ -1,6 +1,7 @@
 """Modules and data of public libraries, as their pages have them, on little data: `KINDS` by the library's name."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -20,13 +21,13 @@ BATCH_SIZE = 8
 class Samples(Dataset):
     """A list of samples of any kind."""
 
-    def __init__(self, samples: list[Any]) -> None:
+    def __init__(self, samples: list[Any]):
         self.samples = samples
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.samples[index]
 
 
@@ -39,12 +40,12 @@ class Loaded(Sets):
         val: Dataset,
         make_loader: Callable[..., DataLoader] = DataLoader,
         **options: Any,
-    ) -> None:
+    ):
         super().__init__(train, val)
         self.make_loader = make_loader
         self.options = options
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return self.make_loader(
             self.train,
             batch_size=BATCH_SIZE,
@@ -52,28 +53,36 @@ class Loaded(Sets):
             **self.options,
         )
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         (val,) = self.val
         return self.make_loader(val, batch_size=BATCH_SIZE, **self.options)
+
+
+def load(make_samples: Callable[..., Dataset], **options) -> Loaded:
+    """Training and validation samples, drawn one after the other, in a data module."""
+    generator = make_generator()
+    train = make_samples(NUM_TRAINING, generator)
+    val = make_samples(NUM_VALIDATION, generator)
+    return Loaded(train, val, **options)
 
 
 class Wrapped(L.LightningModule):
     """A library's network with the loss of a batch, by SGD."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         raise NotImplementedError
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch), batch_size=BATCH_SIZE)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return sgd(self.parameters())
 
 
@@ -92,13 +101,6 @@ def make_cells(n: int, generator: torch.Generator) -> Dataset:
         batch=one_batch,
         labels=labels,
     )
-
-
-def make_cells_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_cells(NUM_TRAINING, generator)
-    val = make_cells(NUM_VALIDATION, generator)
-    return Loaded(train, val)
 
 
 def make_cells_module() -> L.LightningModule:
@@ -171,18 +173,13 @@ def make_scans(n: int, generator: torch.Generator) -> Dataset:
 def make_scans_data() -> L.LightningDataModule:
     from monai.data import list_data_collate
 
-    generator = make_generator()
-    return Loaded(
-        make_scans(NUM_TRAINING, generator),
-        make_scans(NUM_VALIDATION, generator),
-        collate_fn=list_data_collate,
-    )
+    return load(make_scans, collate_fn=list_data_collate)
 
 
 class Segmentation(Wrapped):
     """A U-Net."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from monai.losses import DiceLoss
         from monai.networks.nets import UNet
 
@@ -198,7 +195,7 @@ class Segmentation(Wrapped):
         super().__init__(network)
         self.dice = DiceLoss(sigmoid=True)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return self.dice(self.network(batch["image"]), batch["label"])
 
 
@@ -227,18 +224,13 @@ def make_graphs(n: int, generator: torch.Generator) -> Dataset:
 def make_graphs_data() -> L.LightningDataModule:
     from torch_geometric.loader import DataLoader as LoaderOfGraphs
 
-    generator = make_generator()
-    return Loaded(
-        make_graphs(NUM_TRAINING, generator),
-        make_graphs(NUM_VALIDATION, generator),
-        make_loader=LoaderOfGraphs,
-    )
+    return load(make_graphs, make_loader=LoaderOfGraphs)
 
 
 class GraphClassification(Wrapped):
     """Two convolutions on graphs, and the mean of a graph's nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from torch_geometric.nn import GCN
 
         torch.manual_seed(0)
@@ -252,7 +244,7 @@ class GraphClassification(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         from torch_geometric.nn import global_mean_pool
 
         outputs = self.network(batch.x, batch.edge_index)
@@ -263,7 +255,7 @@ class GraphClassification(Wrapped):
 # ---- pytorch-forecasting: series, cut by the library's own data set
 
 
-def make_series(numbers: range) -> Any:
+def make_series(numbers: range):
     import pandas as pd
     from pytorch_forecasting import TimeSeriesDataSet
 
@@ -296,7 +288,7 @@ def make_series_data() -> L.LightningDataModule:
 class ResetsLoss(L.Callback):
     """Empties the loss, which keeps the last batch's autograd graph. It cannot be copied by hand else."""
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer, pl_module):
         pl_module.loss.reset()
 
 
@@ -320,7 +312,7 @@ def make_series_module() -> L.LightningModule:
 class Contrastive(Wrapped):
     """SimCLR, whose views are noise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from lightly.loss import NTXentLoss
         from lightly.models.modules import SimCLRProjectionHead
 
@@ -337,7 +329,7 @@ class Contrastive(Wrapped):
         # The library leaves it as the memory is.
         self.criterion.memory_bank.bank_ptr.zero_()
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         images, _ = batch
         first_view, second_view = self._embed(images), self._embed(images)
         return self.criterion(first_view, second_view)
@@ -345,13 +337,6 @@ class Contrastive(Wrapped):
     def _embed(self, images: Tensor) -> Tensor:
         noise = torch.randn_like(images)
         return self.network(images + 0.1 * noise)
-
-
-def make_stripes_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_stripes(NUM_TRAINING, generator)
-    val = make_stripes(NUM_VALIDATION, generator)
-    return Sets(train, val)
 
 
 # ---- transformers: dictionaries; the network has its own loss
@@ -367,17 +352,10 @@ def make_texts(n: int, generator: torch.Generator) -> Dataset:
     )
 
 
-def make_texts_data() -> L.LightningDataModule:
-    generator = make_generator()
-    train = make_texts(NUM_TRAINING, generator)
-    val = make_texts(NUM_VALIDATION, generator)
-    return Sets(train, val)
-
-
 class TextClassification(Wrapped):
     """BERT with dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from transformers import BertConfig, BertForSequenceClassification
 
         torch.manual_seed(0)
@@ -390,7 +368,7 @@ class TextClassification(Wrapped):
         )
         super().__init__(BertForSequenceClassification(config))
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return self.network(**batch).loss
 
 
@@ -416,19 +394,10 @@ def put_into_lists(samples: list[Any]) -> tuple[list[Any], list[Any]]:
     return list(images), list(targets)
 
 
-def make_photos_data() -> L.LightningDataModule:
-    generator = make_generator()
-    return Loaded(
-        make_photos(NUM_TRAINING, generator),
-        make_photos(NUM_VALIDATION, generator),
-        collate_fn=put_into_lists,
-    )
-
-
 class Detection(Wrapped):
     """Faster R-CNN on a small network."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from torchvision.models.detection import FasterRCNN
         from torchvision.models.detection.anchor_utils import AnchorGenerator
 
@@ -455,11 +424,11 @@ class Detection(Wrapped):
         )
         super().__init__(network)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         losses = self.network(*batch)
         return sum(losses.values())
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         # In evaluation it returns boxes. Its losses are those of training.
         self.network.train()
         super().validation_step(batch, batch_idx)
@@ -467,14 +436,18 @@ class Detection(Wrapped):
 
 
 KINDS = {
-    "scvi": Kind(make_cells_module, make_cells_data, logged="validation_loss", tolerance=5e-6),
+    "scvi": Kind(
+        make_cells_module, partial(load, make_cells), logged="validation_loss", tolerance=5e-6
+    ),
     "chemprop": Kind(make_molecules_module, make_molecules_data),
     "monai": Kind(Segmentation, make_scans_data),
     "torch_geometric": Kind(GraphClassification, make_graphs_data),
     "pytorch_forecasting": Kind(
         make_series_module, make_series_data, callbacks=lambda: [ResetsLoss()]
     ),
-    "lightly": Kind(Contrastive, make_stripes_data),
-    "transformers": Kind(TextClassification, make_texts_data),
-    "torchvision": Kind(Detection, make_photos_data, tolerance=5e-6),
+    "lightly": Kind(Contrastive, partial(load, make_stripes)),
+    "transformers": Kind(TextClassification, partial(load, make_texts)),
+    "torchvision": Kind(
+        Detection, partial(load, make_photos, collate_fn=put_into_lists), tolerance=5e-6
+    ),
 }

@@ -3,7 +3,6 @@
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -34,7 +33,7 @@ class Pair:
     expected: L.LightningModule
     history: list[HandRound]
 
-    def check(self) -> None:
+    def check(self):
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance = self.kind.tolerance
         aggregator = self.loop.aggregator
@@ -70,7 +69,7 @@ class Pair:
 
         assert any(is_moved), "nothing moved"
 
-    def check_values(self) -> None:
+    def check_values(self):
         """The Shapley values of the last round are those of averages of all coalitions, which a Trainer validates."""
         kind = self.kind
         last_round = self.history[-1]
@@ -94,7 +93,7 @@ def train_with_values(kind: Kind, folder: Path) -> Pair:
     return train_both_ways(kind, folder, metrics={"value": metric})
 
 
-def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
+def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop) -> Pair:
     """Train twice."""
     module, federation = train_federated(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
 
@@ -113,7 +112,7 @@ def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any)
 
 
 def train_federated(
-    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first: bool = True, **loop: Any
+    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first=True, **loop
 ) -> tuple[L.LightningModule, FederatedLoop]:
     """Train in a federation, which is the first callback, or the last."""
     module = kind.module()

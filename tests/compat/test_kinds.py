@@ -5,14 +5,19 @@ Modules of public libraries are tested in an environment of their own (``make li
 
 import json
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from compat import further_libraries, kinds, libraries
-from compat.base import Kind, make_federated_data
-from compat.by_hand import SEED, fedavg_by_hand, validate_with_trainer
+from compat.base import make_federated_data
+from compat.by_hand import (
+    COALITIONS,
+    SEED,
+    fedavg_by_hand,
+    shapley_values_of_two,
+    validate_with_trainer,
+)
 from compat.runs import ROUNDS, train_federated, train_with_values
 
 import flsv
@@ -28,7 +33,7 @@ OF_LIBRARIES = [
 ]
 
 
-def kind_if_installed(name: str) -> Kind:
+def kind_if_installed(name):
     if name in LIBRARIES:
         flsv.import_as_lightning()
         pytest.importorskip(name)
@@ -49,17 +54,17 @@ def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
 class WatchesBuffers(L.Callback):
     """Stores the buffers' bytes and version counters before the loop begins, and before the first batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.contents: list[dict[str, tuple[int, bytes]]] = []
 
-    def on_fit_start(self, trainer: L.Trainer, module: Any) -> None:
+    def on_fit_start(self, trainer, module):
         self.contents.append(buffer_contents(module))
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: Any) -> None:
+    def on_train_epoch_start(self, trainer, module):
         self.contents.append(buffer_contents(module))
 
 
-def buffer_contents(module: torch.nn.Module) -> dict[str, tuple[int, bytes]]:
+def buffer_contents(module):
     contents = {}
     for name, buffer in module.named_buffers():
         dense = buffer.to_dense() if buffer.is_sparse else buffer
@@ -67,7 +72,9 @@ def buffer_contents(module: torch.nn.Module) -> dict[str, tuple[int, bytes]]:
     return contents
 
 
-@pytest.mark.parametrize("name", kinds.KINDS)
+@pytest.mark.parametrize(
+    "name", ["wgan-spectral-norm", "byol", "hooks", "spectral-norm-head", "sparse-tensors"]
+)
 def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path, name):
     kind = KINDS[name]
     watch = WatchesBuffers()
@@ -100,8 +107,8 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
     )
     _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
 
-    gains = {}
-    for members in [(), (0,), (1,), (0, 1)]:
+    worth = {}
+    for members in COALITIONS:
         model = kind.module()
         if members:
             model, _ = fedavg_by_hand(
@@ -113,16 +120,12 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
                 kind.callbacks,
                 members=members,
             )
-        loss = validate_with_trainer(model, kind.data(), kind.logged)
-        gains[members] = -loss
-    added_alone = torch.tensor([gains[0,], gains[1,]]) - gains[()]
-    added_last = gains[0, 1] - torch.tensor([gains[1,], gains[0,]])
-    expected = (added_alone + added_last) / 2
+        worth[members] = -validate_with_trainer(model, kind.data(), kind.logged)
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["events"] == []
     torch.testing.assert_close(
         loop.contributions["value"],
-        expected.double(),
+        shapley_values_of_two(worth),
         rtol=1e-5,
         atol=kind.tolerance,
     )
@@ -137,7 +140,7 @@ FAST = ("wgan-spectral-norm", "carried-lstm-state")
 def test_kind_of_module_resumes_bitwise(tmp_path, name):
     kind = KINDS[name]
 
-    def loop() -> FederatedLoop:
+    def loop():
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
         reporting = Reporting(table=False)
         return FederatedLoop(

@@ -1,9 +1,5 @@
 """What a person expects of a round that Lightning knows as an epoch: where it saves, resumes, logs, draws and reads."""
 
-from pathlib import Path
-from typing import Any
-
-import lightning as L
 import pytest
 import torch
 from compat.base import Kind, Small, make_federated_data, make_images
@@ -11,7 +7,6 @@ from compat.by_hand import SEED
 from compat.runs import train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
@@ -24,19 +19,19 @@ LENGTHS = (3, 4)
 ROUNDS = 3
 
 
-def make_small_kind(**options: Any) -> Kind:
+def make_small_kind(**options):
     return Kind(Small, make_images, clients=(2, 3), **options)
 
 
-def saved_files(folder: Path) -> list[str]:
+def saved_files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_path):
     """A Trainer alone, with as many batches in an epoch as a round has, saves as many files of the same names."""
 
-    def saving(folder: Path) -> list[L.Callback]:
-        every: list[Any] = [
+    def saving(folder):
+        every = [
             {},
             {"monitor": "val_loss", "save_last": True},
             {"every_n_train_steps": 3},
@@ -73,12 +68,12 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
 class Everywhere(cb.Callback):
     """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
 
-    def __init__(self, folder: Path, *hooks: str) -> None:
+    def __init__(self, folder, *hooks):
         self.folder = folder
         for name in hooks:
             setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
 
-    def save(self, trainer: L.Trainer, name: str) -> None:
+    def save(self, trainer, name):
         if trainer.current_epoch == 1:
             batch = trainer.fit_loop.total_batch_idx if "epoch" not in name else "all"
             trainer.save_checkpoint(self.folder / f"{name}-{batch}.ckpt")
@@ -88,17 +83,17 @@ class ChangesWithinARound(Small):
     """Dropout and BatchNorm, Adam, a schedule per step, weights and a rate that a round's beginning changes, and a mean
     in an unsaved buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         schedule = lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.95)  # noqa: E731
         super().__init__(schedule, optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2))
         self.register_buffer("mean", torch.zeros(()), persistent=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, _ = batch
         self.mean = 0.9 * self.mean + 0.1 * x.mean()
         return (1 + self.mean) * super().training_step(batch, batch_idx)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["weight_decay"] += 0.01
         with torch.no_grad():
             self.net[-1].weight.mul_(0.9)
@@ -107,21 +102,21 @@ class ChangesWithinARound(Small):
 class CountsHooks(cb.Callback):
     """Counts rounds and batches, and shrinks weights when a round begins."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count = 0
 
     @torch.no_grad()
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         self.count += 1
         next(pl_module.parameters()).mul_(0.9)
 
-    def on_train_batch_end(self, *hook: Any) -> None:
+    def on_train_batch_end(self, *hook):
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"count": self.count}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict):
         self.count = state_dict["count"]
 
 
@@ -140,11 +135,11 @@ OF_ROUNDS = (
 
 
 def fit_and_read_model(
-    folder: Path,
-    optimizer_state: Any,
-    callbacks: list[L.Callback],
-    ckpt_path: Path | None = None,
-) -> Tensor:
+    folder,
+    optimizer_state,
+    callbacks,
+    ckpt_path=None,
+):
     """The parameters, the statistics of BatchNorm, and the count of a callback before or after the loop."""
     loop = FederatedLoop(
         seed=SEED,
@@ -152,7 +147,7 @@ def fit_and_read_model(
         reporting=Reporting(table=False, files=False),
     )
     counts = CountsHooks()
-    order: list[L.Callback] = [loop, counts] if optimizer_state == "reset" else [counts, loop]
+    order = [loop, counts] if optimizer_state == "reset" else [counts, loop]
     trainer = plain_trainer(
         folder,
         ROUNDS,
@@ -196,11 +191,11 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path,
 
 def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
     class Logs(Small):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.losses: list[tuple[float, int]] = []
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             loss = self.loss(batch)
             self.losses.append((loss.item(), len(batch[0])))
             self.log("loss", loss, on_step=False, on_epoch=True)
@@ -212,7 +207,7 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
         trainer={"logger": CSVLogger(tmp_path)},
         clients=(2, 3),
     )
-    module: Any = train_federated(kind, tmp_path, ROUNDS)[0]
+    module = train_federated(kind, tmp_path, ROUNDS)[0]
     values = [float(row["loss"]) for row in read_logged_metrics(tmp_path) if row["loss"]]
 
     assert len(values) == ROUNDS
@@ -227,10 +222,10 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
 
 def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
     """Every start of a loader starts its workers."""
-    lengths: list[int] = []
+    lengths = []
     iterate = TensorBatches.__iter__
 
-    def record_and_iterate(loader: TensorBatches) -> Any:
+    def record_and_iterate(loader):
         lengths.append(len(loader))
         return iterate(loader)
 
@@ -243,10 +238,10 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
 
 
 def test_progress_bar_counts_the_batches_of_the_round(tmp_path):
-    progress: list[tuple[int, int]] = []
+    progress = []
 
     class Bar(cb.TQDMProgressBar):
-        def on_train_batch_end(self, *hook: Any) -> None:
+        def on_train_batch_end(self, *hook):
             super().on_train_batch_end(*hook)
             progress.append((self.train_progress_bar.n, self.train_progress_bar.total))
 

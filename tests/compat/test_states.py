@@ -7,13 +7,11 @@ import re
 import warnings
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv.federation import FederatedLoop
@@ -21,7 +19,7 @@ from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
-from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
+from helpers import kinds_of_attributes, kinds_of_modules, refused, slow_except, warns
 from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
 from helpers.kinds_of_attributes import FourGenerators, Slots
@@ -31,7 +29,7 @@ KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
 TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
 
 
-def update_of_client_2(kind: Kind, folder: Path, cohort: list[int]) -> Tensor:
+def update_of_client_2(kind, folder, cohort):
     """Client 2's update in the first of two rounds."""
     recorder = KeepUpdates()
     two_rounds = replace(kind, rounds=2)
@@ -56,11 +54,11 @@ def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_
     assert torch.equal(*updates) == kind.is_each_clients
 
 
-def make_module_that_validates_by_steps(kind: Kind) -> Any:
+def make_module_that_validates_by_steps(kind):
     """The module, whose validation changes its state as its training does."""
     module = kind.module()
 
-    def validation_step(batch: Any, batch_idx: int) -> None:
+    def validation_step(batch, batch_idx):
         loss = module.training_step(batch, batch_idx)
         module.log("val_loss", loss)
 
@@ -69,7 +67,24 @@ def make_module_that_validates_by_steps(kind: Kind) -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", KINDS)
+#: A kind of each outcome, and of each holder of state.
+SCORED_FAST = (
+    "a deque and a list",
+    "buffers and objects made in training",
+    "generators of four kinds",
+    "a replaced method",
+    "hyperparameters that count",
+    "a function's cache",
+    "a temporary folder of `setup`",
+    "an open file",
+    "weights that are views",
+    "Lookahead that persists",
+    "torchmetrics in steps",
+    "training may add layer",
+)
+
+
+@pytest.mark.parametrize("name", slow_except(SCORED_FAST, KINDS))
 def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, name):
     kind = KINDS[name]
     validating_kind = replace(
@@ -92,26 +107,26 @@ def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, n
 class ChangesPartsOfTheRun(Base):
     """Changes optimizer, scheduler and data module after each validation."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rates: list[tuple[float, float]] = []
 
-    def on_train_epoch_start(self) -> None:
-        optimizer: Any = self.optimizers()
+    def on_train_epoch_start(self):
+        optimizer = self.optimizers()
         (group,) = optimizer.param_groups
         self.rates.append((group["lr"], group["weight_decay"]))
 
-    def on_validation_epoch_end(self) -> None:
-        scheduler: Any = self.lr_schedulers()
+    def on_validation_epoch_end(self):
+        scheduler = self.lr_schedulers()
         scheduler.step()
 
-        optimizer: Any = self.optimizers()
+        optimizer = self.optimizers()
         optimizer.param_groups[0]["weight_decay"] *= 2
 
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self.trainer.datamodule
         data.num_validations = getattr(data, "num_validations", 0) + 1
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), RATE, weight_decay=0.1)
         return [optimizer], [ExponentialLR(optimizer, 0.9)]
 
@@ -136,7 +151,7 @@ def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_pa
 class CountsBatches(Base):
     """Counts its batches in a value of each kind."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.total = 0.0
         self.numbers = {"in": np.zeros(2)}
@@ -145,7 +160,7 @@ class CountsBatches(Base):
         self.count = 0
         self.batches: list[int] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.total += 1.0
         self.numbers["in"] += 1
         self.slots.number += 1.0
@@ -156,7 +171,7 @@ class CountsBatches(Base):
 
 def test_next_round_begins_with_means_all_that_lists_got_and_else_the_first_clients(tmp_path):
     rounds = 2
-    module: Any = CountsBatches()
+    module = CountsBatches()
     data = make_data()
     fit(FederatedLoop(seed=SEED), tmp_path, module, data, rounds)
 
@@ -213,16 +228,16 @@ def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, 
 class Draws(FourGenerators):
     """Records what its generators draw in each client's first step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first_draws: list[list[float]] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         if batch_idx == 0:
             self.first_draws.append(self.draw())
         return super().training_step(batch, batch_idx)
 
-    def draw(self) -> list[float]:
+    def draw(self):
         (old_generator,) = self.old_generators["old"]
         tensor = torch.rand((), generator=self.generator)
         numbers = (
@@ -234,7 +249,7 @@ class Draws(FourGenerators):
 
 
 def test_generators_of_a_module_are_seeded_for_each_client_and_then_as_before(tmp_path):
-    module: Any = Draws()
+    module = Draws()
     rounds = 2
     fit(FederatedLoop(seed=SEED), tmp_path, module, make_data(), rounds)
 

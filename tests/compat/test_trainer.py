@@ -1,8 +1,6 @@
 """A Trainer's options in a federation: each means to a client what it means to a Trainer that trains it alone."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,35 +12,34 @@ from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from helpers import refused
 from helpers.fits import read_logged_metrics
 
 
-def make_rounded_kind(precision: str, tolerance: float) -> Kind:
+def make_rounded_kind(precision, tolerance):
     return Kind(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
 
 
 class RateByRound(Small):
     """Halves its rate when a round begins."""
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["lr"] *= 0.5
 
 
 class ShrinksByRound(Small):
     """Changes its weights when a round begins."""
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         shrink_head(None, self)
 
 
 class PlateauByStep(Small):
     """Halves its rate after each batch that is no better than the best before it."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
         return [optimizer], [{"scheduler": schedule, "interval": "step", "monitor": "train_loss"}]
@@ -51,7 +48,7 @@ class PlateauByStep(Small):
 class HooksWhenConfigured(Small):
     """Puts a hook into a layer and draws random numbers, once in a fit, where its optimizer is made."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         torch.rand(7)
         if not self.net[-1]._forward_hooks:
             self.net[-1].register_forward_hook(lambda layer, inputs, out: 2 * out)
@@ -59,16 +56,14 @@ class HooksWhenConfigured(Small):
 
 
 @torch.no_grad()
-def shrink_head(_: Any, module: Any) -> None:
+def shrink_head(_, module):
     module.net[-1].weight.mul_(0.5)
 
 
 class ActsOnBatches(cb.Callback):
     """Changes inputs, learning rate, momentum and weights at certain batches of a client."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         x, _ = batch
         x.mul_(1 + batch_idx / 10)
         (group,) = trainer.optimizers[0].param_groups
@@ -79,20 +74,18 @@ class ActsOnBatches(cb.Callback):
         if trainer.is_last_batch:
             group["lr"] *= 0.5
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx % 2 or trainer.is_last_batch:
             shrink_head(trainer, pl_module)
 
 
-def make_decaying_kind(gamma: float, interval: str, frequency: int = 1) -> Kind:
+def make_decaying_kind(gamma, interval, frequency=1):
     return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
     )
 
 
-AS_BY_HAND: dict[str, Kind] = {
+AS_BY_HAND = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
     "precision-64-true": make_small_kind(),
     "precision-32-true": make_rounded_kind("32-true", 1e-6),
@@ -154,7 +147,7 @@ SWITCHED = (
     "enable_model_summary",
     "num_sanity_val_steps",
 )
-CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
+CHANGES_NOTHING = {
     "output": lambda f: {
         "logger": [CSVLogger(f), TensorBoardLogger(f)],
         "log_every_n_steps": 1,
@@ -228,9 +221,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(
-    folder: Path, kind: Kind, expected: dict[str, Tensor], **options: Any
-) -> L.Trainer:
+def assert_same_bits(folder, kind, expected, **options):
     module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()
@@ -287,13 +278,13 @@ def test_validate_test_and_predict_see_the_global_model(tmp_path):
 class Notes(Small):
     """Notes what the Trainer tells it in every batch, and how many there have been, in an attribute and in a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.steps: list[tuple[int, int, bool, float, int]] = []
         self.count = 0
         self.register_buffer("sum", torch.tensor(0))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         trainer = self.trainer
         position = (trainer.current_epoch, batch_idx, trainer.is_last_batch)
         self.steps.append((*position, trainer.num_training_batches, self.global_step))

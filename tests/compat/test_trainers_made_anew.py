@@ -2,13 +2,10 @@
 
 import math
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from compat.base import DOUBLE, Kind, Small, make_federated_data, make_images, make_small_kind
+from compat.base import DOUBLE, Small, make_federated_data, make_images, make_small_kind
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.kinds import KINDS
 from compat.runs import train_both_ways, train_federated
@@ -22,7 +19,7 @@ from helpers.models import sgd
 ROUNDS = 3
 
 
-def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.LightningModule:
+def train_by_hand(kind, folder, rounds, **how):
     options = {**kind.trainer, **how}
     return fedavg_by_hand(
         kind.module(),
@@ -38,21 +35,21 @@ def train_by_hand(kind: Kind, folder: Path, rounds: int, **how: Any) -> L.Lightn
 # ---- a schedule that follows a validated value
 
 
-def make_plateau_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer):
     return lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs"
     )
 
 
 class Watching(Small):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rates: list[float] = []
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.rates.append(self.optimizers().param_groups[0]["lr"])
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         return {
             "optimizer": optimizer,
@@ -63,15 +60,15 @@ class Watching(Small):
 class AtRates(Small):
     """Trains each round at a rate that is known."""
 
-    def __init__(self, rates: list[float]) -> None:
+    def __init__(self, rates):
         super().__init__()
         self.rates = rates
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 
-def train_with_plateau_by_hand(folder: Path) -> tuple[Any, list[float]]:
+def train_with_plateau_by_hand(folder):
     """The model after all rounds, and the rate of each round."""
     optimizer = sgd([torch.nn.Parameter(torch.zeros(()))])
     schedule = make_plateau_scheduler(optimizer)
@@ -94,7 +91,7 @@ def test_plateau_schedule_follows_the_global_loss_as_by_hand(tmp_path):
     rates_of_batches = []
     for rate in rates:
         rates_of_batches += [rate] * batches_of_round
-    rates_watched: Any = module.rates
+    rates_watched = module.rates
     assert rates_watched == rates_of_batches
     assert len(set(rates)) == 2
     assert_same_state(module, expected, tolerance=1e-12)
@@ -136,7 +133,7 @@ def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path):
 # ---- several local epochs
 
 
-def make_accumulating_module() -> Small:
+def make_accumulating_module():
     return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
 
 

@@ -186,10 +186,7 @@ def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
         share_of_pair = shares[client, list(pair)].sum().item()
         other_shares = shares[client, other_labels].tolist()
         assert share_of_pair == pytest.approx(0.8, abs=0.01)
-        assert other_shares == pytest.approx(
-            [0.025] * 8,
-            abs=0.006,
-        )
+        assert other_shares == pytest.approx([0.025] * 8, abs=0.006)
 
     last_shares = shares[4].tolist()
     assert last_shares == pytest.approx(

@@ -5,7 +5,6 @@ They are no dependencies: make conformance installs them in an environment of it
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from helpers import make_generator
 class Game:
     """A random game, as flsv and as shapiq ask for it."""
 
-    def __init__(self, players: int, seed: int) -> None:
+    def __init__(self, players: int, seed: int):
         self.n = players
         generator = make_generator(seed)
         noise = torch.randn(
@@ -37,7 +36,7 @@ class Game:
         numbers = (masks.long() * self._places).sum(1)
         return self.table[numbers]
 
-    def shapiq(self, coalitions: Any) -> Any:
+    def shapiq(self, coalitions):
         masks = np.asarray(coalitions, dtype=bool)
         rows = masks.reshape(-1, self.n)
         values = self.utility(torch.as_tensor(rows))
@@ -45,11 +44,11 @@ class Game:
 
 
 @pytest.fixture
-def shapiq() -> Any:
+def shapiq():
     return pytest.importorskip("shapiq", reason="make conformance installs shapiq")
 
 
-def values_of_players(result: Any, players: int) -> Tensor:
+def values_of_players(result, players: int) -> Tensor:
     values = []
     for player in range(players):
         value = result[(player,)]
@@ -90,12 +89,7 @@ BUDGET = 80
 def test_sampling_error_is_at_most_that_of_shapiq_at_the_same_budget(shapiq):
     def mine(game: Game, seed: int) -> Tensor:
         generator = make_generator(seed)
-        estimate = permutation_shapley(
-            game.utility,
-            7,
-            budget=BUDGET,
-            generator=generator,
-        )
+        estimate = permutation_shapley(game.utility, 7, budget=BUDGET, generator=generator)
         return estimate.values
 
     def theirs(game: Game, seed: int) -> Tensor:

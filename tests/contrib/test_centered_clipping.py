@@ -6,35 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from contrib.rounds import NUM_PARAMETERS, SPACE, START, make_round
 
 from flsv.contrib.centered_clipping import CenteredClipping
-from flsv.core import FederationInfo, ParameterSpace, Round
+from flsv.core import FederationInfo
 from flsv.testing import parametrize_with_checks
 
-START = [1.0, 1.0, 0.0, 1.0]
-#: A network of two parameters, and the two statistics of a BatchNorm without parameters.
-NUM_PARAMETERS = 2
-SPACE = ParameterSpace(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)))
 #: The last client's update is far longer than the others. The statistics are longer than the parameters.
 MODELS = [
     [2.0, 1.0, 50.0, 4.0],
     [1.0, 1.5, -30.0, 2.0],
     [90.0, -40.0, 10.0, 8.0],
 ]
-
-
-def make_round(
-    models: Sequence[Sequence[float]], num_samples: Sequence[int], start: Sequence[float] = START
-) -> Round:
-    return Round(
-        round_index=0,
-        client_ids=torch.arange(len(models)),
-        num_samples=torch.tensor(num_samples),
-        global_vector=torch.tensor(start),
-        client_vectors=torch.tensor(models),
-        space=SPACE,
-    )
 
 
 def started_aggregator(aggregator: CenteredClipping) -> CenteredClipping:

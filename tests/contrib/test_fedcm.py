@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -45,7 +44,7 @@ def make_data(proportions: tuple[int, ...]) -> FederatedDataModule:
     return data
 
 
-def train_by_hand(client: nn.Module, local_batches: Any, direction: list[Tensor]) -> int:
+def train_by_hand(client: nn.Module, local_batches, direction: list[Tensor]) -> int:
     """Local steps in place. Their number."""
     num_steps = 0
     for features, labels in local_batches:
@@ -64,7 +63,7 @@ def fedcm_by_hand(
 ) -> tuple[nn.Module, Tensor]:
     """The global model after the last round, and the next round's direction."""
     direction = [torch.zeros_like(parameter) for parameter in net.parameters()]
-    steps: dict[int, int] = {}
+    steps = {}
 
     def visit(model: nn.Module, round_index: int, client: int) -> None:
         batches = load_batches(data, round_index, client)

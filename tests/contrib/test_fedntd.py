@@ -14,7 +14,7 @@ from helpers import refused
 from helpers.fits import fit
 from helpers.loops_by_hand import (
     assert_same_state,
-    loop_of_algorithm,
+    make_loop_of_three_clients,
     make_unequal_data,
     train_sharing_by_hand,
     train_with_loss,
@@ -36,7 +36,7 @@ def not_true_distillation(logits: Tensor, global_logits: Tensor, y: Tensor) -> T
     return TAU**2 * torch.stack(divergences).mean()
 
 
-def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int) -> None:
+def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int):
     teacher = copy.deepcopy(client).eval()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
 
     module = Plain(copy.deepcopy(net), sgd)
     fit(
-        loop_of_algorithm(FedNTD(BETA, TAU)),
+        make_loop_of_three_clients(client_algorithm=FedNTD(BETA, TAU)),
         tmp_path,
         module,
         make_unequal_data(),
@@ -67,14 +67,19 @@ def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
 
 
 class NeverCalled(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 
 
 def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
     with refused("training_step does not call this"):
-        fit(loop_of_algorithm(FedNTD()), tmp_path, NeverCalled(), make_unequal_data())
+        fit(
+            make_loop_of_three_clients(client_algorithm=FedNTD()),
+            tmp_path,
+            NeverCalled(),
+            make_unequal_data(),
+        )
 
 
 @parametrize_with_checks([FedNTD()])

@@ -3,14 +3,13 @@
 import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from flsv.core import Client, LocalData, Ranks, Round
+from flsv.core import Client, LocalData, Ranks
 from flsv.core.artifacts import keep_table, write_tables
 from flsv.core.ranks import ClientPlacement, balance_load
 from flsv.core.sharing import sharing
@@ -24,7 +23,7 @@ from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
 
 
-def count_samples(local: LocalData) -> int:
+def count_samples(local):
     return int(local.class_counts.sum())
 
 
@@ -34,7 +33,7 @@ class SecondOfTwoRanks(Ranks):
     rank = 1
     size = 2
 
-    def broadcast(self, source: int, value: Any, exchange_name: str) -> Any:
+    def broadcast(self, source, value, exchange_name):
         return 7 if source == 0 else value
 
 
@@ -53,19 +52,17 @@ def test_question_to_a_client_of_another_process_has_its_answer():
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question: Any) -> None:
+    def __init__(self, question):
         self.question = question
         self.answers = list[list[Any]]()
 
-    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+    def personalize(self, round, contributions, models):
         assert round.clients is not None
         self.answers.append([client.ask(self.question, round) for client in round.clients])
         return {}
 
 
-def ask_clients(
-    question: Any, folder: Path, data: Any = None, **kwargs: Any
-) -> tuple[list[Any], FederatedLoop]:
+def ask_clients(question, folder, data=None, **kwargs):
     asking = Asking(question)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
@@ -77,7 +74,7 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
     answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
 
-    clean_inputs, clean_labels = data.source[0].tensors  # type: ignore[index]
+    clean_inputs, clean_labels = data.source[0].tensors
     for client, (x, y) in enumerate(answers):
         indices = data.client_indices(client)
         expected_labels = clean_labels[indices]
@@ -89,9 +86,9 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
     def question(
-        local: LocalData,
-        round: Round,
-    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        local,
+        round,
+    ):
         x, y = local.samples("test")
         expected = []
         for vector in round.client_vectors:
@@ -123,7 +120,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
 def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
 
-    def read_client_0(local: LocalData, round: Round) -> None:
+    def read_client_0(local, round):
         leaked_data[0].samples()
 
     with pytest.raises(PermissionError, match="client 0"):
@@ -133,7 +130,7 @@ def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path)
 def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
     """Which is not in the question, though it runs in the meantime."""
 
-    def read_in_a_thread(local: LocalData, round: Round) -> None:
+    def read_in_a_thread(local, round):
         with ThreadPoolExecutor(1) as executor, pytest.raises(PermissionError):
             executor.submit(local.samples).result()
 
@@ -143,7 +140,7 @@ def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
 # ---- what a client keeps is its own
 
 
-def count_questions(local: LocalData) -> int:
+def count_questions(local):
     local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
     return int(local.state["asked"])
 
@@ -151,20 +148,20 @@ def count_questions(local: LocalData) -> int:
 class Asked(ContributionMetric):
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("counts", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
-    def update(self, client_ids: torch.Tensor, clients: Any) -> None:
+    def update(self, client_ids, clients):
         self.counts[client_ids] = torch.tensor(
             [float(client.ask(count_questions)) for client in clients]
         )
 
-    def compute(self) -> torch.Tensor:
+    def compute(self):
         return self.counts
 
 
 def test_counter_in_a_clients_memory_is_the_same_after_a_resume(tmp_path):
-    def make_loop() -> FederatedLoop:
+    def make_loop():
         return FederatedLoop(metrics={"asked": Asked()}, seed=0)
 
     loop = assert_resumes(make_loop, tmp_path)
@@ -184,7 +181,7 @@ def test_memory_of_a_client_is_its_own():
 # ---- Tables for the client's own eyes
 
 
-def make_table() -> str:
+def make_table():
     return "sample,value"
 
 
@@ -196,7 +193,7 @@ def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
     with refused("table .*: expected a plain"):
         client.ask(keep_table, "a/b", make_table)
 
-    def store_table(local: LocalData) -> None:
+    def store_table(local):
         local.memory.update(tables={"../../x": make_table})
 
     client.ask(store_table)
@@ -231,14 +228,14 @@ def test_balance_load_stays_within_the_bound_of_longest_first_scheduling():
 # ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are
 
 
-def make_network() -> nn.Module:
+def make_network():
     """0: linear, 1: BatchNorm, 2: GroupNorm, 3: linear, 4: linear."""
     return nn.Sequential(
         nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
     )
 
 
-def names_of_layers(*layers: int) -> set[str]:
+def names_of_layers(*layers):
     return {name for name in make_network().state_dict() if int(name[0]) in layers}
 
 
@@ -291,12 +288,12 @@ def test_frozen_parameters_are_constant_unless_they_are_excluded_by_name():
 
 def test_share_finds_normalization_layers_of_other_libraries():
     class TinyRMSNorm(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
     class PreLayerNorm(nn.Module):  # a block, which has more in it
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.inner = nn.Linear(3, 3)
             self.norm = nn.LayerNorm(3)

@@ -2,8 +2,7 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, state_vector
 
 
-def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
+def make_round(starts=False, module=None):
     module = module or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     space = ParameterSpace(module)
     torch.manual_seed(1)
@@ -59,7 +58,7 @@ def test_state_of_a_checkpoint_of_version_2_0_0_goes_on_as_after_a_finite_aggreg
 @pytest.mark.parametrize("starts", [False, True])
 def test_client_updates_and_heads_are_differences_from_the_clients_start(starts):
     round = make_round(starts)
-    origin = round.start_vectors if starts else round.global_vector
+    origin = torch.stack(list(round.matrix.starts)) if starts else round.global_vector
     differences = round.client_vectors - origin
 
     assert torch.equal(round.state_updates, differences)
@@ -174,7 +173,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def is_memory_mapped(rows: Tensor) -> bool:
+def is_memory_mapped(rows):
     return rows.untyped_storage().filename is not None
 
 
@@ -184,9 +183,7 @@ class NotesWhereModelsAre(ClassSpecificShapley):
     round_fields = {"client_vectors": lambda round: round.client_vectors}  # noqa: RUF012
     needs = ("client_vectors",)
 
-    def update(
-        self, client_ids: Any, client_heads: Any, server_head: Any, client_vectors: Any
-    ) -> None:
+    def update(self, client_ids, client_heads, server_head, client_vectors):
         former_rounds = getattr(self, "was_in_file", [])
         self.was_in_file = [*former_rounds, is_memory_mapped(client_vectors)]
         super().update(client_ids, client_heads, server_head)
@@ -198,7 +195,7 @@ class InspectedFit(NamedTuple):
     was_in_file: list[bool]  # by round, the models of the cohort
 
 
-def fit_and_inspect(folder: Path, **options: Any) -> InspectedFit:
+def fit_and_inspect(folder, **options):
     cssv = NotesWhereModelsAre()
     metrics = {
         "cssv": cssv,
@@ -274,10 +271,10 @@ def test_memory_bytes_is_at_most_the_limit_of_the_control_group(tmp_path, monkey
 class TakesTheFirstModel(Aggregator):
     """Its aggregate is the row of client 0 itself, no copy of it."""
 
-    def weights(self, round: Round, contributions: Any) -> Tensor:
+    def weights(self, round, contributions):
         return torch.tensor([1.0, 0.0])
 
-    def aggregate(self, round: Round, contributions: Any) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         return round.client_vectors[0], self.weights(round, contributions)
 
 

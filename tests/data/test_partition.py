@@ -30,6 +30,7 @@ GROUPS = torch.randint(0, 12, (1000,), generator=torch.Generator().manual_seed(8
 EVEN_CLASSES = 10
 EVEN_CLASS_SIZE = 600
 EVEN = torch.arange(EVEN_CLASSES).repeat_interleave(EVEN_CLASS_SIZE)
+EQUAL_SHARES = [[1.0]] * 5
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
     "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
@@ -39,7 +40,11 @@ MAKERS = {
     "class shares": lambda seed: ProportionPartitioner(
         [[0.6], [0.1], [0.1], [0.1], [0.1]], seed=seed
     ),
-    "client shares": lambda seed: ProportionPartitioner([[1.0]] * 5, of="client", seed=seed),
+    "client shares": lambda seed: ProportionPartitioner(
+        EQUAL_SHARES,
+        of="client",
+        seed=seed,
+    ),
     "group": lambda seed: GroupPartitioner(5, seed=seed),
 }
 

@@ -18,12 +18,9 @@ from helpers.data import set_up_data
     ("text", "message"),
     [
         ("", "table.csv is empty"),
-        ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 names"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the header has 2 names"),
         ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
-        ("a,a\n1,2\n", "columns are called 'a', 'a'"),
         ('a,b\n"x" y,2\n"x,2\n', "line 4: 1 values, but the header has 2 names"),
-        ("a,b\na,2\na , b\n", "line 3: the columns' names again"),
     ],
 )
 def test_read_csv_of_a_broken_table_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -66,10 +63,8 @@ COMMAS = ["25,548", "873", "1,412"]
     ("texts", "notation", "expected"),
     [
         (POINTS, GERMAN, [25548, 873, 1412]),
-        (POINTS, {"thousands": ","}, [25.548, 873, 1.412]),
         (COMMAS, {"thousands": ","}, [25548, 873, 1412]),
         (COMMAS, {"decimal": ","}, [25.548, 873, 1.412]),
-        (["2.500", "1,5"], GERMAN, [2500, 1.5]),
         (["1.234,56", "12.345.678"], GERMAN, [1234.56, 12345678.0]),
         (
             ["1 234,5", "1\u202f250"],
@@ -146,22 +141,15 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
     ("texts", "question"),
     [
         (["81,5", "78.0", "90"], "line 2: '81,5' is a number in another notation"),
-        (["1.234,56", "78,5", "12.345.678"], "is a number in another notation"),
-        (["1,234.5", "1.234,5", "90"], "is a number in another notation"),
         (["1 234,5", "78,5", "1\u202f250"], "is a number in another notation"),
         (["1'234.5", "78.5", "90"], "is a number in another notation"),
         (POINTS, "does the point of '25.548' separate thousands"),
         (["-1.412", "", "0"], "does the point of '-1.412' separate thousands"),
-        (["999.999", "+5"], "does the point of '999.999' separate thousands"),
         ([*map(str, range(20)), "<1.5"], "line 22: '<1.5' is none of whole numbers"),
         (["31.12.2023", "1.2.2024", ""], "dates, such as '31.12.2023'"),
-        (["12/31/2023", "01/02/2024"], "dates, such as '12/31/2023'"),
         (["2023-12-31 10:00", ""], "dates, such as '2023-12-31 10:00'"),
-        ([f"name {row}" for row in range(60)], "60 different words"),
         (["Male", "male", "other"], "Boston.csv has 'Male', 'male', which look like spellings"),
-        (["New York", "New  York"], "look like spellings of one"),
         (["St", "St."], "look like spellings of one"),
-        (["", "NA"], "no row has a value"),
     ],
 )
 def test_what_cells_do_not_say_is_asked(
@@ -196,16 +184,12 @@ def test_what_cells_do_not_say_is_asked(
     ("texts", "kind"),
     [
         (["30", "4.5", "-1e3", ""], "numbers"),
-        (["0", "0.5", "-0.5", "+0"], "numbers"),
         (["1.412", "0.873"], "numbers"),
-        (["1.412", "87.3"], "numbers"),
         (["1.412", "1000"], "numbers"),
         (["7", "8", "NA"], "whole numbers"),
-        (["1067", "4109", "01067"], "categories"),
         (["-8", "12", "-07"], "categories"),
         (["1.2.3", "1.2.4", "2.0.1"], "categories"),
         (["True", "False", ""], "truth values"),
-        (["yes", "no", "maybe"], "categories"),
         ([str(row) + " x" for row in range(50)], "categories"),
     ],
 )

@@ -93,7 +93,7 @@ def build() -> Path:
     return target
 
 
-def _load() -> Any:
+def _load():
     spec = importlib.util.spec_from_file_location("flsv_emulated", build())
     assert spec is not None
     assert spec.loader is not None
@@ -103,9 +103,9 @@ def _load() -> Any:
     return module
 
 
-def _register() -> None:
+def _register():
     torch.utils.rename_privateuse1_backend("emulated")
-    backend: Any = types.ModuleType("torch.emulated")
+    backend = types.ModuleType("torch.emulated")
     backend.is_available = backend.is_initialized = lambda: True
     backend._is_in_bad_fork = lambda: False
     backend.device_count = lambda: 1
@@ -135,7 +135,7 @@ def counts() -> dict[str, int]:
     return _library.counts()
 
 
-def our_line(frame: Any) -> str:
+def our_line(frame) -> str:
     """The innermost line of flsv that has led here, else of what is not torch."""
     line_outside = None
     while frame is not None:
@@ -151,12 +151,12 @@ def our_line(frame: Any) -> str:
 
 
 @contextmanager
-def count_by_line(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
+def count_by_line(at_least=0) -> Iterator[Counter[tuple[str, str]]]:
     """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
     copies only those of at least ``at_least`` numbers."""
     counts: Counter[tuple[str, str]] = Counter()
 
-    def count_operation(kind: str, numbers: int) -> None:
+    def count_operation(kind: str, numbers: int):
         if numbers >= at_least:
             counts[kind, our_line(sys._getframe(1))] += 1
 
@@ -170,15 +170,15 @@ def count_by_line(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
 class EmulatedAccelerator(Accelerator):
     """For Lightning."""
 
-    def setup_device(self, device: torch.device) -> None: ...
-    def teardown(self) -> None: ...
+    def setup_device(self, device: torch.device): ...
+    def teardown(self): ...
 
     @staticmethod
-    def parse_devices(devices: Any) -> int:
+    def parse_devices(devices) -> int:
         return 1
 
     @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
+    def get_parallel_devices(devices) -> list[torch.device]:
         return [DEVICE]
 
     @staticmethod
@@ -193,7 +193,7 @@ class EmulatedAccelerator(Accelerator):
     def name() -> str:
         return "emulated"
 
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
+    def get_device_stats(self, device) -> dict[str, Any]:
         return {}
 
 
@@ -205,13 +205,11 @@ def on_the_device() -> dict[str, Any]:
     }
 
 
-def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]) -> None:
+def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]):
     """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
     original_init = SingleDeviceStrategy.__init__
 
-    def init_on_device(
-        self: SingleDeviceStrategy, device: Any = "cpu", *args: Any, **options: Any
-    ) -> None:
+    def init_on_device(self: SingleDeviceStrategy, device="cpu", *args, **options):
         if str(device) == "cpu":
             device = DEVICE
         original_init(self, device, *args, **options)

@@ -3,7 +3,6 @@ the bit (``make emulated``)."""
 
 import os
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
 import flsv
@@ -46,14 +44,14 @@ from helpers.models import Plain, network, sgd
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
     from device.emulated import DEVICE, on_the_device
 
-    def device_options() -> dict[str, Any]:
+    def device_options():
         """Arguments of a Trainer that trains on the device."""
         return on_the_device()
 
 else:
     DEVICE = torch.device("cuda", 0)
 
-    def device_options() -> dict[str, Any]:
+    def device_options():
         """Arguments of a Trainer that trains on the device."""
         return {"accelerator": "cuda", "devices": 1}
 
@@ -81,7 +79,7 @@ def test_game_scores_under_vmap_equal_those_one_by_one():
     vectors = space.read(module) + 0.1 * noise
     metric = MulticlassF1Score(CLASSES, average="macro")
 
-    def scores(backend: Any) -> Any:
+    def scores(backend):
         evaluator = ModelEvaluator(
             module,
             space,
@@ -114,17 +112,17 @@ def test_game_scores_under_vmap_equal_those_one_by_one():
 # ---- federations of every kind
 
 
-def make_plain(kind: type[Plain] = Plain) -> Plain:
+def make_plain(kind=Plain):
     return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
 
 
-def make_moreau() -> Plain:
+def make_moreau():
     return Plain(
         network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2)
     )
 
 
-def make_mixture() -> MixtureClient:
+def make_mixture():
     torch.manual_seed(0)
     return MixtureClient(
         num_components=2, optimizer=sgd, network=network(False), num_classes=CLASSES
@@ -132,7 +130,7 @@ def make_mixture() -> MixtureClient:
 
 
 #: The loop's options, and the module.
-FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Module]]] = {
+FEDERATIONS = {
     "a logged value": (
         lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}},
         Plain,
@@ -172,11 +170,6 @@ FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Modul
         lambda: {"aggregator": TrimmedMean(0.34), "uploads": [TopK(0.1)]},
         make_plain,
     ),
-    "kept momentum": (
-        lambda: {"metrics": {"value": ShadowShapley()}, "optimizer_state": "persist"},
-        lambda: Plain(network(False)),
-    ),
-    "coalitions in the run": (lambda: {"metrics": {"value": ShadowShapley()}}, make_plain),
     "coalitions that a server weighs": (
         lambda: {
             "aggregator": CGSV("cgsv"),
@@ -227,9 +220,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
-def fit_on_either_device(
-    personalizer: Any, folder: Path, rounds: int, ckpt_path: Path | None = None, **options: Any
-) -> Tensor:
+def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options):
     strategies: dict[str, Any]
     if personalizer is None:
         strategies = {"metrics": {"sv": CumulativeShapley()}}
@@ -285,7 +276,7 @@ def test_valuation_on_the_device_equals_that_on_the_cpu(features):
     data = toy_data(server_val=0.3)
     data.setup("fit")
 
-    def valuation_on(device: str) -> Any:
+    def valuation_on(device):
         method = FedBary(features=features, support=4, iterations=2)
         participants = participants_of(data, torch.device(device))
         return method.value(*participants, make_generator())
@@ -327,7 +318,7 @@ PLACES = Path(tempfile.mkdtemp()) / "places.txt"
 
 
 class Recorded(Plain):
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         with PLACES.open("a") as file:
             file.write(f"{os.getpid()} {self.device}\n")
 
@@ -372,9 +363,7 @@ MOST_WAITS_OF_CLIENT = 1
 MOST_WAITS_OF_ROUND = 12
 
 
-def count_operations(
-    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options: Any
-) -> dict[str, int]:
+def count_operations(folder, rounds=3, clients=3, batch_size=8, **options):
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
 
@@ -419,7 +408,7 @@ def test_operators_and_host_copies_per_batch_client_and_round_are_limited(tmp_pa
 def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
     from device.emulated import count_by_line
 
-    def files_that_copy_a_model(**options: Any) -> set[str]:
+    def files_that_copy_a_model(**options):
         with count_by_line(at_least=8 * FEATURES) as counts:
             count_operations(tmp_path, **options)
         return {line.partition(":")[0] for kind, line in counts if kind == "to_host"}
@@ -443,7 +432,7 @@ def test_a_model_is_copied_to_the_host_for_a_checkpoint_alone(tmp_path):
 @pytest.mark.skipif(not EMULATED, reason="the emulated device's own")
 def test_emulated_device_refuses_to_mix_with_cpu_tensors(tmp_path):
     class Mixed(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) * torch.ones(2).mean(0, keepdim=True)
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be"):

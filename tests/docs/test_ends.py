@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ def test_example_of_a_guide_prints_what_the_guide_says(
 
     assert shown_lines
 
-    namespace: dict[str, Any] = {"__name__": "guide"}
+    namespace = {"__name__": "guide"}
     exec(code, namespace)
     output = capsys.readouterr().out
     printed_lines = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)

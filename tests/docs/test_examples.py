@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.runs import read_rows
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ONE_ROUND = {
     "hospitals.py": ["--rounds", "1"],
@@ -35,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_texts(folder: Path) -> None:
+def write_texts(folder: Path):
     """News and tales, a few lines each."""
     folder.mkdir(parents=True)
     tales = [["group", "text"]]
@@ -72,6 +74,6 @@ def test_example_runs_and_measures_contributions(name, folder, monkeypatch):
 
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     (written,) = folder.glob("runs/**/contributions.csv")
-    rows = list(csv.DictReader(written.open()))
+    rows = read_rows(written)
 
     assert {row["metric"] for row in rows} & {"value", "cssv"}

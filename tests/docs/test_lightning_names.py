@@ -47,7 +47,7 @@ def private_names_of_lightning() -> set[str]:
 def private_names_of_others(tree: ast.AST) -> set[str]:
     """Private names that are imported from Lightning, asked of another object than ``self``, or given as a string."""
     is_private = re.compile(r"_[A-Za-z]\w*").fullmatch
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):  # imported from Lightning
             if (node.module or "").startswith("lightning"):

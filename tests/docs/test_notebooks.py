@@ -18,18 +18,12 @@ def notebook_of(path: Path) -> list[dict[str, Any]]:
 
 def without_numbers(cell: dict[str, Any]) -> list[Any]:
     """Return what a cell says and which outputs it has: other machines may round and draw otherwise."""
-    words: list[Any] = []
+    words = []
     for output in cell.get("outputs", []):
         if output.get("data"):
             words.append(list(output["data"]))
         else:
-            words.append(
-                re.sub(
-                    r"[-\d.]+ *",
-                    "#",
-                    "".join(output["text"]),
-                )
-            )
+            words.append(re.sub(r"[-\d.]+ *", "#", "".join(output["text"])))
 
     return [cell["cell_type"], "".join(cell["source"]), words]
 

@@ -53,11 +53,11 @@ ROUNDS = 2
 ROUNDS_OF_RESUMED_FIT = 3
 
 
-def make_short_fit(fit: Any) -> Any:
+def make_short_fit(fit):
     """A ``Trainer.fit`` of few rounds of one batch a client."""
 
     @functools.wraps(fit)  # the command line reads fit's signature
-    def short_fit(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
+    def short_fit(self: L.Trainer, *args, **kwargs):
         module = args[0] if args else kwargs["model"]  # the command line gives it by name
         trains_coalitions = any(
             isinstance(callback, CoalitionScoring) for callback in self.callbacks
@@ -103,15 +103,15 @@ WITH_OWN_STARTS = ("fedfomo", "pfedsv")
 
 
 class Listening(L.Callback):
-    def __init__(self, loop: FederatedLoop) -> None:
+    def __init__(self, loop: FederatedLoop):
         self.loop = loop
         self.heard: Crossed = set()
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.heard |= self.loop.channel.names()
 
 
-def run_and_listen(command: list[str]) -> None:
+def run_and_listen(command: list[str]):
     """``flsv fit`` without other parsers and without the table: what crosses is what the entry says."""
     if command[1] != "fit":
         pages.run_command(command)
@@ -135,7 +135,7 @@ def run_and_listen(command: list[str]) -> None:
     assert listening.heard == expected, f"configs/{config}.yaml: its entry needs another down or up"
 
 
-def skip_command(command: list[str]) -> None:
+def skip_command(command: list[str]):
     pass
 
 
@@ -175,9 +175,7 @@ def test_every_code_block_of_a_page_runs(page):
     "algorithm",
     [pytest.param(algorithm, id=algorithm.configs[0]) for algorithm in docs_site.algorithms()],
 )
-def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(
-    algorithm,
-):
+def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(algorithm):
     if "lora" in algorithm.configs:
         pytest.importorskip("peft")
     page = docs_site.algorithm_page(algorithm)

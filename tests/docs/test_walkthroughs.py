@@ -1,7 +1,6 @@
 """What two people do who have never seen flsv, from the first command to what they came for, as the pages say it,
 with nothing shortened: a data scientist with CSV files, a teacher with TensorBoard."""
 
-import csv
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from flsv.report import open_run
 from helpers import pages
 from helpers.retrained import retrained_rows
+from helpers.runs import read_rows
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
 
     assert num_blocks == text.count("```") // 2
 
-    shares = read_rows("shares.csv")
+    shares = read_rows(Path("shares.csv"))
     amounts = {}
     for row in shares:
         assert row["by"] == "retraining, measured by average precision of yes"
@@ -93,11 +93,6 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
         shown[name] = float(share) / 100
 
     assert shown == pytest.approx(retrained, abs=0.02)
-
-
-def read_rows(path):
-    text = Path(path).read_text()
-    return list(csv.DictReader(text.splitlines()))
 
 
 def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboard(capsys):

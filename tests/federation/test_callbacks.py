@@ -1,9 +1,7 @@
 """Lightning's own callbacks beside the loop: what they see, save and monitor is the federation's, in any order."""
 
 from types import SimpleNamespace
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -14,7 +12,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
@@ -26,15 +24,15 @@ from helpers.models import Logs, Plain
 
 
 def order_callbacks(
-    is_before_loop: bool,
-    callback: Callback,
-    loop: FederatedLoop,
-) -> list[Callback]:
+    is_before_loop,
+    callback,
+    loop,
+):
     return [callback, loop] if is_before_loop else [loop, callback]
 
 
 class LogsValidationSteps(Logs):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         x, y = batch
         loss = nn.functional.cross_entropy(self(x), y)
@@ -73,12 +71,12 @@ def test_loggers_have_the_round_as_x_axis(tmp_path):
 
 @pytest.mark.parametrize("is_before_loop", [True, False])
 def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, is_before_loop):
-    def time_is_up(trainer: L.Trainer, *_: Any) -> None:
+    def time_is_up(trainer, *_):
         trainer.should_stop = trainer.global_step == 18
 
-    models: list[Tensor] = []
+    models = []
 
-    def record_model(trainer: L.Trainer, module: L.LightningModule) -> None:
+    def record_model(trainer, module):
         models.append(state_vector(module))
 
     folder = tmp_path / "c"
@@ -124,7 +122,7 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
     thaws = BackboneFinetuning()
     freezes = BaseFinetuning()
     callbacks = [thaws, one_callback, freezes, loop, another_callback]
-    trainer: Any = SimpleNamespace(callbacks=callbacks)
+    trainer = SimpleNamespace(callbacks=callbacks)
 
     check_callbacks(trainer, loop)
 
@@ -134,10 +132,10 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
 class Adds(Callback):
     """A module, as Lightning's fine-tuners for self-supervised networks."""
 
-    def __init__(self, hook: str) -> None:
+    def __init__(self, hook):
         setattr(self, hook, self.add)
 
-    def add(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def add(self, trainer, pl_module):
         pl_module.head = nn.Linear(CLASSES, CLASSES)
 
 
@@ -145,7 +143,7 @@ class Adds(Callback):
 def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path, performance):
     mode = "max" if performance == "val_acc" else None
 
-    def fit_with_added_module(is_before_loop: bool, hook: str = "on_fit_start") -> None:
+    def fit_with_added_module(is_before_loop, hook="on_fit_start"):
         metric = CumulativeShapley(performance=performance, mode=mode)
         loop = FederatedLoop(metrics={"game": metric}, seed=1)
         callbacks = order_callbacks(is_before_loop, Adds(hook), loop)

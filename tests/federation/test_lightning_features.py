@@ -3,14 +3,11 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
-import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
 
 from flsv import ClientEvaluation, Reporting, read_run
 from flsv.core.artifacts import keep_table
@@ -22,11 +19,11 @@ from flsv.metrics import (
     LeaveOneOut,
     ShadowShapley,
 )
-from flsv.sampling import ClientSampler
-from flsv.training.algorithms import ClientAlgorithm, ClientContext
+from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import (
+    Cohorts,
     fit,
     make_shapfed_loop,
     read_logged_metrics,
@@ -73,10 +70,10 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
 
 class Record(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.logged_values: list[dict[str, float]] = []
 
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, module):
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
         self.logged_values.append(
             {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
@@ -120,33 +117,11 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
     assert last_values == pytest.approx(expected.tolist())
 
 
-class Cohorts(ClientSampler):
-    def __init__(self, cohorts: list[list[int]]) -> None:
-        self.cohorts = cohorts
-
-    def sample(
-        self,
-        num_clients: int,
-        contributions: Any,
-        generator: Any,
-        round_index: int = 0,
-    ) -> Tensor:
-        return torch.tensor(self.cohorts[round_index])
-
-    def inclusion_probabilities(
-        self,
-        num_clients: int,
-        contributions: Any,
-        round_index: int = 0,
-    ) -> Tensor:
-        return torch.ones(num_clients)
-
-
 def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     """And what is known of absent clients is known after a resume, too."""
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
 
-    def fit_with_cohorts(callbacks: list[L.Callback], rounds: int, **options: Any) -> None:
+    def fit_with_cohorts(callbacks, rounds, **options):
         loop = FederatedLoop(
             metrics={"cssv": ClassSpecificShapley()},
             sampler=Cohorts(cohorts),
@@ -161,7 +136,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
     assert has_accuracy == [False, True, True, True]
 
-    seen_clients: set[int] = set()
+    seen_clients = set()
     for values, cohort in zip(whole.logged_values, cohorts, strict=True):
         seen_clients |= set(cohort)
         weight_names = {name for name in values if name.startswith("weight/")}
@@ -196,7 +171,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, nam
         seed=1,
         evaluation=ClientEvaluation(every=1),
     )
-    options: dict[str, Any] = {
+    options = {
         "enable_checkpointing": True,
         "limit_val_batches": 1.0 if validation else 0,
     }
@@ -305,7 +280,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
 
 
 class Notes(ClientAlgorithm):
-    def begin_client(self, context: ClientContext) -> None:
+    def begin_client(self, context):
         if context.instruction.client_id == 1:
             keep_table(context.local, "note", lambda: "kept")
 

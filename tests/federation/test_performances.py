@@ -1,8 +1,6 @@
 """The performance that metrics share out, at the start and the end, beside that of the most frequent class."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -59,9 +57,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
 
 
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
-    def fit_and_read_record(
-        folder: Path, rounds: int, ckpt_path: Path | None = None
-    ) -> dict[str, Any]:
+    def fit_and_read_record(folder, rounds, ckpt_path=None):
         metrics = {"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}
         loop = FederatedLoop(metrics=metrics, seed=0)
         trainer = trainer_for(loop, folder, rounds)
@@ -81,19 +77,19 @@ def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
 class BestAccuracy(Plain):
     """Logs the best accuracy of all validations since the training began."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.accuracy = MulticlassAccuracy(3, average="micro")
         self.best = MaxMetric()
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.best.reset()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.accuracy.update(self(x), y)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.best.update(self.accuracy.compute())
         self.accuracy.reset()
         self.log("best", self.best.compute())

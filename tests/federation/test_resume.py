@@ -4,13 +4,11 @@ import errno
 import itertools
 import signal
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, LambdaCallback, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv import FederatedLoop, Reporting
@@ -33,9 +31,7 @@ def uninterrupted_run(
     return folder, *fit_with_everything(folder)
 
 
-def assert_same_run(
-    folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any
-) -> None:
+def assert_same_run(folder, loop, module, whole):
     whole_folder, whole_loop, whole_module = whole
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -72,14 +68,12 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
-    def __init__(self, hook: str, path: Path, batch: int = 0) -> None:
+    def __init__(self, hook, path, batch=0):
         self.path = path
         self.batch = batch
         setattr(self, hook, self.save)
 
-    def save(
-        self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
+    def save(self, trainer, module, *args, **kwargs):
         there = len(args) < 2 or self.place(trainer) == self.batch
         if trainer.current_epoch == 2 and there and not self.path.exists():
             trainer.save_checkpoint(self.path)
@@ -103,7 +97,7 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     rounds = itertools.count()
 
     @wraps(do)
-    def fails(self: Any, *arguments: Any, **options: Any) -> Any:
+    def fails(self, *arguments, **options):
         if next(rounds) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         return do(self, *arguments, **options)
@@ -126,9 +120,7 @@ class FailsAtTheThirdDraw(UniformSampler):
 
     has_failed = False
 
-    def sample(
-        self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0
-    ) -> torch.Tensor:
+    def sample(self, num_clients, contributions, generator, round_index=0):
         if round_index == 2 and not FailsAtTheThirdDraw.has_failed:
             FailsAtTheThirdDraw.has_failed = True
             raise ArithmeticError
@@ -136,7 +128,7 @@ class FailsAtTheThirdDraw(UniformSampler):
 
 
 def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path):
-    def fit_and_read_state(ckpt_path: Path | None = None) -> torch.Tensor:
+    def fit_and_read_state(ckpt_path=None):
         reporting = Reporting(table=False, files=False)
         loop = FederatedLoop(seed=1, sampler=FailsAtTheThirdDraw(2), reporting=reporting)
         saving = OnExceptionCheckpoint(tmp_path, "drawing")
@@ -156,7 +148,7 @@ def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_p
 
 
 def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
-    def stop(trainer: L.Trainer, *_: Any) -> None:
+    def stop(trainer, *_):
         if trainer.current_epoch == 1:
             raise ArithmeticError
 
@@ -180,7 +172,7 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
 class FollowsPlateau(Plain):
     """Its rate falls after each round but the first, since the accuracy never rises by 2."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         scheduler = ReduceLROnPlateau(
             optimizer,
@@ -205,16 +197,14 @@ def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
 ):
     """Lightning steps it after it has saved a round's checkpoint."""
 
-    def fit_plateau(
-        name: str, callbacks: list[Callback], ckpt_path: Path | None = None
-    ) -> FollowsPlateau:
+    def fit_plateau(name, callbacks, ckpt_path=None):
         loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
         trainer = trainer_for(loop, tmp_path / name, 5, callbacks=callbacks)
         module = FollowsPlateau()
         trainer.fit(module, toy_data(server_val=0.2), ckpt_path=ckpt_path)
         return module
 
-    def rate_of(module: Plain) -> float:
+    def rate_of(module):
         return module.trainer.optimizers[0].param_groups[0]["lr"]
 
     paths = [tmp_path / f"{hook}.ckpt" for hook in HOOKS]

@@ -1,52 +1,32 @@
 """A round without updates is an event: the model stays, and other clients are drawn."""
 
-from typing import Any
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv.engines.remote import Packet
 from flsv.metrics import CumulativeShapley
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
-from flsv.sampling import ClientSampler
 from helpers import warns
-from helpers.fits import assert_resumes, fit, state_vector
+from helpers.fits import Cohorts, assert_resumes, fit, state_vector
 from helpers.models import Diverges, network, sgd
 from helpers.sites import ADDRESSES, LYON_ADDRESS, SitesInProcess, make_shapfed_loop
 
 
-class OneAfterTheOther(ClientSampler):
-    """Draws client 0, 1, 2, 0, ..."""
-
-    def sample(
-        self,
-        num_clients: int,
-        contributions: Any,
-        generator: Any,
-        round_index: int = 0,
-    ) -> Tensor:
-        return torch.tensor([round_index % num_clients])
-
-    def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> Tensor:
-        return torch.full((num_clients,), 1 / num_clients)
-
-
 class ModelsAfterRounds(Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.models: list[Tensor] = []
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.models.append(state_vector(pl_module).clone())
 
 
-def make_loop(**options: Any) -> FederatedLoop:
-    return FederatedLoop(sampler=OneAfterTheOther(), seed=1, **options)
+def make_loop(**options):
+    return FederatedLoop(sampler=Cohorts([[0], [1], [2], [0]]), seed=1, **options)
 
 
-def make_module() -> Diverges:
+def make_module():
     second_round, client = 1, 1
     return Diverges(network(), sgd, failing={(second_round, client)})
 
@@ -81,14 +61,14 @@ def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_br
     assert_resumes(make_loop, tmp_path, make_module, rounds=(first_rounds, 4))
 
 
-def make_site_loop() -> FederatedLoop:
-    return make_shapfed_loop(sampler=OneAfterTheOther())
+def make_site_loop():
+    return make_shapfed_loop(sampler=Cohorts([[0], [1], [2], [0]]))
 
 
-def fit_with_failing_sites(folder: Any, failing: set[tuple[int, int]]) -> FederatedLoop:
+def fit_with_failing_sites(folder, failing):
     """``failing`` has pairs of an address and a round."""
 
-    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+    def spoil(address, packet, reply):
         if packet.kind != "train":
             return reply
         visit = (address, packet.plain["round"])

@@ -1,9 +1,8 @@
 """``trainer.datamodule`` and ``trainer.train_dataloader`` are the user's own in a federated fit."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -13,26 +12,26 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
 from flsv.data import GroupPartitioner, IIDPartitioner, OneClient, SizePartitioner
-from helpers.fits import assert_resumes, plain_trainer
+from helpers.fits import assert_resumes, plain_trainer, state_vector
 from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_samples
 
 
 class Samples(Dataset):
     """Has an attribute that its owner sets, and labels."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x, y):
         self.x = x
         self.y = y
         self.epoch = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         scale = 1 + 0.1 * self.epoch
         return self.x[index] * scale, self.y[index]
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
 
 
@@ -41,7 +40,7 @@ class Users(L.LightningDataModule):
 
     input_shape = (1, FEATURES)
 
-    def __init__(self, name: str = "Users") -> None:
+    def __init__(self, name="Users"):
         super().__init__()
         self.save_hyperparameters()
         self.level = 0.0
@@ -52,33 +51,26 @@ class Users(L.LightningDataModule):
         self.seed = 99
         self.history: list[float] = []
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         x, y = make_samples(48, seed=0)
         self.train = Samples(x, y)
         self.val = TensorDataset(*make_samples(16, seed=1))
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, BATCH_SIZE, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         return DataLoader(self.val, BATCH_SIZE)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         return x + self.level, y
-
-
-def weights_of(module: nn.Module) -> Tensor:
-    vectors = []
-    for parameter in module.parameters():
-        vectors.append(parameter.detach().flatten())
-    return torch.cat(vectors)
 
 
 # ---- every name in every hook
 
 
-def public_names_of(owner: Any) -> list[str]:
+def public_names_of(owner):
     names = []
     for name in dir(owner):
         if not name.startswith("_"):
@@ -102,9 +94,9 @@ PLAIN_TYPES = (
 
 
 def describe(
-    owner: Any,
-    names: Sequence[str],
-) -> dict[str, str]:
+    owner,
+    names,
+):
     """Return what the names of an object read as, without addresses."""
     descriptions = {}
     for name in names:
@@ -116,10 +108,10 @@ def describe(
     return descriptions
 
 
-def reading(trainer: Any) -> dict[str, Any]:
+def reading(trainer):
     """Return all that the Trainer's data module and its train loader read as."""
     data = trainer.datamodule
-    readings_of_hook: dict[str, Any] = {"data module": type(data).__name__}
+    readings_of_hook = {"data module": type(data).__name__}
     readings_of_hook |= describe(data, public_names_of(data))
     dataset = data.train_dataloader().dataset
     readings_of_hook["data of loader"] = type(dataset).__name__
@@ -165,32 +157,32 @@ HOOKS = [
 ]
 
 
-def reading_module(reads: Callable[[Any], Any]) -> Any:
+def reading_module(reads):
     """Return a module that keeps what ``reads(trainer)`` finds in each hook, by the hook's name."""
 
     class Reads(Net):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             # A namespace is no client's state, as an attribute is.
             self.recorded = SimpleNamespace(by_hook={})
 
         @property
-        def by_hook(self) -> dict[str, list[Any]]:
+        def by_hook(self):
             return self.recorded.by_hook
 
-    def make_hook(name: str) -> Any:
+    def make_hook(name):
         original = getattr(Net, name)
 
         def hook(
-            self: Any,
-            *arguments: Any,
-            **options: Any,
-        ) -> Any:
+            self,
+            *arguments,
+            **options,
+        ):
             readings = self.by_hook.setdefault(name, [])
             readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
 
-        hook.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        hook.__signature__ = inspect.signature(original)
         return hook
 
     for name in HOOKS:
@@ -229,7 +221,7 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
     partitioner = SizePartitioner([3, 2, 1])
     data = FederatedDataModule(source, partitioner, batch_size=BATCH_SIZE)
 
-    def read(trainer: Any) -> Any:
+    def read(trainer):
         loader = trainer.train_dataloader
         dataset = loader.dataset
         x, _ = next(iter(loader))
@@ -257,18 +249,18 @@ def test_loader_has_the_samples_of_the_client_that_trains_and_between_clients_of
 
 def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
     class SetsEpoch(Net):
-        def on_train_epoch_start(self) -> None:
+        def on_train_epoch_start(self):
             dataset = self.trainer.train_dataloader.dataset
             dataset.set_epoch(self.current_epoch)
 
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             x, _ = batch
             largest_input = x.abs().max()
             self.scales.append(float(largest_input))
             return super().training_step(batch, batch_idx)
 
     class Ones(Users):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             super().setup(stage)
             self.train.x.fill_(1.0)
 
@@ -289,11 +281,11 @@ def test_method_of_the_loaders_data_set_acts_on_what_clients_train_on(tmp_path):
 class SetsLevel(L.Callback):
     """Curriculum: a callback that sets an attribute of the data module."""
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         trainer.datamodule.level = 0.5 * trainer.current_epoch
 
 
-def users_in_one_batch() -> Users:
+def users_in_one_batch():
     source = Users()
     source.train_dataloader = lambda: DataLoader(source.train, 48, shuffle=True)
     return source
@@ -319,18 +311,18 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
         callbacks=[SetsLevel()],
     )
 
-    torch.testing.assert_close(weights_of(federated), weights_of(alone))
+    torch.testing.assert_close(state_vector(federated), state_vector(alone))
     assert source.level == 1.0
 
 
 def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
     class MakesHead(Net):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             data = self.trainer.datamodule
             num_inputs = data.input_shape[1]
             self.net = nn.Linear(num_inputs, self.classes())
 
-        def classes(self) -> int:
+        def classes(self):
             return self.trainer.datamodule.num_classes
 
     module = MakesHead()
@@ -348,14 +340,14 @@ NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 class Counts(L.LightningDataModule):
     """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
 
-    def __init__(self, order: str, in_object: bool) -> None:
+    def __init__(self, order, in_object):
         super().__init__()
         self.order = order
         self.in_object = in_object
         self.num_batches = 0
         self.counter = Counter()
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         inputs = []
         labels = []
         for name in self.order:
@@ -365,19 +357,19 @@ class Counts(L.LightningDataModule):
         self.train = TensorDataset(torch.cat(inputs), torch.cat(labels))
         self.val = TensorDataset(*make_samples(16, seed=1))
 
-    def names(self) -> list[str]:
+    def names(self):
         names = []
         for position, name in enumerate(self.order):
             names += [f"{position}{name}"] * NUM_SAMPLES[name]
         return names
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train, 48, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self):
         return DataLoader(self.val, 16)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         x, y = batch
         if not self.trainer.training:
             return batch
@@ -388,7 +380,7 @@ class Counts(L.LightningDataModule):
 
 
 class Counter:
-    def __init__(self) -> None:
+    def __init__(self):
         self.count = 0
 
 
@@ -407,14 +399,14 @@ def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path,
             rounds=3,
             engine=engine,
         )
-        weights.append(weights_of(module))
+        weights.append(state_vector(module))
         # As of one client.
         assert source.num_batches == 3
         assert source.counter.count == 3
-    assert_equal(weights[0], weights[1], tolerance=1e-6)
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
-def by_name(source: Counts) -> FederatedDataModule:
+def by_name(source):
     return FederatedDataModule(
         source,
         GroupPartitioner(),
@@ -422,29 +414,8 @@ def by_name(source: Counts) -> FederatedDataModule:
     )
 
 
-def assert_equal(
-    values: Tensor,
-    expected: Tensor,
-    tolerance: float,
-) -> None:
-    torch.testing.assert_close(
-        values,
-        expected,
-        rtol=0,
-        atol=tolerance,
-    )
-
-
 def test_run_with_a_data_module_that_counts_resumes_bitwise(tmp_path):
-    def make_data() -> FederatedDataModule:
+    def make_data():
         return by_name(Counts("ABC", in_object=False))
 
-    def make_loop() -> FederatedLoop:
-        return FederatedLoop(seed=SEED)
-
-    assert_resumes(
-        make_loop,
-        tmp_path,
-        Net,
-        make_data,
-    )
+    assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, Net, make_data)

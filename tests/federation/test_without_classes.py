@@ -1,7 +1,5 @@
 """Federations whose samples have no classes: texts, numbers, graphs."""
 
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -30,17 +28,17 @@ class Texts(LanguageModel):
 
     validation_step = Kind.validation_step
 
-    def loss(self, batch: Any) -> torch.Tensor:
+    def loss(self, batch):
         return super().loss((batch[0][:, :-1], batch[0][:, 1:]))
 
 
 class GraphModule(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         item = GraphNet.data().item
         return DataLoader([item(i) for i in range(N)], batch_size=8, collate_fn=Graphs)
 
 
-def make_texts(**options: Any) -> FederatedDataModule:
+def make_texts(**options):
     tokens = torch.randint(
         7,
         (N, 6),
@@ -54,7 +52,7 @@ def make_texts(**options: Any) -> FederatedDataModule:
     )
 
 
-def make_numbers() -> FederatedDataModule:
+def make_numbers():
     x = torch.randn(N, 3, generator=make_generator())
     return FederatedDataModule(
         TensorDataset(x, x.sum(1)),
@@ -63,7 +61,7 @@ def make_numbers() -> FederatedDataModule:
     )
 
 
-def make_graphs() -> FederatedDataModule:
+def make_graphs():
     return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
 
 

@@ -5,15 +5,12 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import Tensor
+from torch.testing import assert_close
 
 from flsv import ClientEvaluation
 from flsv.aggregation import Aggregator, FedAvg, GeometricMedian, ShapleyWeighted
@@ -31,7 +28,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import Standalone
 from flsv.report import open_run
-from flsv.uploads import UploadContext
+from flsv.results.round_result import faults_in
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
@@ -45,15 +42,15 @@ class Huge(Attack):
     def __init__(
         self,
         entry: float | None = None,
-        rounds: Any = (1,),
+        rounds=(1,),
         factor: float = 1.0,
-    ) -> None:
+    ):
         super().__init__([1])
         self.entry = entry
         self.rounds = rounds
         self.factor = factor
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update, context, generator):
         if context.round_index not in self.rounds:
             return update
 
@@ -84,9 +81,8 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
     messages_of_faults = [text for text in messages if "update" in text or "NaN" in text]
     (message,) = messages_of_faults
 
-    assert message.startswith(
-        "client 1 sent an update far larger than the cohort's in round 2 (norm "
-    )
+    assert "client 1 sent an update far larger" in message
+    assert "in round 2 " in message
     assert "left out of the round" in message
     (event,) = loop.events  # and nobody later
     assert event.what == "large"
@@ -102,7 +98,7 @@ def fit_with_faulty_updates(
     folder: Path,
     faulty_rounds: range,
     aggregator: Aggregator,
-    metrics: Any,
+    metrics,
     factor: float,
 ) -> FederatedLoop:
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
@@ -132,10 +128,7 @@ METRICS = {
 
 @pytest.mark.parametrize(
     ("aggregator", "factor"),
-    [
-        (GeometricMedian(), 100.0),
-        (ShapleyWeighted("ssv"), 1e30),
-    ],
+    [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)],
     ids=["median", "by values"],
 )
 def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggregator, factor):
@@ -156,7 +149,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggreg
 
     (table,) = tmp_path.rglob("contributions.csv")
     run = open_run(table.parent)
-    assert run.faulty_updates == rounds_at_fault
+    assert faults_in(run.record["events"]) == rounds_at_fault
     for name in METRICS:
         has_value = [not math.isnan(value) for value in run.final(name)]
         assert has_value == [True, False, True, True, True], name
@@ -194,19 +187,17 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     assert of_client.get_group("weight").tolist() == [0, 1, 2, 3]
 
 
-def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(
-    tmp_path,
-):
+def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tmp_path):
     class Overflows(FedAvg):
         rounds = (1,)
 
-        def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        def aggregate(self, round, contributions):
             vector, weights = super().aggregate(round, contributions)
             if round.round_index in self.rounds:
                 vector = vector * float("inf")
             return vector, weights
 
-    models: list[Tensor] = []
+    models = []
     record = LambdaCallback(
         on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
@@ -239,7 +230,7 @@ def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
     """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""
 
     class TrustsNobodyAtFirst(FedAvg):
-        def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+        def aggregate(self, round, contributions):
             vector, weights = super().aggregate(round, contributions)
             if round.round_index == 0:
                 return round.global_vector, torch.zeros_like(weights)
@@ -274,10 +265,9 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
         evaluation=ClientEvaluation(keep_trained=True),
         seed=1,
     )
-    logger = TensorBoardLogger(tmp_path, name="", version="run")
 
     with warns("left out of the round"):
-        module = fit(loop, tmp_path, data=data, rounds=1, logger=logger)
+        module = fit(loop, tmp_path, data=data, rounds=1)
 
     assert state_vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
@@ -290,14 +280,11 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
 
-    table = pd.read_csv(tmp_path / "run" / "contributions.csv")
+    table = pd.read_csv(tmp_path / "contributions.csv")
     norms = table[table["metric"] == "update_norm"].set_index("client")["value"]
 
     assert norms[1] == pytest.approx(size, rel=1e-5)
     assert norms[[0, 2, 3]].max() < 100
-
-    events = EventAccumulator(str(tmp_path / "run/client 1")).Reload()
-    assert events.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
 def make_cohort(
@@ -368,7 +355,7 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
 # ---- NormCap and SampleCap: what metrics and aggregators are given
 
 
-def fit_one_round(folder: Path, **options: Any) -> Round:
+def fit_one_round(folder: Path, **options) -> Round:
     recorder = KeepsRounds()
     fit(FederatedLoop(recorder, seed=1, **options), folder, rounds=1)
     return recorder.rounds[0]
@@ -391,7 +378,7 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
     bound = 1.25 * lengths_sent.median()
     expected_lengths = lengths_sent.clamp_max(bound)
     assert lengths_sent.max() > bound
-    torch.testing.assert_close(update_lengths(capped), expected_lengths, rtol=1e-5, atol=0)
+    assert_close(update_lengths(capped), expected_lengths, rtol=1e-5, atol=0)
 
     cut = plain.space.num_parameters
     update = plain.client_vectors[1] - plain.global_vector
@@ -407,7 +394,7 @@ def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path)
     plain = fit_one_round(tmp_path / "plain")
     capped = fit_one_round(tmp_path / "capped", filters=filters)
 
-    assert torch.equal(plain.server_vector, capped.server_vector)  # type: ignore[arg-type]
+    assert torch.equal(plain.server_vector, capped.server_vector)
 
 
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
@@ -426,7 +413,7 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
     weights = capped.aggregation_weights
 
     assert weights is not None
-    torch.testing.assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
+    assert_close(weights.double(), share, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ NAN = float("nan")
 
 
 def allocate_shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
-    return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
+    return allocate(torch.tensor(values), budget, **rules).tolist()
 
 
 def test_shares_follow_the_rule_for_negative_values():
@@ -51,30 +51,14 @@ def test_shares_without_a_positive_claim_raise(values):
 
 
 def test_client_without_a_value_has_no_share():
-    assert allocate_shares(
-        [
-            3.0,
-            NAN,
-            1.0,
-        ]
-    ) == pytest.approx([90, 0, 30])  # 3 : 0 : 1 of 120
+    assert allocate_shares([3.0, NAN, 1.0]) == pytest.approx([90, 0, 30])  # 3 : 0 : 1 of 120
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_cents_sum_to_the_budget_and_are_nearest(seed):
     generator = make_generator(seed)
     values = torch.rand(7, generator=generator)
-    budget = (
-        int(
-            torch.randint(
-                1,
-                100_000,
-                (1,),
-                generator=generator,
-            )
-        )
-        / 100
-    )
+    budget = int(torch.randint(1, 100_000, (1,), generator=generator)) / 100
 
     amounts = allocate(values, budget, unit=0.01).tolist()
 
@@ -116,16 +100,11 @@ def test_shares_do_not_depend_on_the_unit_of_the_values(size, negatives):
     """Nor do sums of the largest floats overflow, or squares of the smallest vanish."""
     expected = allocate_shares([1.0, 1.0, -1.0, 0.0], negatives=negatives)
     values = torch.tensor(
-        [
-            size,
-            size,
-            -size,
-            0.0,
-        ],
+        [size, size, -size, 0.0],
         dtype=torch.float64,
     )
 
-    amounts = allocate(values, 120.0, negatives)  # type: ignore[arg-type]
+    amounts = allocate(values, 120.0, negatives)
 
     assert amounts.tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -171,7 +150,6 @@ def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"budget": 10.005, "unit": 0.01}, "no multiple of the unit"),
         ({"values": torch.zeros(2, 2)}, "per_client"),
         (
             {"values": torch.tensor([1.0, math.inf])},
@@ -183,4 +161,4 @@ def test_allocate_with_wrong_arguments_raises(arguments, message):
     values = torch.tensor([1.0, 2.0])
     all_arguments = {"values": values, "budget": 10.0, **arguments}
     with refused(message):
-        allocate(**all_arguments)  # type: ignore[arg-type]
+        allocate(**all_arguments)

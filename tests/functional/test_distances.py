@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from flsv.functional import distances as module
 from flsv.functional.distances import distances, squared_distances, weighted_mean
@@ -21,10 +22,10 @@ def test_update_distances_and_weighted_means_equal_those_of_numpy(monkeypatch, b
     for origin in (one_origin, origins):
         differences = (points.double() - origin.double()).numpy()
         expected = np.linalg.norm(differences, axis=1)
-        np.testing.assert_allclose(distances(points, origin), expected, rtol=1e-14)
+        assert_allclose(distances(points, origin), expected, rtol=1e-14)
 
     expected_mean = weights.double().numpy() @ points.double().numpy()
-    np.testing.assert_allclose(
+    assert_allclose(
         weighted_mean(points, weights),
         expected_mean,
         rtol=1e-13,

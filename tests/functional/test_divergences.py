@@ -1,11 +1,11 @@
 """Divergences of labels against SciPy, and the weights made of them; distances against NumPy."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from scipy.stats import entropy
 
 from flsv.functional import divergence_weights, label_divergence
@@ -19,19 +19,8 @@ def test_label_divergence_equals_that_of_scipy():
         1,
         keepdims=True,
     )
-    expected = [
-        entropy(
-            row,
-            np.full(4, 0.25),
-        )
-        for row in p
-    ]
-    np.testing.assert_allclose(
-        label_divergence(COUNTS),
-        expected,
-        rtol=1e-6,
-        atol=1e-8,
-    )
+    expected = [entropy(row, np.full(4, 0.25)) for row in p]
+    assert_allclose(label_divergence(COUNTS), expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +33,7 @@ def test_label_divergence_of_wrong_counts_raises(counts):
 
 
 def divergence_weights_by_hand(
-    samples: Any, divergences: Any, a: float, b: float, normalize: bool
+    samples, divergences, a: float, b: float, normalize: bool
 ) -> np.ndarray:
     """In proportion to max(share of samples - a * divergence + b, 0)."""
     counts = np.asarray(samples, float)
@@ -75,7 +64,7 @@ def test_divergence_weights_equal_numpys(a, b, normalize):
     )
 
     expected = divergence_weights_by_hand(samples, divergences, a, b, normalize)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
+    assert_allclose(weights.numpy(), expected, rtol=1e-6)
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples():

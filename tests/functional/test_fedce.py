@@ -68,14 +68,7 @@ def test_errors_above_the_cap_are_capped():
     uncapped = contribution_estimates(cosines, false_scores)
     capped = contribution_estimates(cosines, false_scores, cap=1.25)
 
-    assert torch.equal(
-        contribution_estimates(
-            cosines,
-            scores,
-            cap=10.0,
-        ),
-        honest,
-    )
+    assert torch.equal(contribution_estimates(cosines, scores, cap=10.0), honest)
     assert uncapped[0] > 1.5 * capped[0] > 1.5 * honest[0]
 
     # Errors are at most 1.25 times their median, 0.35.

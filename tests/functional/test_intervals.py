@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.functional.intervals import SEED_DEVIATION, SEED_DEVIATION_WITH_UNTRAINED, one_seed_stderr
+from flsv.functional.intervals import (
+    SEED_DEVIATION,
+    SEED_DEVIATION_WITH_UNTRAINED,
+    STDERR_PER_DISAGREEMENT,
+    one_seed_stderr,
+    prediction_stderr,
+)
 
 
 def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_rounds():
@@ -24,11 +31,11 @@ def test_one_seed_stderr_adds_the_errors_of_fit_seeds_untrained_models_and_last_
     of_untrained = 0.1 / 2  # the utilities' standard deviation, over two clients
     common_variance = between_seeds**2 + of_untrained**2
     expected = [(0.3**2 + common_variance) ** 0.5, common_variance**0.5]
-    np.testing.assert_allclose(stderr.numpy(), expected, atol=1e-7)
+    assert_allclose(stderr.numpy(), expected, atol=1e-7)
 
     # Sample variances between the two rounds: (0.1² + 0.1²) / (2 - 1) and (0.2² + 0.2²) / (2 - 1).
     mean_between_rounds = (0.02 + 0.08) / 2
-    np.testing.assert_allclose(
+    assert_allclose(
         stderr_with_rounds[1].item() ** 2,
         common_variance + mean_between_rounds,
         atol=1e-7,
@@ -42,7 +49,14 @@ def test_one_seed_stderr_of_several_values_is_that_of_each_column():
 
     of_first_column = SEED_DEVIATION_WITH_UNTRAINED * 2.0
     of_second_column = SEED_DEVIATION_WITH_UNTRAINED * 4.0
-    np.testing.assert_allclose(stderr.numpy(), [[of_first_column, of_second_column]] * 2)
+    assert_allclose(stderr.numpy(), [[of_first_column, of_second_column]] * 2)
+
+
+def test_error_of_predictions_is_a_part_of_their_root_mean_square_disagreement():
+    stderr = prediction_stderr(torch.tensor([1.0, -7.0]))
+
+    expected = STDERR_PER_DISAGREEMENT * 5.0  # the root of (1 + 49) / 2
+    assert stderr.tolist() == pytest.approx([expected, expected])
 
 
 QUANTILE = 1.645  # of the normal distribution, for intervals of 90 %

@@ -6,6 +6,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from flsv import allocate
 from flsv.functional.joint_shares import (
@@ -33,10 +34,7 @@ def probability_of_less(
     weights = np.array([1 - share, -share])
     mean = weights @ np.array(values)
     variance = weights @ np.array(covariance) @ weights
-    normal = statistics.NormalDist(
-        float(mean),
-        math.sqrt(variance),
-    )
+    normal = statistics.NormalDist(float(mean), math.sqrt(variance))
 
     return normal.cdf(0)
 
@@ -45,15 +43,10 @@ CORRELATIONS = [-0.9, 0.0, 0.9]
 
 
 @pytest.mark.parametrize("correlation", CORRELATIONS)
-def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(
-    correlation,
-):
+def test_share_of_one_of_two_clients_has_the_percentiles_of_the_closed_form(correlation):
     values = [3.0, 1.0]
     common = 0.03 * correlation
-    covariance = [
-        [0.04, common],
-        [common, 0.0225],
-    ]
+    covariance = [[0.04, common], [common, 0.0225]]
     errors = ValueErrors(torch.tensor(covariance))
 
     intervals = joint_shares(torch.tensor(values), [errors])
@@ -81,10 +74,10 @@ def test_shares_of_each_draw_are_those_of_allocate_and_sum_to_1(rule):
 
     for draw, share in zip(draws, shares):
         allocated = allocate(draw, 1.0, rule)
-        torch.testing.assert_close(share, allocated, check_dtype=False)
+        assert_close(share, allocated, check_dtype=False)
 
     sums = shares.sum(dim=1)
-    torch.testing.assert_close(sums, torch.ones_like(sums))
+    assert_close(sums, torch.ones_like(sums))
 
 
 def test_a_sole_positive_value_within_its_error_has_no_certain_share():
@@ -105,11 +98,7 @@ def test_a_sole_positive_value_within_its_error_has_no_certain_share():
 def test_errors_of_few_seeds_have_the_wider_tails_of_students_t():
     errors = ValueErrors(torch.eye(2), freedom=4)
 
-    sampled_values = draw_values(
-        torch.zeros(2),
-        [errors],
-        draws=200_000,
-    )
+    sampled_values = draw_values(torch.zeros(2), [errors], draws=200_000)
 
     values_of_first_client = sampled_values[:, 0]
     percentile = values_of_first_client.quantile(0.95)

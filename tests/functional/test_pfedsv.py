@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from sklearn.metrics import roc_auc_score
+from torch.testing import assert_close
 
 from flsv.functional import (
     label_overlap,
@@ -49,7 +51,7 @@ def test_personalized_weights_equal_numpys(self_weight, client):
         weights = personalized_weights(values, distances, client, self_weight)
 
         expected = weights_by_hand(values, distances, client, self_weight)
-        np.testing.assert_allclose(weights, expected, rtol=1e-12)
+        assert_allclose(weights, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("self_weight", POLICIES)
@@ -69,11 +71,11 @@ def test_identical_models_share_all_weight_in_proportion_to_their_values():
     # The least distance is 0: the own model is one of them.
     weights_with_own = personalized_weights(values, distances, 0, self_weight="min")
 
-    torch.testing.assert_close(
+    assert_close(
         weights_of_others,
         torch.tensor([0, 1, 3, 0, 0]) / 4,
     )
-    torch.testing.assert_close(
+    assert_close(
         weights_with_own,
         torch.tensor([2, 1, 3, 0, 0]) / 6,
     )
@@ -187,7 +189,7 @@ def test_label_overlap_equals_numpys():
     counts = torch.randint(0, 3, (12, 6), generator=make_generator()) * 7
     shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).numpy()
     expected = np.minimum(shares[:, None], shares).sum(-1)
-    np.testing.assert_allclose(label_overlap(counts), expected, rtol=1e-6)
+    assert_allclose(label_overlap(counts), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("digits", [0, 6])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from flsv.functional import class_specific_shapley, collaborative_fairness, participant_weights
 
@@ -26,11 +27,7 @@ def test_class_specific_shapley_equals_numpys_cosines():
     clients[1, 0] = server[1] = 0  # a class that nobody has trained
     got = class_specific_shapley(torch.tensor(clients), torch.tensor(server))
 
-    np.testing.assert_allclose(
-        got.numpy(),
-        cssv_by_hand(clients, server),
-        rtol=1e-12,
-    )
+    assert_allclose(got.numpy(), cssv_by_hand(clients, server), rtol=1e-12)
 
     with pytest.raises(ValueError, match=r"\[2, 3, 4\].*\[3, 5\]"):
         class_specific_shapley(
@@ -59,20 +56,12 @@ def test_participant_weights_equal_shapfeds_equation_6():
         ]
     )
     gamma, share = participant_weights(cssv)
-    np.testing.assert_allclose(
+    assert_allclose(
         gamma.numpy(),
         [np.mean([0.75, 0.25, 1.0]), 0.0],
     )
     assert share.tolist() == [1, 0]
-    assert (
-        participant_weights(
-            -torch.ones(
-                4,
-                2,
-            )
-        )[1].tolist()
-        == [0.25] * 4
-    )
+    assert participant_weights(-torch.ones(4, 2))[1].tolist() == [0.25] * 4
 
 
 def test_collaborative_fairness_equals_numpys_correlation():

@@ -1,7 +1,6 @@
 """How much values depend on the validation samples: against a plain bootstrap, and by closed forms."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,44 +15,41 @@ from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.predicted_outputs import case_values
 from flsv.games import ModelEvaluator
 from flsv.games.output_score import OutputScore
-from flsv.scores.performance import ModelScore, performance_of
+from flsv.scores.performance import performance_of
+from helpers import make_generator
 
 CASES, CLIENTS, CLASSES = 240, 3, 3
 
 
 def labels_of_cases() -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), CASES, True, generator=generator)
+    generator = make_generator()
+    return torch.multinomial(
+        torch.tensor([0.6, 0.3, 0.1]),
+        CASES,
+        True,
+        generator=generator,
+    )
 
 
-def make_evaluator_and_score(
-    measure: object,
-) -> tuple[ModelEvaluator, OutputScore]:
-    """An evaluator of three classes, one of them rare. The module itself plays no part."""
+def make_score(measure) -> OutputScore:
+    """A score of three classes, one of them rare. The module itself plays no part."""
     module = nn.Linear(2, CLASSES)
     inputs = torch.zeros(CASES, 2)
-    batches = list(
-        zip(
-            inputs.split(100),
-            labels_of_cases().split(100),
-        )
-    )
-    options: dict[str, Any] = {}
-    if isinstance(measure, ModelScore):
-        options["metric"] = measure.of
-
-    evaluator = ModelEvaluator(
-        module,
-        ParameterSpace(module),
-        batches,
-        num_classes=CLASSES,
-        **options,
-    )
-    score = OutputScore.for_evaluator(evaluator, measure)  # type: ignore[arg-type]
-
+    batches = list(zip(inputs.split(100), labels_of_cases().split(100)))
+    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
+    score = OutputScore.for_evaluator(evaluator, measure)
     assert score is not None
+    return score
 
-    return evaluator, score
+
+def make_score_of_regression(metric, targets: Tensor, mode=None) -> OutputScore:
+    module = nn.Linear(2, 1)
+    batches = [(torch.zeros(len(targets), 2), targets[:, None])]
+    measure = performance_of("test", metric, mode)
+    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
+    score = OutputScore.for_evaluator(evaluator, measure)
+    assert score is not None
+    return score
 
 
 def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: Tensor) -> Tensor:
@@ -65,14 +61,9 @@ def covariance_of(score: OutputScore, masks: Tensor, outputs: Tensor, weights: T
 
 def make_outputs(masks: Tensor) -> Tensor:
     """Logits of the coalitions' models, better with more members, and best on the members' own classes."""
-    generator = torch.Generator().manual_seed(1)
+    generator = make_generator(1)
     is_label = nn.functional.one_hot(labels_of_cases(), CLASSES).float()
-    noise = torch.randn(
-        len(masks),
-        CASES,
-        CLASSES,
-        generator=generator,
-    )
+    noise = torch.randn(len(masks), CASES, CLASSES, generator=generator)
     strength_by_size = 0.4 * masks.sum(dim=1, keepdim=True)
     strength_by_membership = 1.5 * masks.float()  # client i has samples of class i
     strengths = strength_by_size + strength_by_membership  # [coalitions, classes]
@@ -80,26 +71,12 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
-@pytest.mark.parametrize(
-    "measure",
-    [
-        "accuracy",
-        "negative_loss",
-        "balanced_accuracy",
-    ],
-)
-def test_covariance_of_values_is_that_of_a_plain_bootstrap(
-    measure,
-):
+@pytest.mark.parametrize("measure", ["accuracy", "negative_loss", "balanced_accuracy"])
+def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure):
     masks = all_coalitions(CLIENTS)
     outputs = make_outputs(masks)
-    _, score = make_evaluator_and_score(measure)
-    covariance = covariance_of(
-        score,
-        masks,
-        outputs,
-        torch.ones(CLIENTS),
-    )
+    score = make_score(measure)
+    covariance = covariance_of(score, masks, outputs, torch.ones(CLIENTS))
 
     labels = labels_of_cases()
     logits = outputs.numpy()
@@ -109,15 +86,7 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
         rows = rng.integers(0, CASES, CASES)
         if measure == "balanced_accuracy":  # its classes have fixed numbers of samples
             members = [np.flatnonzero(labels.numpy() == label) for label in range(CLASSES)]
-            rows = np.concatenate(
-                [
-                    rng.choice(
-                        client_text,
-                        len(client_text),
-                    )
-                    for client_text in members
-                ]
-            )
+            rows = np.concatenate([rng.choice(of_class, len(of_class)) for of_class in members])
         resample = labels[rows].numpy()
         hits = logits[:, rows].argmax(-1) == resample
         if measure == "accuracy":
@@ -130,7 +99,9 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
         else:
             log_likelihood = torch.from_numpy(logits[:, rows]).log_softmax(-1).numpy()
             utilities = log_likelihood[:, np.arange(CASES), resample].mean(1)
-        values.append(shapley_of_table(torch.from_numpy(utilities).double()[:, None])[:, 0])
+        values.append(
+            shapley_of_table(torch.from_numpy(utilities).double()[:, None])[:, 0],
+        )
 
     expected = torch.cov(torch.stack(values).T)
     scale = float(expected.diagonal().max())
@@ -141,10 +112,8 @@ def test_covariance_of_values_is_that_of_a_plain_bootstrap(
 def test_values_of_the_cases_average_to_the_predicted_values():
     masks = few_coalitions(CLIENTS, "singles")
     outputs = make_outputs(masks)
-    evaluator, score = make_evaluator_and_score("balanced_accuracy")
-
+    score = make_score("balanced_accuracy")
     assert score.scores_by_case is not None
-
     sizes = torch.tensor([3.0, 2.0, 1.0])
     utilities = score.score(outputs)
     values = predicted_shapley(
@@ -166,24 +135,17 @@ def test_values_of_the_cases_average_to_the_predicted_values():
     )
 
     assert by_case.shape == (CLIENTS, CASES)
-    assert by_case.mean(1).tolist() == pytest.approx(values.tolist(), abs=1e-9)
+    assert by_case.mean(1).tolist() == pytest.approx(
+        values.tolist(),
+        abs=1e-9,
+    )
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [MeanSquaredError(), MeanAbsoluteError()],
-)
-def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
-    metric,
-):
+@pytest.mark.parametrize("metric", [MeanSquaredError(), MeanAbsoluteError()])
+def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
     num_samples = 50
     targets = torch.linspace(-1, 1, num_samples)
-    batches = [(torch.zeros(num_samples, 2), targets[:, None])]
-    module = nn.Linear(2, 1)
-    measure: Any = performance_of("test", metric, None)  # type: ignore[arg-type]
-    evaluator = ModelEvaluator(module, ParameterSpace(module), batches, metric=measure.of)
-    score = OutputScore.for_evaluator(evaluator, measure)
-    assert score is not None
+    score = make_score_of_regression(metric, targets)
 
     # Two clients who add the same: together they predict 0, else 1.
     masks = all_coalitions(2)
@@ -198,67 +160,32 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(
     stderr = float(gains.std()) / math.sqrt(num_samples)
     # Each client's value is half of the gain. So variances and covariances are the same.
     variance_of_value = (stderr / 2) ** 2
-    assert covariance is not None
     assert covariance.shape == (2, 2)
-    assert covariance.flatten().tolist() == pytest.approx([variance_of_value] * 4, rel=2e-4)
+    assert covariance.flatten().tolist() == pytest.approx(
+        [variance_of_value] * 4,
+        rel=2e-4,
+    )
 
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled():
-    module = nn.Linear(2, 1)
-    targets = torch.randn(
-        400,
-        generator=torch.Generator().manual_seed(0),
-    )
-    measure = performance_of("test", R2Score(), "max")
-    batches = [
-        (
-            torch.zeros(400, 2),
-            targets[:, None],
-        )
-    ]
-    evaluator = ModelEvaluator(
-        module,
-        ParameterSpace(module),
-        batches,
-        metric=measure.of,
-    )  # type: ignore[union-attr]
-    score = OutputScore.for_evaluator(evaluator, measure)
-
-    assert score is not None
+    targets = torch.randn(400, generator=make_generator())
+    score = make_score_of_regression(R2Score(), targets, mode="max")
     assert score.scores_by_case is not None
     assert score.scores_by_case.is_resampled
 
-    noise = torch.randn(
-        400,
-        generator=torch.Generator().manual_seed(1),
-    )
-    outputs = torch.stack(
-        [
-            0 * targets,
-            targets,
-            0 * targets,
-            targets + 0.5 * noise,
-        ]
-    )
-    covariance = covariance_of(
-        score,
-        all_coalitions(2),
-        outputs,
-        torch.ones(2),
-    )
+    noise = torch.randn(400, generator=make_generator(1))
+    # Of nobody, client 0, client 1 and both: client 0 alone knows the targets.
+    outputs = torch.stack([0 * targets, targets, 0 * targets, targets + 0.5 * noise])
+    covariance = covariance_of(score, all_coalitions(2), outputs, torch.ones(2))
 
-    assert covariance is not None
     assert 0 < covariance[0, 0] < 0.01
     assert covariance[0, 1] != 0
 
 
-def test_patients_are_drawn_where_cases_belong_to_them():
+def test_covariance_over_cases_of_a_mean_is_its_squared_standard_error():
     generator = torch.Generator().manual_seed(0)
-    by_patient = torch.randn(60, 1, generator=generator).double()
-    patients = torch.arange(60).repeat_interleave(5)
-    cases = by_patient[patients]
-    covariance = covariance_over_cases(cases, groups=patients)
+    cases = torch.randn(60, 1, generator=generator).double()
 
-    assert float(covariance) == pytest.approx(float(by_patient.var()) / 60, rel=1e-9)
-    # As independent cases they would tell five times as much.
-    assert float(covariance_over_cases(cases)) < 0.25 * float(covariance)
+    covariance = covariance_over_cases(cases)
+
+    assert float(covariance) == pytest.approx(float(cases.var()) / 60, rel=1e-9)

@@ -1,9 +1,8 @@
 """What a copy of the module logs is compared with what the run's own validation logs."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,17 +21,17 @@ from helpers.models import Plain, network
 class Logs(Plain):
     """It logs its loss when it validates."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         net = network(batch_norm=False)
         super().__init__(net)
         self.num_validations = 0
 
-    def value(self, batch: Any) -> Tensor:
+    def value(self, batch) -> Tensor:
         x, y = batch
         logits = self(x)
         return nn.functional.cross_entropy(logits, y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         loss = self.value(batch)
         self.log("val_loss", loss)
 
@@ -42,16 +41,12 @@ class Carry(nn.Module):
 
     layers: ClassVar[list[tuple["Carry"]]] = []
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.register_buffer(
-            "total",
-            torch.zeros(1),
-            persistent=False,
-        )
+        self.register_buffer("total", torch.zeros(1), persistent=False)
         self.layers.append((self,))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         mean = x.detach().mean(0, keepdim=True)
         self.total = self.total + mean
         return x + self.total
@@ -60,7 +55,7 @@ class Carry(nn.Module):
 class Registry(Logs):
     """Its forward resets the layers in tuples of their class, in which no copy is."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
             nn.Linear(FEATURES, 8),
@@ -69,7 +64,7 @@ class Registry(Logs):
             nn.Linear(8, CLASSES),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for (layer,) in Carry.layers:
             layer.total = torch.zeros(1)
 
@@ -81,7 +76,7 @@ class Registry(Logs):
 class LateRegistry(Registry):
     """Only in its third round the layers are those of the list."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.current_epoch >= 2:
             return super().forward(x)
         for layer in self.modules():
@@ -94,23 +89,23 @@ class LateRegistry(Registry):
 
 
 class Noisy(Logs):
-    def value(self, batch: Any) -> Tensor:
+    def value(self, batch) -> Tensor:
         loss = super().value(batch)
         return loss + torch.rand(())
 
 
 class OfEpoch(Logs):
-    def value(self, batch: Any) -> Tensor:
+    def value(self, batch) -> Tensor:
         loss = super().value(batch)
         factor = 1 + self.current_epoch
         return loss * factor
 
 
 class CountsValidations(Logs):
-    def on_validation_start(self) -> None:
+    def on_validation_start(self):
         self.num_validations += 1
 
-    def value(self, batch: Any) -> Tensor:
+    def value(self, batch) -> Tensor:
         loss = super().value(batch)
         return loss * self.num_validations
 
@@ -118,16 +113,16 @@ class CountsValidations(Logs):
 class ChangesAfterRound(Logs):
     scale = 1.0
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.scale += 1
 
-    def value(self, batch: Any) -> Tensor:
+    def value(self, batch) -> Tensor:
         loss = super().value(batch)
         return loss * self.scale
 
 
 class RandomInputs(TensorDataset):
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         x, y = super().__getitem__(index)
         noise = torch.randn_like(x)
         return x + noise, y
@@ -136,8 +131,8 @@ class RandomInputs(TensorDataset):
 class OwnLoader(Logs):
     """Its own validation has other batches in every round."""
 
-    def on_fit_start(self) -> None:
-        data: Any = self.trainer.datamodule
+    def on_fit_start(self):
+        data = self.trainer.datamodule
         batches = data.val_dataloader()
         x, y = map(torch.cat, zip(*batches))
         samples = RandomInputs(x, y)
@@ -146,11 +141,12 @@ class OwnLoader(Logs):
 
 
 def fit_module(
-    module: Any,
+    module,
     folder: Path,
     performance: str,
-    metric: Any = CumulativeShapley,
-    **options: Any,
+    metric=CumulativeShapley,
+    rounds: int = 4,
+    **options,
 ) -> tuple[FederatedLoop, list[str]]:
     """Return the loop, and what is said of copies."""
     mode = "min" if performance == "val_loss" else None
@@ -164,7 +160,7 @@ def fit_module(
             folder,
             module=module,
             data=data,
-            rounds=4,
+            rounds=rounds,
             **options,
         )
 
@@ -178,11 +174,7 @@ def fit_module(
 
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 @pytest.mark.parametrize("make", [Registry, LateRegistry])
-def test_copies_that_lack_something_are_told_once(
-    make: Callable[[], Any],
-    performance: str,
-    tmp_path: Path,
-) -> None:
+def test_copies_that_lack_something_are_told_once(make, performance, tmp_path):
     module = make()
     loop, messages = fit_module(module, tmp_path, performance)
 
@@ -195,7 +187,7 @@ def test_copies_that_lack_something_are_told_once(
         round_number = 4
     assert f"round {round_number}, a copy logs val_loss" in message
 
-    fit_of_loop: Any = loop._fit
+    fit_of_loop = loop._fit
     events = []
     for event in fit_of_loop.reports._events():
         if event.what == UNLIKE_RUN:
@@ -204,8 +196,7 @@ def test_copies_that_lack_something_are_told_once(
     assert "a copy logs val_loss" in event_of_copies.text
 
 
-KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "plain": (Logs, {}),
+KINDS = {
     "random numbers": (Noisy, {}),
     "random batches": (OwnLoader, {}),
     "the epoch": (OfEpoch, {}),
@@ -217,15 +208,12 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("metric", [CumulativeShapley, ShadowShapley])
-@pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
+@pytest.mark.parametrize(
+    ("metric", "performance"),
+    [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_that_score_as_the_run_are_not_doubted(
-    kind: str,
-    performance: str,
-    metric: Any,
-    tmp_path: Path,
-) -> None:
+def test_copies_that_score_as_the_run_are_not_doubted(kind, metric, performance, tmp_path):
     make, options = KINDS[kind]
     module = make()
 
@@ -234,6 +222,7 @@ def test_copies_that_score_as_the_run_are_not_doubted(
         tmp_path,
         performance=performance,
         metric=metric,
+        rounds=2,
         **options,
     )
 

@@ -8,14 +8,13 @@ import lightning as L
 import pytest
 import torch
 
-from flsv import Reporting, value_round
+from flsv import value_round
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
 from flsv.games import ValidatedModels
 from flsv.metrics import GradientShapley, PartialFederatedShapley
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.seeding import isolated_rngs
+from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import (
     MASKS,
@@ -74,12 +73,7 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
     )
     sign = -1 if mode == "min" else 1
     logged = [
-        validate_with_lightning(
-            untrained,
-            vector,
-            kind.data(),
-            tmp_path,
-        )[name]
+        validate_with_lightning(untrained, vector, kind.data(), tmp_path)[name]
         for vector in vectors
     ]
     expected = [sign * value for value in logged]
@@ -114,12 +108,12 @@ SCALES = (1.0, 0.5, 2.0, 1.0)  # the first and the last model are equal
 def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
     module = VAE()
     data = partition_in_three(VAE.data())
-    results: dict[str, Any] = {}
+    results = {}
 
     class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             class Endless:
-                def __iter__(self) -> Any:
+                def __iter__(self):
                     return itertools.repeat(next(iter(data.val_dataloader())))
 
             endless = store_batches(trainer, Endless())
@@ -138,7 +132,6 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
             third_vector_alone = vectors[2:3]
             results["values"] = evaluate(vectors).value("val_loss")
             results["value of the third alone"] = evaluate(third_vector_alone).value("val_loss")
-            results["vectors"] = vectors
 
             for name, value in pl_module.state_dict().items():
                 assert torch.equal(value, state_before[name])
@@ -147,7 +140,7 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
             assert pl_module.trainer is trainer
             assert trainer.training
 
-    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    loop = FederatedLoop(seed=3)
     fit(
         loop,
         tmp_path,
@@ -163,20 +156,13 @@ def test_equal_models_have_equal_logged_values_at_any_position(tmp_path):
     assert values[2] == results["value of the third alone"][0]
     assert len(set(values.tolist())) == 3
 
-    batches = list(VAE.data().val_dataloader())
-    for vector, value in zip(results["vectors"], values.tolist()):
-        ParameterSpace(module).write(module, vector)
-        with isolated_rngs(0, "utility"), torch.no_grad():
-            losses = [float(module.loss(batch)) * len(batch[0]) for batch in batches]
-        assert value == pytest.approx(sum(losses) / 11, rel=1e-5)
-
 
 class CountsLosses(Autoencoder):
     """Its loss grows with each call."""
 
     num_losses = 0
 
-    def loss(self, batch: Any) -> torch.Tensor:
+    def loss(self, batch) -> torch.Tensor:
         self.num_losses += 1
         return self.num_losses * super().loss(batch)
 
@@ -197,7 +183,7 @@ def test_equal_models_have_equal_values_whatever_their_validation_changes():
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
     class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, module):
             space = ParameterSpace(module)
             batches = store_batches(trainer, data.val_dataloader())
             evaluate = ValidatedModels(
@@ -214,41 +200,34 @@ def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
             assert gradient.shape == (space.num_parameters,)
             assert gradient.dtype == torch.float64
 
-            seeded = torch.Generator().manual_seed(1)
+            seeded = make_generator(1)
             another = torch.randn(len(gradient), generator=seeded).double()
             for direction in (gradient, another):
                 unit = direction / direction.norm()
                 step = torch.zeros_like(model)
                 step[: len(gradient)] = 1e-2 * unit.to(model)
-                low, high = evaluate(
-                    torch.stack(
-                        [
-                            model - step,
-                            model + step,
-                        ]
-                    )
-                ).value("val_loss")
+                low, high = evaluate(torch.stack([model - step, model + step])).value("val_loss")
                 slope = float(gradient @ unit)
                 quotient = float(high - low) / (2 * 1e-2)
                 assert quotient == pytest.approx(slope, rel=2e-2, abs=2e-4)
 
     data = partition_in_three(kind.data())
-    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    loop = FederatedLoop(seed=3)
     fit(loop, tmp_path, kind(), data, rounds=1, callbacks=[Probe()])
 
 
 class Detached(LanguageModel):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch).item())
 
 
 class Twice(LanguageModel):
     factor = 1.0
 
-    def on_validation_epoch_start(self) -> None:
+    def on_validation_epoch_start(self):
         self.factor = 2.0
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.factor * self.loss(batch))
 
 
@@ -257,11 +236,9 @@ class Twice(LanguageModel):
     [(Detached, "is logged without its graph"), (Twice, "hooks around the step have a part in it")],
 )
 def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path, kind, words):
-    loop = FederatedLoop(
-        metrics={"g": GradientShapley(loss="val_loss")}, seed=3, reporting=Reporting(table=False)
-    )
+    loop = FederatedLoop(metrics={"g": GradientShapley(loss="val_loss")}, seed=3)
 
-    with pytest.raises(ConfigurationError, match=words) as caught:
+    with refused(words) as caught:
         fit(loop, tmp_path, kind(), partition_in_three(kind.data()), rounds=1)
 
     assert "metric 'g'" in str(caught.value)
@@ -270,15 +247,15 @@ def test_loss_without_a_computable_gradient_is_refused_before_training(tmp_path,
 class Bank(Plain):
     """It scores by what training has stored."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stored: list[Any] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.stored.append(batch[0].mean())
         return super().training_step(batch, batch_idx)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         if not self.stored:
             raise ValueError("Embedding store is empty")
         self.log("distance", (batch[0].mean() - self.stored[-1]).abs())
@@ -289,5 +266,5 @@ def test_module_that_cannot_validate_untrained_is_refused_with_what_was_done(tmp
     loop = FederatedLoop(metrics={"value": metric})
 
     message = "value.*untrained Bank is validated in a copy.*ValueError: Embedding store is empty"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(message):
         fit(loop, tmp_path, Bank(), toy_data(server_val=0.2))

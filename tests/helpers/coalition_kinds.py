@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from helpers.coalitions_by_hand import RATE
@@ -21,47 +21,47 @@ def make_mlp(*between: nn.Module) -> nn.Module:
 
 
 class Module(L.LightningModule):
-    def __init__(self, net: Callable[[], nn.Module] = make_mlp, optimizer: Any = None) -> None:
+    def __init__(self, net: Callable[[], nn.Module] = make_mlp, optimizer: Any = None):
         super().__init__()
         torch.manual_seed(3)
         self.net = net()
         self.optimizer = optimizer or partial(torch.optim.SGD, lr=RATE)
         self.beta = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         return self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return self.optimizer(self.parameters())
 
 
 class Manual(Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
         optimizer.zero_grad()
         self.manual_backward(self.loss(batch))
         optimizer.step()
 
 
-def make_plateau_scheduler(optimizer: Any) -> ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer) -> ReduceLROnPlateau:
     return ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=0.4, threshold_mode="abs")
 
 
 class Plateau(Module):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.optimizer(self.parameters())
         return {
             "optimizer": optimizer,
@@ -72,14 +72,14 @@ class Plateau(Module):
 class DigitsPlateau(Plateau):
     """As a configuration names it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
 
 class DigitsOneCycle(DigitsPlateau):
     """Its learning rates depend on the number of rounds that are planned."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.optimizer(self.parameters())
         planned_rounds = self.trainer.max_epochs or 1
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4 * RATE, planned_rounds + 1)
@@ -89,7 +89,7 @@ class DigitsOneCycle(DigitsPlateau):
 class DigitsThatWait(DigitsPlateau):
     """The variable WAITS of the environment has the seconds that each step takes longer."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         time.sleep(float(os.environ.get("WAITS", 0)))
         return super().training_step(batch, batch_idx)
 
@@ -102,7 +102,7 @@ class DigitsCountsSteps(DigitsPlateau):
 
     num_steps = 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         DigitsCountsSteps.num_steps += 1
         loss = super().training_step(batch, batch_idx)
         return loss * (1 + DigitsCountsSteps.num_steps / 100)
@@ -111,11 +111,11 @@ class DigitsCountsSteps(DigitsPlateau):
 class DigitsInFile(Manual):
     """Its loss falls from round to round, which it counts by the lines of a file that it writes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         Module.__init__(self, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
         self.automatic_optimization = False
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         path = Path("rounds.txt")
         num_earlier_rounds = 0
         if path.exists():
@@ -125,5 +125,5 @@ class DigitsInFile(Manual):
             file.write("one more\n")
         self.beta = 0.7**num_earlier_rounds
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return self.beta * super().loss(batch)

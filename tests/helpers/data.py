@@ -25,7 +25,7 @@ def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
         ("loader", Loader),
     ):
         of_kind = {}
-        for field in fields(kind):  # type: ignore[arg-type]
+        for field in fields(kind):
             if field.name in arguments:
                 of_kind[field.name] = arguments.pop(field.name)
         if of_kind:
@@ -34,7 +34,7 @@ def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def set_up_data(*args: Any, **options: Any) -> FederatedDataModule:
+def set_up_data(*args, **options) -> FederatedDataModule:
     """A data module with such options, set up."""
     data = FederatedDataModule(*args, **group_options(options))
     data.setup("fit")
@@ -44,9 +44,7 @@ def set_up_data(*args: Any, **options: Any) -> FederatedDataModule:
 FEATURES, CLASSES = 6, 3
 
 
-def toy_sets(
-    samples: int = 130, test: int = 30, seed: int = 0
-) -> tuple[TensorDataset, TensorDataset]:
+def toy_sets(samples=130, test=30, seed=0) -> tuple[TensorDataset, TensorDataset]:
     """Three Gaussian classes."""
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
@@ -62,7 +60,7 @@ def toy_sets(
 
 
 def toy_data(
-    proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs: Any
+    proportions: tuple[float, ...] = (4, 1, 2), batch_size=8, **kwargs
 ) -> FederatedDataModule:
     kwargs.setdefault("client_test", 0.2)
     return FederatedDataModule(

@@ -1,4 +1,4 @@
-"""Parts with one fault each, for the checks to find: by check, with the options of its case."""
+"""Parts with one fault each, for the checks to find: by check."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from flsv.sampling import FullParticipation
 from flsv.training.algorithms import ClientAlgorithm
 
 NAN = float("nan")
-Fault = tuple[str, Any, dict[str, Any]]
+Fault = tuple[str, Any]
 
 
-def faulty(kind: type, **changes: Any) -> Any:
+def faulty(kind: type, **changes):
     """An object of a subclass with these attributes."""
     return type(f"Faulty{kind.__name__}", (kind,), changes)()
 
@@ -27,27 +27,27 @@ class Norm(ContributionMetric):
     per_class = False
     initial_norm = NAN
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state(
             "norms", torch.full((num_clients,), self.initial_norm), dist_reduce_fx=latest
         )
         self.calls = 0
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         self.norms[client_ids] = self.value(client_updates).to(self.norms)
         self.calls += 1
 
     def value(self, updates: Tensor) -> Tensor:
         return updates.norm(dim=1)
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.norms.clone()
 
 
 class CountsBuffers(Norm):
     """Takes BatchNorm's statistics for updates."""
 
-    def update(self, client_ids: Tensor, state_updates: Tensor) -> None:
+    def update(self, client_ids, state_updates):
         super().update(client_ids, state_updates)
 
 
@@ -61,35 +61,26 @@ class ComparesWithOthers(Norm):
 class ByPosition(Norm):
     """Gives values to the clients of the lowest ids, whoever was in the round."""
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         super().update(torch.arange(len(client_ids)), client_updates)
 
 
-def claiming(*claims: str, **changes: Any) -> Any:
+def claiming(*claims: str, **changes):
     """The norm, with what its values are said to be."""
     return faulty(Norm, claims=claims, **changes)
 
 
 COUNTS = faulty(Norm, compute=lambda self: self.norms + self.calls)  # which is no state
 METRICS: list[Fault] = [
-    (
-        "one_row_per_client",
-        faulty(Norm, compute=lambda self: self.norms.nanmean()),
-        {},
-    ),
-    (
-        "one_row_per_client",
-        faulty(Norm, compute=lambda self: self.norms[:, None]),
-        {},
-    ),
-    ("one_row_per_client", faulty(Norm, initial_norm=0.0), {}),
+    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms.nanmean())),
+    ("one_row_per_client", faulty(Norm, compute=lambda self: self.norms[:, None])),
+    ("one_row_per_client", faulty(Norm, initial_norm=0.0)),
     (
         "inputs_stay",
         faulty(
             Norm,
             value=lambda self, updates: updates.mul_(2).norm(dim=1),
         ),
-        {},
     ),
     (
         "inputs_stay",
@@ -97,67 +88,59 @@ METRICS: list[Fault] = [
             Norm,
             value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates)),
         ),
-        {},
     ),
-    ("clients_permuted", ByPosition(), {}),
+    ("clients_permuted", ByPosition()),
     (
         "odd_rounds_have_values",
         faulty(Norm, value=lambda self, updates: updates.norm(dim=1) / updates.norm()),
-        {},
     ),
     (
         "equal_clients_are_equal",
         claiming("value", value=lambda self, updates: updates.norm(dim=1).cumsum(0)),
-        {},
     ),
-    ("wrong_labels_are_worth_less", claiming("value"), {}),
+    ("wrong_labels_are_worth_less", claiming("value")),
     (
         "equal_clients_are_equal",
         claiming("value", compute=lambda self: self.norms / len(self.norms)),
-        {},
     ),
-    (
-        "no_samples_are_worth_nothing",
-        claiming("effect", compute=lambda self: self.norms + 1),
-        {},
-    ),
-    ("length_does_not_count", claiming("agreement"), {}),
-    ("shares_sum_to_one", claiming("weight"), {}),
-    ("odd_rounds_have_values", ComparesWithOthers(), {}),
-    ("buffers_do_not_count", CountsBuffers(), {}),
-    ("resumes", COUNTS, {}),
+    ("no_samples_are_worth_nothing", claiming("effect", compute=lambda self: self.norms + 1)),
+    ("length_does_not_count", claiming("agreement")),
+    ("shares_sum_to_one", claiming("weight")),
+    ("odd_rounds_have_values", ComparesWithOthers()),
+    ("buffers_do_not_count", CountsBuffers()),
+    ("resumes", COUNTS),
 ]
 
 
 class Nameless(FedAvg):
     """Keeps a function, of which nobody can say what it is."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.function = lambda x: x
 
 
-def opposite_weights(self: Any, round: Any, contributions: Any) -> Tensor:
+def opposite_weights(self, round, contributions) -> Tensor:
     return -FedAvg.weights(self, round, contributions)
 
 
-def the_first_alone(self: Any, round: Any, contributions: Any) -> Tensor:
+def the_first_alone(self, round, contributions) -> Tensor:
     return (torch.arange(len(round)) == 0).float()
 
 
 AGGREGATORS: list[Fault] = [
-    ("pickles", Nameless(), {}),
-    ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone), {}),
-    ("common_model_is_kept", faulty(FedAvg, weights=opposite_weights), {}),
-    ("learns", faulty(FedAvg, weights=opposite_weights), {}),
-    ("attack_moves_little", faulty(FedAvg, robust=True), {}),
+    ("pickles", Nameless()),
+    ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone)),
+    ("common_model_is_kept", faulty(FedAvg, weights=opposite_weights)),
+    ("learns", faulty(FedAvg, weights=opposite_weights)),
+    ("attack_moves_little", faulty(FedAvg, robust=True)),
 ]
 
 
 class NeedsTwo(FedAvg):
     """Divides by the number of the other clients."""
 
-    def weights(self, round: Any, contributions: Any) -> Tensor:
+    def weights(self, round, contributions):
         shares = super().weights(round, contributions)
         return shares / (len(round) - 1)
 
@@ -165,7 +148,7 @@ class NeedsTwo(FedAvg):
 class Extrapolates(FedAvg):
     """Moves statistics as if they were parameters."""
 
-    def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         weights = self.weights(round, contributions).to(round.client_vectors)
         mean_update = weights @ round.state_updates
         return round.global_vector - 10 * mean_update.abs(), weights
@@ -174,15 +157,15 @@ class Extrapolates(FedAvg):
 class DividesByLengths(FedAvg):
     """Weighs clients by the length of their updates."""
 
-    def weights(self, round: Any, contributions: Any) -> Tensor:
+    def weights(self, round, contributions):
         lengths = round.client_updates.norm(dim=1)
         return lengths / lengths.sum()
 
 
 AGGREGATORS += [
-    ("odd_rounds_end", DividesByLengths(), {}),
-    ("odd_rounds_end", NeedsTwo(), {}),
-    ("odd_rounds_end", Extrapolates(), {}),
+    ("odd_rounds_end", DividesByLengths()),
+    ("odd_rounds_end", NeedsTwo()),
+    ("odd_rounds_end", Extrapolates()),
 ]
 
 
@@ -192,48 +175,48 @@ class Slows(ClientAlgorithm):
     times = 1
     saved = ("times",)
 
-    def gradients(self, context: Any, parameters: Any, gradients: Any) -> None:
+    def gradients(self, context, parameters, gradients):
         for gradient in gradients:
             gradient.div_(self.times)
 
-    def count(self, _: Any) -> None:
+    def count(self, _):
         self.times += 1
 
 
 ALGORITHMS: list[Fault] = [
-    ("trains_alone", faulty(Slows, begin_client=Slows.count), {}),
-    ("resumes", faulty(Slows, end_round=Slows.count, saved=()), {}),
+    ("trains_alone", faulty(Slows, begin_client=Slows.count)),
+    ("resumes", faulty(Slows, end_round=Slows.count, saved=())),
 ]
 
 
-def sample_downwards(self: Any, num_clients: int, *_: Any, **__: Any) -> Tensor:
+def sample_downwards(self, num_clients: int, *_, **__) -> Tensor:
     return torch.arange(num_clients).flip(0)
 
 
-def sample_the_first(*_: Any, **__: Any) -> Tensor:
+def sample_the_first(*_, **__) -> Tensor:
     return torch.tensor([0])
 
 
 SAMPLERS: list[Fault] = [
-    ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards), {}),
-    ("draws_a_cohort", faulty(FullParticipation, sample=sample_the_first), {}),
+    ("draws_a_cohort", faulty(FullParticipation, sample=sample_downwards)),
+    ("draws_a_cohort", faulty(FullParticipation, sample=sample_the_first)),
 ]
 
 
 class StartsFromTheLast(Personalizer):
     """Keeps at a client what the client before it may have been sent: wrong where all begin before any ends."""
 
-    def receive(self, local: Any, instruction: Any) -> Tensor:
+    def receive(self, local, instruction):
         self.last_model = super().receive(local, instruction) * (1 + instruction.client_id)
         return self.last_model
 
-    def keep(self, local: Any) -> None:
+    def keep(self, local):
         local.state["own_model"] = self.last_model
 
-    def start(self, client: int, state: Any) -> Tensor | None:
+    def start(self, client, state):
         return state.model() if state.round_index == 0 else None
 
-    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+    def personalize(self, round, contributions, models):
         return {}
 
 
@@ -241,7 +224,7 @@ class FLTrust(FedAvg):
     """Weights by the cosine with a trusted update, at least 0 (Cao and others, arXiv:2012.13995, section 4.2), without
     fault. The trusted update is here the opposite of the mean: nobody is trusted."""
 
-    def aggregate(self, round: Any, contributions: Any) -> tuple[Tensor, Tensor]:
+    def aggregate(self, round, contributions):
         updates = round.client_updates
         trusted_update = -updates.mean(0, keepdim=True)
         similarities = torch.nn.functional.cosine_similarity(updates, trusted_update)

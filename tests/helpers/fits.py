@@ -24,7 +24,7 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, LeaveOneOut
 from flsv.personalization import Personalizer
-from flsv.sampling import UniformSampler
+from flsv.sampling import ClientSampler, UniformSampler
 from helpers.data import toy_data
 from helpers.models import Plain, Plainest, adam, network
 from helpers.tasks import Kind
@@ -33,17 +33,17 @@ from helpers.tasks import Kind
 def trainer_for(
     loop: FederatedLoop,
     folder: Path,
-    rounds: int = 3,
+    rounds=3,
     *,
     callbacks: Sequence[L.Callback] = (),
-    **kwargs: Any,
+    **kwargs,
 ) -> L.Trainer:
     return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
 
 
-def plain_trainer(folder: Path, rounds: int = 3, **kwargs: Any) -> L.Trainer:
+def plain_trainer(folder: Path, rounds=3, **kwargs) -> L.Trainer:
     """Return a Trainer without a loop, which prints and writes nothing."""
-    quiet: dict[str, Any] = {
+    quiet = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
@@ -60,9 +60,9 @@ def fit(
     folder: Path,
     module: L.LightningModule | None = None,
     data: FederatedDataModule | None = None,
-    rounds: int = 3,
-    ckpt_path: Any = None,
-    **kwargs: Any,
+    rounds=3,
+    ckpt_path=None,
+    **kwargs,
 ) -> L.LightningModule:
     if module is None:
         module = Plain()
@@ -77,7 +77,7 @@ def fit(
 
 
 def validation_loss(
-    module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule
+    module: L.LightningModule, space, vector: Tensor, data: FederatedDataModule
 ) -> float:
     """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
@@ -107,7 +107,7 @@ def read_logged_metrics(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def make_shapfed_loop(**kwargs: Any) -> FederatedLoop:
+def make_shapfed_loop(**kwargs) -> FederatedLoop:
     kwargs.setdefault("seed", 1)
     return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
 
@@ -121,20 +121,33 @@ def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
 class KeepUpdates(FedAvg):
     """Remembers the rounds it aggregated."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rounds: list[dict[int, Tensor]] = []
 
-    def weights(self, round: Any, contributions: Any) -> Tensor:
+    def weights(self, round, contributions):
         self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
         return super().weights(round, contributions)
+
+
+class Cohorts(ClientSampler):
+    """Draws these clients in the rounds, one cohort after the other."""
+
+    def __init__(self, cohorts: Sequence[Sequence[int]]):
+        self.cohorts = cohorts
+
+    def sample(self, num_clients, contributions, generator, round_index=0):
+        return torch.tensor(self.cohorts[round_index])
+
+    def inclusion_probabilities(self, num_clients, *_, **__):
+        return torch.ones(num_clients)
 
 
 #: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
 SIZES = (31, 11, 21, 10, 7)
 
 
-def make_engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
+def make_engine_loop(engine, **kwargs) -> FederatedLoop:
     return FederatedLoop(
         engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs}
     )
@@ -142,13 +155,13 @@ def make_engine_loop(engine: Any, **kwargs: Any) -> FederatedLoop:
 
 def fit_by_both_engines(
     folder: Path,
-    make: Any = Plainest,
-    data: Any = None,
-    rounds: int = 3,
+    make=Plainest,
+    data=None,
+    rounds=3,
     trainer: dict[str, Any] | None = None,
-    engine: Any = "vmap",
-    tolerance: float = 1e-5,
-    **kwargs: Any,
+    engine="vmap",
+    tolerance=1e-5,
+    **kwargs,
 ) -> tuple[FederatedLoop, FederatedLoop]:
     loops = []
     modules = []
@@ -199,7 +212,7 @@ def fit_by_both_engines(
     return sequential, other_loop
 
 
-def _tensors(states: Any) -> list[Tensor]:
+def _tensors(states) -> list[Tensor]:
     return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
 
 
@@ -209,21 +222,19 @@ MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 class KeepsGames(LeaveOneOut):
     """Plays all coalitions, and keeps each round with the coalitions' utilities."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.__dict__["games"] = []
 
     @property
-    def round_fields(self) -> dict[str, Any]:
+    def round_fields(self):
         return {**super().round_fields, "generator": self.keep_round}
 
-    def keep_round(self, round: Any) -> torch.Generator:
+    def keep_round(self, round) -> torch.Generator:
         self.games.append([round])
         return round.generator("x")
 
-    def update(
-        self, client_ids: Tensor, utility: Any, generator: Any = None, round_index: int = 0
-    ) -> None:
+    def update(self, client_ids, utility, generator=None, round_index=0):
         self.games[-1].append(utility(MASKS))
         super().update(client_ids, utility, generator, round_index)
 
@@ -233,7 +244,7 @@ def partition_in_three(data: L.LightningDataModule) -> FederatedDataModule:
 
 
 def play_all_coalitions(
-    folder: Path, module: Kind, data: FederatedDataModule, rounds: int = 1, **measures: Any
+    folder: Path, module: Kind, data: FederatedDataModule, rounds=1, **measures
 ) -> tuple[Tensor, list[Tensor]]:
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = KeepsGames(**measures)
@@ -262,9 +273,9 @@ def validate_with_lightning(
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def make_untrainable(kind: Any) -> Any:
+def make_untrainable(kind):
     class Never(kind):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch, batch_idx):
             raise AssertionError("training had started")
 
     Never.__name__ = kind.__name__
@@ -278,7 +289,7 @@ def assert_resumes(
     data: Callable[[], FederatedDataModule] = toy_data,
     rounds: tuple[int, int] = (2, 4),
     callbacks: Callable[[], Sequence[L.Callback]] = list,
-    **options: Any,
+    **options,
 ) -> FederatedLoop:
     """The two end alike to the bit. Gives the first.
 
@@ -332,7 +343,7 @@ def assert_resumes(
     return whole
 
 
-def same_values(value: Any, expected: Any) -> bool:
+def same_values(value, expected) -> bool:
     if isinstance(value, Tensor):
         return torch.equal(value.nan_to_num(9), expected.nan_to_num(9))
 
@@ -350,7 +361,7 @@ def same_values(value: Any, expected: Any) -> bool:
 class Mixture(Personalizer):
     """Half the global model, half the client's own."""
 
-    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+    def personalize(self, round, contributions, models):
         mixtures = {}
         for client, model in zip(round.client_ids.tolist(), round.client_vectors):
             mixtures[client] = (model + round.server_vector) / 2
@@ -358,11 +369,11 @@ class Mixture(Personalizer):
 
 
 class Noisy(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.log("val_noise", torch.rand(()))
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.log("epoch_noise", torch.rand(()))
 
 
@@ -371,7 +382,7 @@ class InRound(Callback):
 
     first_batch = 0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer, module):
         self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
     def place(self, trainer: L.Trainer) -> int:
@@ -381,14 +392,12 @@ class InRound(Callback):
 class StopInRound(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
-    def __init__(
-        self, round_index: int, batch: int, error: type[BaseException] | None = None
-    ) -> None:
+    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None):
         self.round_index = round_index
         self.batch = batch
         self.error = error
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, module, *args):
         if trainer.current_epoch == self.round_index and self.place(trainer) == self.batch:
             if self.error is not None:
                 raise self.error("stopped by the test")
@@ -400,7 +409,7 @@ def make_checkpoint_callback(folder: Path) -> ModelCheckpoint:
 
 
 def fit_with_everything(
-    folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
+    folder: Path, rounds=5, callbacks: Sequence[Callback] = (), ckpt_path=None
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
         ShapFedWA("cssv"),

@@ -11,14 +11,16 @@ from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
+from flsv.metrics import ShadowShapley
 from flsv.sampling import FullParticipation
 from flsv.server.round_server import NoModel
+from helpers.coalitions_by_hand import make_shadow_loop
 from helpers.data import CLASSES, FEATURES, toy_sets
-from helpers.fits import plain_trainer, state_vector, trainer_for
+from helpers.fits import fit, plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 from helpers.recorded import Recorded
 
@@ -45,7 +47,7 @@ def make_data(
 
 
 class Base(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Sequential(
@@ -56,19 +58,19 @@ class Base(L.LightningModule):
         )
         self.weight = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return entropy(self.net(batch[0]), batch[1])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return self.weight * self.loss(batch)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), RATE)
 
 
@@ -80,24 +82,24 @@ CALLS = 0
 class Counting(Base):
     """Its loss grows with each call."""
 
-    def next(self) -> float:
+    def next(self):
         raise NotImplementedError
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return (1 + 0.02 * self.next()) * self.loss(batch)
 
 
 class Global(Counting):
-    def next(self) -> float:
+    def next(self):
         global CALLS
         CALLS += 1
         return CALLS
 
 
 #: What the values of a kind's coalitions are. "right": those of fits of the members alone. "by company": these, too,
-#: with a warning that clients train otherwise in other company. "doubt": a warning is beside them. "refused": there are
-#: none, since the run is refused before its first round.
-Outcome = Literal["right", "by company", "doubt", "refused"]
+#: with a warning that clients train otherwise in other company. "refused": there are none, since the run is refused
+#: before its first round.
+Outcome = Literal["right", "by company", "refused"]
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Kind:
 
 
 def fit_kind(
-    kind: Kind, folder: Path, callbacks: Sequence[L.Callback] = (), **options: Any
+    kind: Kind, folder: Path, callbacks: Sequence[L.Callback] = (), **options
 ) -> tuple[FederatedLoop, Any]:
     loop_options = {**kind.loop(), **options}
     loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop_options)
@@ -144,7 +146,7 @@ def fit_kind(
     return loop, module
 
 
-def utility_of_module(module: Any, kind: Kind, folder: Path) -> float:
+def utility_of_module(module, kind: Kind, folder: Path) -> float:
     data = make_data()
     if kind.performance in MODES_OF_LOGGED_VALUES:
         trainer = plain_trainer(folder)
@@ -162,6 +164,22 @@ def utility_of_module(module: Any, kind: Kind, folder: Path) -> float:
         logits = module(torch.cat(inputs))
         loss = entropy(logits, torch.cat(labels))
     return -float(loss)
+
+
+def fit_valued(
+    folder: Path,
+    module,
+    rounds=2,
+    *,
+    metric: ShadowShapley | None = None,
+    loop: dict[str, Any] | None = None,
+    **options,
+) -> FederatedLoop:
+    """Fit three clients, and after them coalitions: each client alone, where no ``metric`` says otherwise."""
+    metric = metric or ShadowShapley(coalitions="singles")
+    federation = make_shadow_loop(metric, **(loop or {}))
+    fit(federation, folder, module, make_data(), rounds, **options)
+    return federation
 
 
 class FitAlone(NamedTuple):
@@ -188,14 +206,14 @@ class FitWithValues(NamedTuple):
 
 
 class TrainsNothing(L.Callback):
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *_):
         raise AssertionError("it is trained")
 
 
-def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
+def fit_with_values(kind: Kind, **options) -> FitWithValues:
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
-    mode: Any = MODES_OF_LOGGED_VALUES.get(kind.performance)
+    mode = MODES_OF_LOGGED_VALUES.get(kind.performance)
     metric = Recorded(
         coalitions=MEMBERS,
         performance=kind.performance,
@@ -209,7 +227,7 @@ def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
         warnings.simplefilter("always")
         loop, module = fit_kind(kind, Path(folder), callbacks, metrics={"shadow": metric})
 
-    metric_of_run: Any = loop.metrics["shadow"]
+    metric_of_run = loop.metrics["shadow"]
     messages = [str(warning.message) for warning in caught_warnings]
     doubts = [message for message in messages if message.startswith("shadow: ")]
     game = {}
@@ -219,7 +237,7 @@ def fit_with_values(kind: Kind, **options: Any) -> FitWithValues:
     return FitWithValues(game, doubts, state_vector(module).tolist())
 
 
-def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
+def in_fork(function: Callable[..., Any], *arguments):
     """Return what a function returns in a fork of this process, in which no kind is trained."""
     with tempfile.TemporaryDirectory() as folder:
         answer_file = Path(folder, "answer")
@@ -232,7 +250,7 @@ def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     return answer
 
 
-def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]):
     """Write what a function returns or raises into a file."""
     try:
         answer = function(*arguments)

@@ -2,7 +2,6 @@
 
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +60,7 @@ def make_module(num_features: int = FEATURES) -> ClassifierClient:
     )
 
 
-def make_data(source: Any, **options: Any) -> FederatedDataModule:
+def make_data(source, **options) -> FederatedDataModule:
     return FederatedDataModule(
         source,
         labels="died",
@@ -70,9 +69,9 @@ def make_data(source: Any, **options: Any) -> FederatedDataModule:
     )
 
 
-def make_tables(**options: Any) -> FederatedDataModule:
+def make_tables(**options) -> FederatedDataModule:
     """All hospitals' tables in one data module."""
-    usual_options: dict[str, Any] = {
+    usual_options = {
         "clients": make_hospital_tables(),
         "val": make_hospital_table("val"),
         "dictionary": DICTIONARY,
@@ -81,7 +80,7 @@ def make_tables(**options: Any) -> FederatedDataModule:
 
 
 def fit_in_one_process(
-    folder: Path, rounds: int = 2, **options: Any
+    folder: Path, rounds=2, **options
 ) -> tuple[FederatedLoop, FederatedDataModule]:
     data = make_tables(**options)
     loop = make_shapfed_loop()

@@ -24,13 +24,13 @@ from helpers.hidden_state import Base, Counting, Global, Kind, entropy
 class CarriesState(Base):
     """A recurrent state, None at first, and a bank of outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.state: Any = None
         self.bank = torch.zeros(4, CLASSES)
         self.num_outputs = 0
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         mean_output = self.bank.mean(0)
         outputs = self.net(x) + 0.1 * mean_output
@@ -46,12 +46,12 @@ class CarriesState(Base):
 
 
 class RecentLosses(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.recent = collections.deque([1.0], maxlen=5)
         self.losses: list[float] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         recent_loss = float(np.mean(self.recent))
         num_losses = len(self.losses)
@@ -64,14 +64,14 @@ class RecentLosses(Base):
 
 
 class LateMean:
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Tensor):
         self.value = value
 
 
 class MakesState(Base):
     """Makes buffers and an object in its first step, and replaces, extends or changes what it has in all others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
         self.register_buffer("changed", torch.zeros(FEATURES), persistent=False)
@@ -79,7 +79,7 @@ class MakesState(Base):
         self.samples: dict[str, dict[str, list[Tensor]]] = {"of": {"steps": []}}
         self.prior = Normal(0.0, 1.0)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         first_sample = x[:1]
         if not hasattr(self, "mean"):
@@ -104,7 +104,7 @@ class MakesState(Base):
 
 
 class FourGenerators(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = make_generator(1)
         self.numpy_generator = np.random.default_rng(1)
@@ -112,7 +112,7 @@ class FourGenerators(Base):
         old_generator = np.random.RandomState(3)
         self.old_generators = {"old": [old_generator]}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         (old_generator,) = self.old_generators["old"]
         noise = torch.randn(x.shape, generator=self.generator)
@@ -131,24 +131,24 @@ class FourGenerators(Base):
 class ReplacedStep(Base):
     """A method of the object takes the place of one of the class."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         step = self.training_step
         self.num_steps = 0
 
-        def slower_step(batch: Any, batch_idx: int) -> Tensor:
+        def slower_step(batch, batch_idx: int) -> Tensor:
             self.num_steps += 1
             loss = step(batch, batch_idx)
             return loss / (1 + 0.02 * self.num_steps)
 
-        self.training_step = slower_step  # type: ignore[method-assign]
+        self.training_step = slower_step
 
 
 # ---- numbers of steps
 
 
 class Closure(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         calls = 0
 
@@ -159,23 +159,23 @@ class Closure(Counting):
 
         self.count_calls = count_calls
 
-    def next(self) -> float:
+    def next(self):
         return self.count_calls()
 
 
 class Slots:
     __slots__ = ("number",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.number = 0
 
 
 class SlotsCounter(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.slots = Slots()
 
-    def next(self) -> float:
+    def next(self):
         self.slots.number += 1
         return self.slots.number
 
@@ -186,11 +186,11 @@ class Numbers:
 
 
 class HyperparametersThatCount(Counting):
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers):
         super().__init__()
         self.save_hyperparameters()
 
-    def next(self) -> float:
+    def next(self):
         self.hparams["numbers"].steps += 1
         return self.hparams["numbers"].steps
 
@@ -198,14 +198,14 @@ class HyperparametersThatCount(Counting):
 class Queue(Counting):
     """Its numbers pass through a queue, with its lock and its conditions."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.numbers: Any = queue.Queue()
         self.has_begun = threading.Event()
         self.condition = threading.Condition()
         self.numbers.put(0)
 
-    def next(self) -> float:
+    def next(self):
         self.has_begun.set()
         with self.condition:
             number = self.numbers.get()
@@ -216,27 +216,15 @@ class Queue(Counting):
 # ---- elsewhere
 
 
-LOSSES_BY_ROUND: dict[int, float] = {}
-
-
-class GlobalCache(Base):
-    """The loss that a round began with divides the others of that round."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = self.loss(batch)
-        first_loss = LOSSES_BY_ROUND.setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
-
-
 @lru_cache
 def first_losses() -> dict[int, float]:
     return {}
 
 
 class FunctionCache(Base):
-    """As GlobalCache, in what a function has cached."""
+    """The loss that a round began with, in what a function has cached, divides the others of that round."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         first_loss = first_losses().setdefault(self.current_epoch, float(loss))
         return loss / (1 + first_loss)
@@ -245,7 +233,7 @@ class FunctionCache(Base):
 class ClassCounter(Counting):
     num_steps = 0
 
-    def next(self) -> float:
+    def next(self):
         ClassCounter.num_steps += 1
         return ClassCounter.num_steps
 
@@ -253,29 +241,29 @@ class ClassCounter(Counting):
 class TemporaryFolder(Base):
     """Writes in ``setup`` what its steps read and write."""
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         self.folder = Path(tempfile.mkdtemp())
         (self.folder / "calls.txt").write_text("0")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         calls = int((self.folder / "calls.txt").read_text()) + 1
         (self.folder / "calls.txt").write_text(str(calls))
         return (1 + 0.02 * calls) * self.loss(batch)
 
 
 class OpenFile(Counting):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         path = Path(tempfile.mkdtemp(), "numbers")
         path.write_bytes(bytes(range(256)) * 20)
         self.file = path.open("rb", buffering=0)
 
-    def next(self) -> float:
+    def next(self):
         return self.file.read(1)[0]
 
 
 class OfGenerator(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
 
         def steps() -> Iterator[nn.Module]:
@@ -284,7 +272,7 @@ class OfGenerator(Base):
 
         self.nets = steps()
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 
@@ -301,7 +289,6 @@ KINDS: dict[str, Kind] = {
         lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
     ),
     "a global": Kind(Global, outcome="by company"),
-    "a global cache": Kind(GlobalCache, outcome="by company", is_kept_by_process=True),
     "a function's cache": Kind(FunctionCache, outcome="by company", is_kept_by_process=True),
     "a counter of the class": Kind(
         ClassCounter, outcome="by company", passes="ClassCounter.num_steps"

@@ -17,7 +17,7 @@ from helpers.hidden_state import RATE, Base, Kind, entropy
 # ---- optimizers
 
 
-def copies_of(parameters: Any) -> list[Tensor]:
+def copies_of(parameters) -> list[Tensor]:
     copies = []
     for parameter in parameters:
         copied_weights = parameter.detach().clone()
@@ -31,7 +31,7 @@ class Lookahead(torch.optim.SGD):
     num_steps = 0
     slow_weights: Any = None
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         parameters = self.param_groups[0]["params"]
         if self.slow_weights is None:
             self.slow_weights = copies_of(parameters)
@@ -48,21 +48,21 @@ class Lookahead(torch.optim.SGD):
 class CountsInObject(torch.optim.SGD):
     """Counts its steps in an object of a library."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any):
         super().__init__(parameters, RATE)
         self.meter = AverageMeter()
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         self.meter.update(1.0)
         return super().step(closure)
 
 
 class OptimizedBy(Base):
-    def __init__(self, make_optimizer: Callable[[Any], Any]) -> None:
+    def __init__(self, make_optimizer: Callable[[Any], Any]):
         super().__init__()
         self.make_optimizer = make_optimizer
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return self.make_optimizer(self.parameters())
 
 
@@ -74,7 +74,7 @@ def persisting() -> dict[str, Any]:
 
 
 class AverageOfWeights:
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module):
         self.weights = copies_of(net.parameters())
 
     def update(self, net: nn.Module) -> Tensor:
@@ -88,11 +88,11 @@ class AverageOfWeights:
 
 
 class NearItsAverage(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.average = AverageOfWeights(self.net)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         distance = self.average.update(self.net)
         return self.loss(batch) + 0.05 * distance
 
@@ -100,11 +100,11 @@ class NearItsAverage(Base):
 class WithTeacher(Base):
     """Its teacher follows it, in a list and so beside its weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.teachers = [copy.deepcopy(self.net)]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         (teacher,) = self.teachers
         x = batch[0]
         targets = teacher(x).softmax(1).detach()
@@ -118,7 +118,7 @@ class WithTeacher(Base):
 
 
 class Parametrized(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         last_layer = self.net[3]
         self.net[3] = parametrizations.weight_norm(last_layer)
@@ -130,20 +130,20 @@ class Parametrized(Base):
 class FlatWeights(Base):
     """All parameters are views of one tensor, which is clamped as a whole."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         parameters = list(self.net.parameters())
         self.flat = nn.utils.parameters_to_vector(parameters).detach()
         nn.utils.vector_to_parameters(self.flat, parameters)
 
-    def on_before_zero_grad(self, optimizer: Any) -> None:
+    def on_before_zero_grad(self, optimizer):
         self.flat.clamp_(-0.3, 0.3)
 
 
 class HookOfTensor(Base):
     """The gradients of a parameter are halved by its own hook."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         weight = self.net[3].weight
         weight.register_hook(lambda gradient: 0.5 * gradient)
@@ -152,23 +152,23 @@ class HookOfTensor(Base):
 class HooksThatCount(Base):
     decay = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.counts = {"batches": 0}
         self.outputs: list[Tensor] = []
         self.net[0].register_forward_hook(self.scale)
 
-    def scale(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def scale(self, layer: nn.Module, inputs, output: Tensor) -> Tensor:
         num_batches = self.counts["batches"]
         return output * (1 + 0.01 * num_batches)
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.decay = 0.8**self.current_epoch
 
-    def on_after_backward(self) -> None:
+    def on_after_backward(self):
         self.counts["batches"] += 1
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.decay * self.weight * self.loss(batch)
         self.outputs.append(loss.detach())
         return loss
@@ -177,15 +177,14 @@ class HooksThatCount(Base):
 class ChangesItself(Base):
     """Changes its structure in its second step."""
 
-    def __init__(self, change: Callable[[Any], Any]) -> None:
+    def __init__(self, change: Callable[[Any], Any]):
         super().__init__()
         self.change = change
-        self.activation: nn.Module = nn.Identity()
         self.num_steps = 0
 
-    def loss(self, batch: Any) -> Tensor:
+    def loss(self, batch):
         x, y = batch
-        outputs = self.activation(self.net(x))
+        outputs = self.net(x)
         if hasattr(self, "added"):
             outputs = outputs + self.added(outputs)
 
@@ -195,55 +194,51 @@ class ChangesItself(Base):
             loss = loss + (weight - anchor).square().sum()
         return loss
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.num_steps += 1
         if self.num_steps == 2:
             self.change(self)
         return super().training_step(batch, batch_idx)
 
 
-def freeze(module: Any) -> None:
+def freeze(module):
     module.net[0].requires_grad_(False)
 
 
-def stop_tracking(module: Any) -> None:
+def stop_tracking(module):
     module.net[1].eval()
 
 
-def hook_forward(module: Any) -> None:
+def hook_forward(module):
     module.net[0].register_forward_hook(lambda layer, inputs, output: 1.5 * output)
 
 
-def hook_gradient(module: Any) -> None:
+def hook_gradient(module):
     module.net[3].weight.register_hook(lambda gradient: 0.1 * gradient)
 
 
-def hook_accumulated_gradient(module: Any) -> None:
-    def shrink(parameter: Tensor) -> None:
+def hook_accumulated_gradient(module):
+    def shrink(parameter: Tensor):
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
 
     module.net[0].weight.register_post_accumulate_grad_hook(shrink)
 
 
-def set_attribute_of_parameter(module: Any) -> None:
+def set_attribute_of_parameter(module):
     weight = module.net[0].weight
     weight.anchor = weight.detach().clone()
 
 
-def add_layer(module: Any) -> None:
+def add_layer(module):
     module.added = nn.Dropout(0.0)
 
 
-def replace_layer(module: Any) -> None:
-    module.activation = nn.Tanh()
-
-
-def replace_parameter(module: Any) -> None:
+def replace_parameter(module):
     module.net[3].bias = nn.Parameter(torch.ones(CLASSES))
 
 
-def replace_forward(module: Any) -> None:
+def replace_forward(module):
     layer = module.net[3]
     layer.forward = lambda x: 1.5 * nn.functional.linear(x, layer.weight, layer.bias)
 
@@ -256,7 +251,6 @@ CHANGES = (
     hook_accumulated_gradient,
     set_attribute_of_parameter,
     add_layer,
-    replace_layer,
     replace_parameter,
     replace_forward,
 )
@@ -266,12 +260,12 @@ CHANGES = (
 
 
 class MetricsInSteps(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=CLASSES)
         self.mean_loss = torchmetrics.MeanMetric()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         loss = self.loss(batch)
 
@@ -285,7 +279,7 @@ class MetricsInSteps(Base):
 
 
 class ReadsProgress(Base):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         num_batches = self.trainer.fit_loop.epoch_loop.total_batch_idx
         factor = 1 + 0.02 * num_batches + 0.01 * self.global_step
         return factor * self.loss(batch)
@@ -294,18 +288,18 @@ class ReadsProgress(Base):
 class LogsLoss(Base):
     options: ClassVar[dict[str, bool]] = {}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, **self.options)
         return loss
 
-    def logged(self, name: str) -> float:
+    def logged(self, name):
         logged_value = self.trainer.callback_metrics.get(name, 0.5)
         return 0.5 + float(logged_value)
 
 
 class ReadsValidationLoss(LogsLoss):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss * self.logged("val_loss")
 
@@ -313,13 +307,13 @@ class ReadsValidationLoss(LogsLoss):
 class ReadsLossOfBatch(LogsLoss):
     options: ClassVar = {"on_step": True, "on_epoch": False}
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.weight = self.logged("train_loss")
         return super().training_step(batch, batch_idx)
 
 
 class WeightWhileValidating(Base):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
         self.weight = float(self.loss(batch))
 

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
-from flsv.aggregation import FedAdam
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import SCAFFOLD
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import Base, Kind, make_data
@@ -25,7 +23,7 @@ from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persistin
 
 
 class Samples(Dataset):
-    def __init__(self) -> None:
+    def __init__(self):
         x, y = toy_sets()[0].tensors
         self.x = x.clone()
         self.y = y
@@ -33,21 +31,21 @@ class Samples(Dataset):
         data.setup("fit")
         self.validation_indices = data.server_val_indices.tolist()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.y)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         return self.x[index].clone(), self.y[index]
 
 
 class NoisySamples(Samples):
     """Validation samples have no noise."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.generator = np.random.RandomState(0)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         x, y = super().__getitem__(index)
         if index in self.validation_indices:
             return x, y
@@ -59,11 +57,11 @@ class NoisySamples(Samples):
 class SamplesWithKeptNoise(Samples):
     """The noise of a sample is drawn when it is read for the first time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.noise: dict[int, Tensor] = {}
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index):
         x, y = super().__getitem__(index)
         if index in self.validation_indices:
             return x, y
@@ -73,17 +71,17 @@ class SamplesWithKeptNoise(Samples):
 
 
 class CountsAndScales(L.Callback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.num_batches = 0
         self.num_rounds = 0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_start(self, trainer, pl_module, *_):
         self.num_batches += 1
         divisor = 1 + 0.02 * self.num_batches
         pl_module.weight = 1 / divisor
 
     @torch.no_grad()
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.num_rounds += 1
         for parameter in pl_module.parameters():
             factor = 1 - 0.03 * self.num_rounds
@@ -91,16 +89,16 @@ class CountsAndScales(L.Callback):
 
 
 class PullsToTheRoundsModel(L.Callback):
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         self.anchors = copies_of(pl_module.parameters())
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+    def on_after_backward(self, trainer, pl_module):
         parameters = pl_module.parameters()
         for parameter, anchor in zip(parameters, self.anchors):
             difference = parameter.detach() - anchor
             parameter.grad.add_(0.5 * difference)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         parameters = pl_module.parameters()
         for parameter, anchor in zip(parameters, self.anchors):
             parameter.data.lerp_(anchor, 0.2)
@@ -109,37 +107,37 @@ class PullsToTheRoundsModel(L.Callback):
 class ReadsLoggedLoss(L.Callback):
     """Weighs the loss by a logged value, in one of the hooks."""
 
-    def __init__(self, name: str, hook: str) -> None:
+    def __init__(self, name: str, hook: str):
         self.name = name
         setattr(self, hook, self.weigh)
 
-    def weigh(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def weigh(self, trainer, pl_module, *_):
         logged_value = trainer.callback_metrics.get(self.name, 1.0)
         pl_module.weight = 0.3 + float(logged_value)
 
 
 class KeepsTheTrainer(L.Callback):
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer, pl_module, stage):
         self.parts_of_run = (trainer, pl_module)
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, *_):
         trainer, module = self.parts_of_run
         module.weight = 1 / (1 + 0.02 * trainer.global_step)
 
 
 class WrapsTheOptimizersStep(L.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer, pl_module):
         self.make_step: Callable[..., Any] = trainer.optimizers[0].step
         self.num_steps = 0
         trainer.optimizers[0].step = self.step
 
-    def step(self, *arguments: Any, **options: Any) -> Any:
+    def step(self, *arguments, **options):
         self.num_steps += 1
         return self.make_step(*arguments, **options)
 
 
 class SavesAndWeighs(ModelCheckpoint):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         super().on_train_epoch_end(trainer, pl_module)
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
 
@@ -151,12 +149,12 @@ def make_weight_averaging() -> L.Callback:
 
 
 class Scheduled(LogsLoss):
-    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any) -> None:
+    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any):
         super().__init__()
         self.make_scheduler = make_scheduler
         self.config = config
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(
             self.parameters(),
             0.3,
@@ -167,16 +165,16 @@ class Scheduled(LogsLoss):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
-def decay(optimizer: Any, trainer: Any) -> Any:
+def decay(optimizer, trainer):
     return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
-def cycle_once(optimizer: Any, trainer: Any) -> Any:
+def cycle_once(optimizer, trainer):
     num_steps = int(trainer.estimated_stepping_batches) + 1
     return lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=num_steps)
 
 
-def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
+def wait_for_plateau(optimizer, trainer):
     return lr_scheduler.ReduceLROnPlateau(
         optimizer,
         factor=0.2,
@@ -186,7 +184,7 @@ def wait_for_plateau(optimizer: Any, trainer: Any) -> Any:
     )
 
 
-def make_momentum() -> Any:
+def make_momentum():
     make_optimizer = partial(
         torch.optim.SGD,
         lr=0.05,
@@ -196,7 +194,7 @@ def make_momentum() -> Any:
 
 
 class WithoutBatchNorm(Base):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net[1] = nn.Identity()
 
@@ -204,7 +202,7 @@ class WithoutBatchNorm(Base):
 class DivergesInRound2(Base):
     """At clients with few batches."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         has_few_batches = self.trainer.num_training_batches <= 4
         if self.current_epoch == 1 and has_few_batches:
@@ -212,7 +210,7 @@ class DivergesInRound2(Base):
         return loss
 
 
-def federation(**options: Any) -> Callable[[], dict[str, Any]]:
+def federation(**options) -> Callable[[], dict[str, Any]]:
     """Options of a loop. Classes are called when a loop is made."""
 
     def make_options() -> dict[str, Any]:
@@ -278,14 +276,6 @@ FEDERATIONS = {
         make_momentum,
         loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
         rounds=5,
-    ),
-    "FedAdam": Kind(
-        make_momentum,
-        loop=federation(aggregator=partial(FedAdam, lr=0.05)),
-    ),
-    "SCAFFOLD": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=SCAFFOLD),
     ),
     "FedDyn": Kind(
         WithoutBatchNorm,

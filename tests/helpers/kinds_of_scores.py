@@ -1,9 +1,11 @@
 """Modules whose score is more than that of their weights: hooks set it, it is a logged value, or nothing is trained."""
 
 import copy
+import tempfile
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import FederatedLoop
@@ -14,22 +16,22 @@ from helpers.hidden_state import Base, Kind, entropy
 class LogsLossOfForward(Base):
     """Logs what its forward gives."""
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", entropy(self(batch[0]), batch[1]))
 
 
 class ValidatesWithAverage(LogsLossOfForward):
     """Is trained with its weights, and used with their moving average, which is no part of its state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.average = [copy.deepcopy(self.net).eval()]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x) if self.training else self.average[0](x)
 
     @torch.no_grad()
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         earlier_state = self.average[0].state_dict()
         average_state = {}
         for name, value in self.net.state_dict().items():
@@ -45,25 +47,25 @@ class TunesItsTemperature(LogsLossOfForward):
 
     temperature = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x) if self.training else self.net(x) / self.temperature
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
 class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         pass
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
 
 
 class LogsInTraining(LogsLossOfForward):
     """One step serves training and validation, and logs one name in both."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("val_loss", loss, on_step=False, on_epoch=True)
         return loss
@@ -72,17 +74,17 @@ class LogsInTraining(LogsLossOfForward):
 class ClassifiesByNeighbours(Base):
     """An online classifier by nearest neighbours among the features of the round."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.bank: list[Any] = []
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.bank.clear()
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         if self.bank:
             is_right = self.predict_by_neighbours(x) == y
@@ -106,12 +108,12 @@ class ClassifiesByNeighbours(Base):
 class WarmsUp(Base):
     """Counts its steps, and has the whole loss from the twelfth on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        steps: Any = self.steps
+    def training_step(self, batch, batch_idx):
+        steps = self.steps
         steps += 1
         return self.loss(batch) * min(1.0, float(steps) / 12)
 
@@ -119,13 +121,70 @@ class WarmsUp(Base):
 class DivergesButForClient2(Base):
     """A federation of the others has no finite model but its first."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+    def training_step(self, batch, batch_idx):
+        callbacks = self.trainer.callbacks
         (loop,) = (part for part in callbacks if isinstance(part, FederatedLoop))
         loss = self.loss(batch)
         if loop.current_client in (0, 1):
             return loss * float("nan")
         return loss
+
+
+class PatienceByHand(Base):
+    """Trains less after two validations without progress, by the logged value."""
+
+    num_bad_rounds = 0
+    best_loss = 9.0
+
+    def on_train_epoch_start(self):
+        loss = self.trainer.callback_metrics.get("val_loss")
+        if loss is None:
+            return
+        if float(loss) < self.best_loss - 0.4:
+            self.best_loss = float(loss)
+        else:
+            self.num_bad_rounds += 1
+        if self.num_bad_rounds >= 2:
+            self.weight = 0.3
+
+
+class PatienceInSteps(Base):
+    """Trains less after five validations, which its validation steps count."""
+
+    num_validations = 0
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.num_validations += 1
+        if self.num_validations > 5:
+            self.weight = 0.3
+
+
+class EndsWithItsBest(Base):
+    """Gets worse from its third round on, and ends with the weights that its ModelCheckpoint has found best."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if self.current_epoch < 2 else -0.3 * loss
+
+    def configure_callbacks(self):
+        return [ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")]
+
+    def on_train_end(self):
+        best = torch.load(self.trainer.checkpoint_callback.best_model_path, weights_only=True)
+        self.load_state_dict(best["state_dict"])
+
+
+class HoldsItsCheckpoint(EndsWithItsBest):
+    """Likewise, and no trainer is asked for the ModelCheckpoint, which it holds."""
+
+    def configure_callbacks(self):
+        (self.checkpoint,) = super().configure_callbacks()
+        return [self.checkpoint]
+
+    def on_train_end(self):
+        best = torch.load(self.checkpoint.best_model_path, weights_only=True)
+        self.load_state_dict(best["state_dict"])
 
 
 def drawn_cohorts() -> dict[str, Any]:
@@ -161,6 +220,10 @@ KINDS: dict[str, Kind] = {
         performance="val_knn",
     ),
     "diverging members": Kind(DivergesButForClient2),
+    "patience by the logged value": Kind(PatienceByHand, rounds=6),
+    "patience in validation steps": Kind(PatienceInSteps, rounds=6),
+    "best weights": Kind(EndsWithItsBest, rounds=4),
+    "best weights of its own checkpoint": Kind(HoldsItsCheckpoint, rounds=4),
     "a counter and drawn cohorts": Kind(
         WarmsUp,
         loop=drawn_cohorts,

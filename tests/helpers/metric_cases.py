@@ -40,11 +40,11 @@ class MoreRounds(PreparedRounds):
 
     def __init__(
         self, *args: Any, cohorts: Sequence[Sequence[int]] = PreparedRounds.cohorts, **options: Any
-    ) -> None:
+    ):
         super().__init__(*args, **options)
         self.cohorts = cohorts
 
-    def __getitem__(self, index: int) -> Round:
+    def __getitem__(self, index):
         round = super().__getitem__(index)
         numbers = round.client_ids.tolist()
         cohort = [self.order.index(number) for number in numbers]
@@ -64,12 +64,12 @@ class MoreRounds(PreparedRounds):
 class OwnMetricCase(MetricCase):
     """A metric of flsv's own."""
 
-    def __init__(self, part: Any, **options: Any) -> None:
+    def __init__(self, part: Any, **options: Any):
         super().__init__(part, **options)
         contributes = isinstance(part, metrics.ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
 
-    def rounds(self, **options: Any) -> PreparedRounds:
+    def rounds(self, **options) -> PreparedRounds:
         return MoreRounds(self.round_functions, **options)
 
 
@@ -82,7 +82,7 @@ class TrainedCase(OwnMetricCase):
         def utility(masks: Tensor) -> Tensor:
             cohort_masks = masks[:, round.client_ids]
 
-            def build(index: int, out: Tensor) -> None:
+            def build(index: int, out: Tensor):
                 members = cohort_masks[index]
                 model = round.client_vectors[members].mean(0)
                 out.copy_(model if members.any() else round.global_vector)
@@ -94,7 +94,7 @@ class TrainedCase(OwnMetricCase):
         return {**super().arguments(round), "coalitions": masks, "utility": utility}
 
 
-def inference_mode_is_no_matter(case: MetricCase) -> None:
+def inference_mode_is_no_matter(case: MetricCase):
     """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
     metric = case.new()
     rounds = case.rounds()
@@ -107,7 +107,7 @@ def inference_mode_is_no_matter(case: MetricCase) -> None:
     fits.expect_same(results_of(metric_after_all), case.all_results)
 
 
-def bad_clients_are_refused(case: MetricCase) -> None:
+def bad_clients_are_refused(case: MetricCase):
     """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
     if case.fields.get("client_ids") != "client_ids":
         return
@@ -147,7 +147,7 @@ OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 OF_CONTRIBUTIONS = (remote_is_equal,)
 
 
-def checks_of_metric(metric: Any, **options: Any) -> list[PartCheck]:
+def checks_of_metric(metric, **options) -> list[PartCheck]:
     is_trained = isinstance(metric, metrics.ShadowShapley)
     make_case = TrainedCase if is_trained else OwnMetricCase
     return checks_of(make_case(metric, **options))
@@ -214,16 +214,16 @@ METRICS += checks_of_unlisted_metrics()
 #: By its class' name; of two of a class the first.
 METRIC_CASES: dict[str, OwnMetricCase] = {}
 for checks in METRICS:
-    METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)  # type: ignore[arg-type]
+    METRIC_CASES.setdefault(checks[0].case.name, checks[0].case)
 
 
 class SigmoidOfSum:
     """Scores models by the sigmoid of the sum of their entries."""
 
-    def __init__(self, models: Tensor) -> None:
+    def __init__(self, models: Tensor):
         self.models = models
 
-    def value(self, metric: Any) -> Tensor:
+    def value(self, metric) -> Tensor:
         return self.models.double().sum(1).sigmoid()
 
 

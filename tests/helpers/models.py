@@ -2,7 +2,6 @@
 parameters, buffers and batch. Only ``Diverges`` knows flsv."""
 
 import copy
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
 
 
-def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
+def network(batch_norm=True, dropout=0.0) -> nn.Module:
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
     # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
@@ -32,11 +31,11 @@ def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
     )
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
+def adam(parameters) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.001)
 
 
@@ -49,21 +48,21 @@ class Plain(L.LightningModule):
         optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         interval: str = "epoch",
-    ) -> None:
+    ):
         super().__init__()
         self.net = net or network()
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.interval = interval
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
 
@@ -71,7 +70,7 @@ class Plain(L.LightningModule):
         x, y = batch
         self.log("test_acc", (self(x).argmax(-1) == y).float().mean())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = self.make_optimizer(self.parameters())
         if self.make_scheduler is None:
             return optimizer
@@ -82,7 +81,7 @@ class Plain(L.LightningModule):
 class OfShape:
     """Shares what has so many dimensions."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int):
         self.dimensions = dimensions
 
     def __call__(self, name: str, tensor: Tensor) -> bool:
@@ -92,7 +91,7 @@ class OfShape:
 class Plainest(Plain):
     """Without BatchNorm."""
 
-    def __init__(self, optimizer: Any = sgd, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Any = sgd, **kwargs: Any):
         super().__init__(network(batch_norm=False), optimizer, **kwargs)
 
 
@@ -101,7 +100,7 @@ class Logs(Plain):
 
     own_step = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         if self.own_step:
@@ -109,32 +108,14 @@ class Logs(Plain):
         return loss
 
 
-class Line(L.LightningModule):
-    """Predicts the mean pixel: a regression, which logs its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 1)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x = batch[0].flatten(1)
-        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 
-    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]) -> None:
+    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]):
         super().__init__(copy.deepcopy(net), optimizer)
         self.failing = failing
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loop = loop_of(self)
         broken = (loop.round_index, loop.current_client) in self.failing
         return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
@@ -157,7 +138,7 @@ class Stepped(Plain):
         function: Callable[..., Any] | None = None,
         net: nn.Module | None = None,
         optimizer: Any = sgd,
-    ) -> None:
+    ):
         super().__init__(net or network(batch_norm=False), optimizer)
         self.function = function
         self.torch_rng = make_generator(1)
@@ -169,7 +150,7 @@ class Stepped(Plain):
         }
         self.measures = MetricCollection(train_metrics, prefix="train_")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx) * self.beta
         return loss if self.function is None else self.function(self, loss, batch)
 
@@ -177,21 +158,17 @@ class Stepped(Plain):
 class Hooks(L.Callback):
     """One hook, a function of the trainer and the module."""
 
-    def __init__(self, hook: str, function: Callable[..., Any]) -> None:
+    def __init__(self, hook: str, function: Callable[..., Any]):
         setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
 
 
-def raise_beta(trainer: L.Trainer, module: Any) -> None:
+def raise_beta(trainer: L.Trainer, module):
     if trainer.current_epoch:  # from round 2 on
         module.beta += 0.2
 
 
-def lower_rate(trainer: L.Trainer, module: Any) -> None:
-    trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
-
-
 @torch.no_grad()
-def clamp_weights(trainer: L.Trainer, module: Any) -> None:
+def clamp_weights(trainer: L.Trainer, module):
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
 
@@ -199,24 +176,22 @@ def clamp_weights(trainer: L.Trainer, module: Any) -> None:
 class Clamps(Timer):
     """Not what it is known as."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
-    ) -> None:
+    def on_train_batch_start(self, trainer, pl_module, *_):
         clamp_weights(trainer, pl_module)
 
 
-def make_hooked_sgd(parameters: Any) -> torch.optim.Optimizer:
+def make_hooked_sgd(parameters) -> torch.optim.Optimizer:
     optimizer = sgd(parameters)
     optimizer.register_step_post_hook(lambda *_: None)
     return optimizer
 
 
-def freeze_layer(trainer: L.Trainer, module: Any) -> None:
+def freeze_layer(trainer: L.Trainer, module):
     module.net[0].requires_grad_(trainer.current_epoch == 0)
 
 
 def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
-    def loss_of(module: Any, loss: Tensor, batch: Any) -> Tensor:
+    def loss_of(module, loss: Tensor, batch) -> Tensor:
         x, y = batch
         share = draw(module)
         return share * loss + (1 - share) * nn.functional.cross_entropy(module(x.flip(0)), y)
@@ -224,13 +199,13 @@ def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
     return loss_of
 
 
-def masked_loss(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def masked_loss(module, loss: Tensor, batch) -> Tensor:
     x, y = batch
     is_labeled = y != 2
     return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
 
 
-def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_logged_metrics(module, loss: Tensor, batch) -> Tensor:
     x, y = batch
     logits = module(x)
     module.log("accuracy", module.accuracy(logits, y))
@@ -240,7 +215,7 @@ def loss_with_logged_metrics(module: Any, loss: Tensor, batch: Any) -> Tensor:
     return loss
 
 
-def loss_with_annealed_beta(module: Any, loss: Tensor, batch: Any) -> Tensor:
+def loss_with_annealed_beta(module, loss: Tensor, batch) -> Tensor:
     module.beta = module.beta * 0.99
     return loss
 
@@ -248,25 +223,22 @@ def loss_with_annealed_beta(module: Any, loss: Tensor, batch: Any) -> Tensor:
 class Twice(Stepped):
     """One layer under two names."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = self.net
 
 
 class Renormed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(8, 4, max_norm=1.0)
         self.head = nn.Linear(4 * FEATURES, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 
-KEEPS, DRAWS = (
-    "changes what the module keeps beside parameters and buffers: ",
-    "draws random numbers",
-)
+KEEPS = "changes what the module keeps beside parameters and buffers: "
 BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
@@ -292,7 +264,6 @@ STEP_CASES: dict[str, Make] = {
     "annealed by an attribute that a step sets": make_stepped(
         loss_with_annealed_beta, KEEPS + "beta"
     ),
-    "a rate per round by a callback": make_hooked("on_train_epoch_start", lower_rate, None),
     "a layer frozen by a callback": make_hooked("on_train_epoch_start", freeze_layer, None),
     "a timer": (Stepped, lambda: [Timer()], None),
     "a timer that clamps weights": (
@@ -318,9 +289,8 @@ STEP_CASES: dict[str, Make] = {
     ),
     "NumPy's own generator": make_stepped(
         make_mixup_loss(lambda m: np.random.beta(0.4, 0.4)),  # noqa: NPY002
-        DRAWS,
+        "draws random numbers",
     ),
-    "Python's own generator": make_stepped(make_mixup_loss(lambda m: random.random()), DRAWS),
     "a masked loss": make_stepped(masked_loss, "vmap: .*dynamic shape"),
     "torchmetrics": make_stepped(loss_with_logged_metrics, KEEPS + "accuracy"),
     "a layer under two names": (Twice, list, None),

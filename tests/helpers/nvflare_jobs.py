@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey
@@ -22,7 +21,7 @@ from helpers.sites import NAMES, SiteData, make_mlp_module, make_shapfed_loop
 class Job:
     """A server and its sites, with workspaces below a folder. ``code`` is the module of the job's own code."""
 
-    def __init__(self, folder: Path, code: ModuleType) -> None:
+    def __init__(self, folder: Path, code: ModuleType):
         self.folder = folder
         self.code = code
         self.number = 0
@@ -39,10 +38,10 @@ class Job:
             setattr(code, site, client)
             self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
 
-    def run(self, server: RemoteServer) -> None:
+    def run(self, server: RemoteServer):
         """Run the rounds that are left, as another job."""
         self.number += 1
-        self.code.server = server  # type: ignore[attr-defined]
+        self.code.server = server
         self.controller().control_flow(self.abort_signal, self.context("server"))
 
     def controller(self) -> FlsvController:
@@ -86,7 +85,7 @@ class Job:
 class Wire:
     """The Controller's communicator: it serializes both ways, as NVFlare does."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job):
         self._job = job
 
     def send(
@@ -94,8 +93,8 @@ class Wire:
         task: Task,
         fl_ctx: FLContext,
         targets: list[str],
-        *options: Any,
-    ) -> None:
+        *options,
+    ):
         (site,) = targets
         self._job.tasks.append(task)
         if not self._job.answers(site, task):
@@ -107,7 +106,7 @@ class Wire:
         client_task.result = fobs.loads(fobs.dumps(reply))
         task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
 
-    def cancel_task(self, task: Task, *options: Any) -> None:
+    def cancel_task(self, task: Task, *options):
         self._job.cancelled.append(task)
 
     def get_client_disconnect_time(self, name: str) -> float | None:
@@ -116,5 +115,5 @@ class Wire:
         return 1.0
 
 
-def site_data(part: int, node: Any) -> SiteData:
+def site_data(part: int, node) -> SiteData:
     return SiteData(part)

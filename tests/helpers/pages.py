@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
@@ -87,7 +87,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
         if block.language == "bash"
         for command in split_commands(block.text)
     ]
-    scope: dict[str, Any] = {"__name__": "__page__"}
+    scope = {"__name__": "__page__"}
     for block in page_blocks:
         if block.title in QUOTED:
             quoted_file = QUOTED[block.title].read_text()
@@ -122,7 +122,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     return len(page_blocks)
 
 
-def run_command(command: list[str]) -> None:
+def run_command(command: list[str]):
     """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
     if ">" in command[-2:-1]:
         with open(command[-1], "w") as file, redirect_stdout(file):
@@ -132,7 +132,7 @@ def run_command(command: list[str]) -> None:
         " ".join(command).startswith(prefix) for prefix in NOT_RUN
     ):
         try:
-            status: Any = main(_quiet(command[1:]))
+            status = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help
             status = stopped.code
         assert not status, command

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.core import ClientUpdate
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import RemoteFederation, Site, agreement
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
@@ -26,11 +26,11 @@ from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
 from flsv.utilities.seeding import generator_for
-from helpers.sites import BOSTON_ADDRESS, SiteTransport
+from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_sites
 
 
 # Of all parts.
-def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]) -> Any:
+def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
     """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
 
@@ -43,25 +43,35 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
     for table in tables:
         for row, checks in enumerate(table):
             for check in checks:
-                marks = [] if is_fast(row, check.check.__name__) else [pytest.mark.slow]
+                marks = (
+                    []
+                    if is_fast(
+                        row,
+                        check.check.__name__,
+                    )
+                    else [pytest.mark.slow]
+                )
                 cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
 
-def repr_is_code(case: Case) -> None:
+def repr_is_code(case: Case):
     """repr shows the class and no address in memory."""
     text = repr(case.new())
-    ensure(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+    ensure(
+        text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text,
+        text,
+    )
 
 
-def remote_is_equal(case: fits.FitCase) -> None:
+def remote_is_equal(case: fits.FitCase):
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
     if case.sees_clients:
         case.expect_the_same(partial(train_at_sites, case), rounds=1, rtol=1e-5)
 
 
 class ServerData(L.LightningDataModule):
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         return DataLoader(
             TensorDataset(*fits.samples_of(-1)), batch_size=fits.NUM_VALIDATION_SAMPLES
         )
@@ -77,22 +87,15 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     names = [f"site {client}" for client in range(fits.NUM_CLIENTS)]
     with tempfile.TemporaryDirectory() as folder:
         sites = make_sites(case, names, Path(folder))
-        directory = Directory(
+        facts = agreement(case.module(), loop)
+        directory = gather_sites(
+            Path(folder),
             SiteTransport(sites, names),
+            facts,
             names,
-            agreement(case.module(), loop),
-            Path(folder, "book.json"),
-            timeout=1,
-            wait=0.2,
         )
-        directory.gather()
-        clients = range(fits.NUM_CLIENTS)
-        data = RemoteData(
-            names,
-            sizes=[directory.sizes[client] for client in clients],
-            contents=[directory.contents[client] for client in clients],
-            num_classes=fits.NUM_CLASSES,
-            server_data=ServerData(),
+        data = data_at_sites(
+            directory, names, num_classes=fits.NUM_CLASSES, server_data=ServerData()
         )
         remote_loop = loop.replace(engine=partial(RemoteFederation, directory))
         return case.fit(remote_loop, rounds=1, data=data)
@@ -125,10 +128,10 @@ class PersonalizerCase(fits.FitCase):
     base = Personalizer
 
 
-def starts_are_models(case: PersonalizerCase) -> None:
+def starts_are_models(case: PersonalizerCase):
     """Check that clients start from finite models [P], or None, and that asking for them changes nothing."""
     loop = case.uninterrupted.loop
-    personalizer: Any = loop.personalizer
+    personalizer = loop.personalizer
     size = len(loop.state.model())
 
     for client in range(fits.NUM_CLIENTS):
@@ -149,14 +152,12 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 PARAMETERS, BUFFERS = 12, 3
 
 
-def make_context(
-    client: int, round_index: int = 0, dtype: Any = torch.float32, **state: Any
-) -> UploadContext:
+def make_context(client: int, round_index=0, dtype=torch.float32, **state) -> UploadContext:
     model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
 
-def make_update(client: int, dtype: Any = torch.float32) -> Tensor:
+def make_update(client: int, dtype=torch.float32) -> Tensor:
     """A client's update, parameters and buffers."""
     return torch.randn(PARAMETERS + BUFFERS, generator=generator_for(0, "update", client)).to(dtype)
 
@@ -164,10 +165,10 @@ def make_update(client: int, dtype: Any = torch.float32) -> Tensor:
 class UploadCase(fits.FitCase):
     base = Upload
 
-    def loop_arguments(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part) -> dict[str, Any]:
         return {"uploads": [part]}
 
-    def sent(self, client: int, round_index: int = 0, state: Any = None) -> Tensor:
+    def sent(self, client: int, round_index=0, state=None) -> Tensor:
         """Return what a client sends instead of :func:`make_update`."""
         return self.new().apply(
             make_update(client),
@@ -175,7 +176,7 @@ class UploadCase(fits.FitCase):
         )
 
 
-def gives_an_update(case: UploadCase) -> None:
+def gives_an_update(case: UploadCase):
     """A finite update of the same shape and precision; the one that came in stays as it was."""
     for dtype in (torch.float32, torch.float64):
         for client in range(NUM_CLIENTS):
@@ -191,7 +192,7 @@ def gives_an_update(case: UploadCase) -> None:
             ensure(equal(update, make_update(client, dtype)), "a changed argument")
 
 
-def clients_are_apart(case: UploadCase) -> None:
+def clients_are_apart(case: UploadCase):
     """Check that what a client sends does not depend on what others have sent before."""
     part = case.new()
     states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
@@ -217,10 +218,10 @@ UploadCase.checks = (
 class FilterCase(fits.FitCase):
     base = UpdateFilter
 
-    def loop_arguments(self, part: Any) -> dict[str, Any]:
+    def loop_arguments(self, part) -> dict[str, Any]:
         return {"filters": [part]}
 
-    def begun(self) -> Any:
+    def begun(self):
         """A filter in a run of five clients."""
         part = self.new()
         federation = federation_of(PreparedRounds())
@@ -229,9 +230,7 @@ class FilterCase(fits.FitCase):
         return part
 
 
-def make_cohort(
-    index: int = 0, factor_of_last_update: float = 1.0, order: Sequence[int] | None = None
-) -> Cohort:
+def make_cohort(index=0, factor_of_last_update=1.0, order: Sequence[int] | None = None) -> Cohort:
     """A round's updates before the server looks at them.
 
     Args:
@@ -263,7 +262,7 @@ def make_cohort(
     )
 
 
-def gives_a_cohort(case: FilterCase) -> None:
+def gives_a_cohort(case: FilterCase):
     """Check that some of the clients remain, with a row and a number each, and nothing changes in place."""
     for index in range(len(COHORTS)):
         for factor in (1.0, 1e6):
@@ -284,7 +283,7 @@ def gives_a_cohort(case: FilterCase) -> None:
             ensure(has_same_models and has_same_samples, "a changed argument")
 
 
-def order_does_not_matter(case: FilterCase) -> None:
+def order_does_not_matter(case: FilterCase):
     """Who is left, and with what, does not depend on the order of the clients."""
     for factor in (1.0, 1e6):
         by_client = []
@@ -298,7 +297,7 @@ def order_does_not_matter(case: FilterCase) -> None:
         ensure(equal(ascending, reordered, rtol=1e-5), f"{ascending} and {reordered}")
 
 
-def one_client_stays(case: FilterCase) -> None:
+def one_client_stays(case: FilterCase):
     """A cohort of one has nobody to be compared with."""
     alone = make_cohort().keep(torch.tensor([True, False, False]))
     ensure(case.begun().apply(alone).ids == alone.ids, "nobody")

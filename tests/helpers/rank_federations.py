@@ -36,7 +36,7 @@ from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
-from flsv.uploads import TopK, UploadContext
+from flsv.uploads import TopK
 from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.hospitals import make_module, make_tables
 from helpers.models import Plain, adam, network
@@ -48,13 +48,13 @@ Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, An
 class Logging(Plain):
     """Logs everything that can be logged of a training step."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.micro_accuracy = torchmetrics.classification.MulticlassAccuracy(
             num_classes=CLASSES, average="micro"
         )
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.micro_accuracy(self(batch[0]), batch[1])
         self.log(
@@ -82,18 +82,18 @@ class Logging(Plain):
 
         return loss
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         self.log("drawn", torch.rand(()))
 
 
 class Average:
     """A moving average of weights, as in libraries."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.shadows: list[Tensor] = []
         self.num_updates = 0
 
-    def update(self, weights: Tensor) -> None:
+    def update(self, weights: Tensor):
         if not self.shadows:
             self.shadows.append(weights.clone())
         self.shadows[0].lerp_(weights, 0.3)
@@ -104,7 +104,7 @@ class Keeps(Plain):
     """Keeps floating-point values, counters, a record and flags that its training changes, and trains by them, and by
     the Trainer's count of steps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(dropout=0.3))
         self.average = Average()
         self.lazy: Tensor | None = None
@@ -113,7 +113,7 @@ class Keeps(Plain):
         self.losses = {"train": losses}
         self.register_buffer("unsaved", torch.zeros(3), persistent=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         bias = self.net[4].bias
         array = torch.from_numpy(self.array).float()
@@ -143,25 +143,25 @@ class Validating(Plain):
     """Logs what its games go by when it validates, where it also meets whoever else does. Where there is a default
     process group it reduces, where there are several processes it scales its loss: here is neither."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(loss)
         return loss * self.trainer.world_size
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
         self.log("val_hits", (self(x).argmax(-1) == y).float().mean())
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         self.trainer.strategy.barrier("the end of a validation")
 
 
 class Dithered(ShapFedWA):
     """Draws from the global generator, which the last client of the cohort has left where it is."""
 
-    def aggregate(self, round: Any, contributions: Any) -> Any:
+    def aggregate(self, round, contributions):
         vector, weights = super().aggregate(round, contributions)
         return vector + 1e-3 * torch.rand(()), weights
 
@@ -169,32 +169,32 @@ class Dithered(ShapFedWA):
 class Broken(Attack):
     """Sends NaN."""
 
-    def attack(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+    def attack(self, update, context, generator):
         return update * float("nan")
 
 
 class Jittered(Dataset[Any]):
     """Draws from a generator of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.x)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index):
         return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+def plain_sgd(parameters) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def step_schedule(optimizer: Any) -> Any:
+def step_schedule(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
 
 
-def make_five_clients(**kwargs: Any) -> FederatedDataModule:
+def make_five_clients(**kwargs) -> FederatedDataModule:
     return toy_data((4, 2, 3, 3, 2), **kwargs)
 
 
@@ -338,8 +338,8 @@ def one_excluded() -> Case:
 def by_a_logged_value() -> Case:
     """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
     ranks share five clients and 32 coalitions out unequally."""
-    by_loss: Any = {"performance": "val_loss", "mode": "min"}
-    by_hits: Any = {"performance": "val_hits", "mode": "max"}
+    by_loss = {"performance": "val_loss", "mode": "min"}
+    by_hits = {"performance": "val_hits", "mode": "max"}
     metrics = {
         "pfsv": PartialFederatedShapley(**by_loss),
         "cumulative": CumulativeShapley(**by_hits),

@@ -1,16 +1,11 @@
 """What ranks run, by the names of functions; and the processes that run it, forks of the tests' process, which have a
 hard end."""
 
-import faulthandler
-import importlib
 import logging
-import multiprocessing
 import os
 import runpy
 import signal
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +30,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from helpers.data import toy_sets
 from helpers.fits import plain_trainer
+from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
 from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
@@ -58,12 +54,12 @@ class Die(Callback):
     """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
-    def __init__(self, folder: Path, rank: int, kill: bool) -> None:
+    def __init__(self, folder: Path, rank: int, kill: bool):
         self.mark = folder / "died"
         self.rank = rank
         self.kill = kill
 
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, trainer, *args):
         if ranks_of(trainer).rank != self.rank or trainer.current_epoch < 2 or self.mark.exists():
             return
 
@@ -77,16 +73,14 @@ class Die(Callback):
 class Stop(Callback):
     """A rank stops in the middle of a round."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
 
 
 class SaveWithin(Callback):
     """Saves in the middle of the third round."""
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if trainer.current_epoch == 2 and batch_idx == 1:
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
@@ -94,7 +88,7 @@ class SaveWithin(Callback):
 def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
     options = dict(options)
     rounds = options.pop("rounds", 3)
-    logger: Any = False
+    logger = False
     if options.pop("logger", False):
         logger = TensorBoardLogger(folder, name="")
 
@@ -120,7 +114,7 @@ def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any
     )
 
 
-def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
+def fit(folder: Path, case: Case, *callbacks: Callback):
     """Start it, or go on from its last checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
@@ -131,7 +125,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
     quiet_loop = loop.replace(reporting=Reporting(table=False))
     trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
     checkpoint: Path | None = folder / "last.ckpt"
-    if not checkpoint.exists():  # type: ignore[union-attr]
+    if not checkpoint.exists():
         checkpoint = None
     trainer.fit(module, data, ckpt_path=checkpoint)
 
@@ -142,22 +136,22 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
         (folder / "metrics.txt").write_text(repr(metrics))
 
 
-def run_all(folder: str, names: list[str]) -> None:
+def run_all(folder: str, names: list[str]):
     """One federation after the other, in one group of ranks."""
     for name in names:
         fit(Path(folder) / name, RANK_CASES[name]())
 
 
-def run_and_die(folder: str, name: str, rank: int = -1, kill: bool = False) -> None:
+def run_and_die(folder: str, name: str, rank: int = -1, kill=False):
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
     fit(Path(folder), RANK_CASES[name](), Die(Path(folder), rank, kill))
 
 
-def save_within(folder: str, name: str) -> None:
+def save_within(folder: str, name: str):
     fit(Path(folder), RANK_CASES[name](), SaveWithin())
 
 
-def save_on_exception(folder: str, name: str) -> None:
+def save_on_exception(folder: str, name: str):
     """A checkpoint of the round in which a rank fails."""
     fit(
         Path(folder),
@@ -167,7 +161,7 @@ def save_on_exception(folder: str, name: str) -> None:
     )
 
 
-def stop_within(folder: str) -> None:
+def stop_within(folder: str):
     fit(Path(folder), shapfed_wa(), Stop())
 
 
@@ -211,7 +205,7 @@ CHANGES = {
 }
 
 
-def change_rank_1(folder: str, how: str) -> None:
+def change_rank_1(folder: str, how: str):
     """Rank 1 has another federation than rank 0."""
     loop, module, _, options = shapfed_wa()
     case = loop, module, make_data_with_shift(0.0), options
@@ -220,13 +214,13 @@ def change_rank_1(folder: str, how: str) -> None:
     fit(Path(folder), case)
 
 
-def limit_time(folder: str) -> None:
+def limit_time(folder: str):
     """Every rank would stop by its own clock."""
     loop, module, data, _ = shapfed_wa()
     fit(Path(folder), (loop, module, data, {"max_time": "00:01:00:00"}))
 
 
-def unseeded(folder: str) -> None:
+def unseeded(folder: str):
     """Every rank would draw its own weights and seed."""
     torch.seed()
     fit(
@@ -243,29 +237,29 @@ def unseeded(folder: str) -> None:
 class OwnDraws(FedAvg):
     """Depends on a number that every rank draws for itself."""
 
-    def aggregate(self, round: Any, contributions: Any) -> Any:
+    def aggregate(self, round, contributions):
         vector, weights = super().aggregate(round, contributions)
         return vector + int.from_bytes(os.urandom(2), "little"), weights
 
 
-def disagree(folder: str) -> None:
+def disagree(folder: str):
     """Ranks that do not come to the same global model."""
     fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), make_five_clients(), {}))
 
 
-def no_federation(folder: str) -> None:
+def no_federation(folder: str):
     """A trainer without a FederatedLoop."""
     _, module, data, options = shapfed_wa()
     make_trainer(Path(folder), [], options).fit(module, data)
 
 
-def run_script(path: str, *words: str) -> None:
+def run_script(path: str, *words: str):
     """A user's script, as torchrun starts it."""
     sys.argv = [path, *words]
     runpy.run_path(path, run_name="__main__")
 
 
-def run_command(*words: str) -> None:
+def run_command(*words: str):
     """``python -m flsv``, which can start the other ranks itself."""
     sys.argv = ["flsv", *words]
     try:
@@ -275,7 +269,7 @@ def run_command(*words: str) -> None:
             raise
 
 
-def exchanges(folder: str) -> None:
+def exchanges(folder: str):
     """All that ranks exchange."""
     rank = int(os.environ["LOCAL_RANK"])
     size = int(os.environ["RANKS"])
@@ -315,9 +309,6 @@ def exchanges(folder: str) -> None:
         ranks.all_gather(None, "one more")
 
 
-_context = multiprocessing.get_context("fork")
-
-
 class Ended(NamedTuple):
     """How a rank ended: its exit code, and what it printed."""
 
@@ -331,64 +322,32 @@ class Group:
 
     def __init__(
         self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
+    ):
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
             "RANKS": str(size),
+            "NODES": str(size if nodes else 1),
         }
-        common["NODES"] = str(size if nodes else 1)
-        self.processes: list[Any] = []
+        self.processes = []
         for rank in range(size):
-            place_of_rank = (
-                {"NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-                if nodes
-                else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
-            )
-            process_arguments = (
-                function,
-                list(arguments),
-                common | place_of_rank,
-                str(self._outputs[rank]),
-            )
-            self.processes.append(
-                _context.Process(target=_run, args=process_arguments, daemon=True)
-            )
-            self.processes[-1].start()
+            node, local_rank = (rank, 0) if nodes else (0, rank)
+            variables = common | {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
+            process = Forked(folder / f"rank{rank}", globals()[function], *arguments, **variables)
+            self.processes.append(process)
 
-    def wait(self, seconds: float = 900.0) -> list[Ended]:
+    def wait(self, seconds=900.0) -> list[Ended]:
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
-        end = time.monotonic() + seconds
-        codes: list[int | None] = []
+        ended = []
         for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-            codes.append(process.exitcode)
-            if process.exitcode is None:
-                process.kill()
+            code, output = process.wait(seconds)
+            if code is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            ended.append(Ended(code, output))
+        return ended
 
-        return [Ended(code, output.read_text()) for code, output in zip(codes, self._outputs)]
-
-    def done(self) -> None:
+    def done(self):
         """All have ended well."""
         ended = self.wait()
-        assert {rank.code for rank in ended} == {0}, "\n".join(
-            rank.output[-3000:] for rank in ended
-        )
-
-
-def _run(function: str, arguments: list[Any], variables: dict[str, str], output: str) -> None:
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
-    os.environ.update(variables)
-    # Where a rank hangs, its output says at what.
-    faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)
-
-    try:
-        getattr(importlib.import_module("helpers.ranks"), function)(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        raise SystemExit(1) from None
+        outputs = [rank.output[-3000:] for rank in ended]
+        assert {rank.code for rank in ended} == {0}, "\n".join(outputs)

@@ -1,7 +1,5 @@
 """ShadowShapley that keeps the game of the last round."""
 
-from typing import Any
-
 from torch import Tensor
 
 from flsv.games.members import Members, members_of
@@ -24,12 +22,12 @@ class Recorded(ShadowShapley):
 
     def complete(
         self,
-        masks: Tensor,
-        utilities: Tensor,
+        masks,
+        utilities,
         *,
-        outputs: Tensor | None = None,
-        **how: Any,
-    ) -> Any:
+        outputs=None,
+        **how,
+    ):
         self.grand_utilities = utilities[:, 1]
         self.first_round = utilities[0].flatten()
         self.game = utilities[-1].flatten()

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,11 +28,11 @@ def add_retrained_runs(
     values: Sequence[float],
     other_values: Mapping[str, Sequence[float]] | None = None,
     *,
-    half_width: float = 0.02,
-    measure: str = "accuracy",
+    half_width=0.02,
+    measure="accuracy",
     seeds: Sequence[int] = (0, 1, 2),
-    rounds: int = 3,
-    **facts: Any,
+    rounds=3,
+    **facts,
 ) -> Path:
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
     without a value has NaN. ``facts`` are those of ``run.json`` on the values."""
@@ -66,7 +65,7 @@ def add_retrained_runs(
         run.mkdir(parents=True)
         settings = {**record["settings"], "federation_seed": seed}
         (run / "run.json").write_text(json.dumps({**record, "settings": settings}))
-        rows: list[list[Any]] = []
+        rows = []
         for metric, row in by_metric.items():
             for client, value in enumerate(row):
                 if math.isnan(value):
@@ -79,7 +78,7 @@ def add_retrained_runs(
     return folder
 
 
-def retrained_rows(run: Path, metric: str = "value") -> list[dict[str, str]]:
+def retrained_rows(run: Path, metric="value") -> list[dict[str, str]]:
     """The rows of the clients' mean values, or of those by another score."""
     rows = read_rows(run / "retrained" / "repeat.csv")
     return [row for row in rows if row["metric"] == metric]
@@ -94,7 +93,7 @@ def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     trained: set[tuple[int, ...]] = set()
     train = CopiedFits.train
 
-    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
+    def record_and_train(fits: CopiedFits, orders):
         trained.update(order.members for order in orders)
         return train(fits, orders)
 

@@ -35,12 +35,12 @@ def value_of_cell(client: int, column: int, round_index: int) -> float:
 
 def make_run(
     folder: Path,
-    clients: int = 4,
-    classes: int = 3,
-    rounds: int = 5,
+    clients=4,
+    classes=3,
+    rounds=5,
     names: tuple[str, ...] | None = None,
-    ended: bool = True,
-    stderr: bool = True,
+    ended=True,
+    stderr=True,
 ) -> Path:
     """Make the folder of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def make_run(
         has_names = clients <= len(NAMES)
         client_names = NAMES[:clients] if has_names else tuple(map(str, range(clients)))
 
-    rows: list[list[Any]] = []
+    rows = []
     for r in range(rounds):
         for i in range(clients):
             rows.append([r, "cssv", i, "", value_of_cell(i, 0, r)])
@@ -58,7 +58,7 @@ def make_run(
             rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
 
     write_rows(folder, rows, client_names)
-    record: dict[str, Any] = {
+    record = {
         "version": RECORD_VERSION,
         "started": "2026-01-02T03:04:05+00:00",
         "first_round": 0,
@@ -116,27 +116,29 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
     }
 
 
-def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
+def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES):
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
-    save_csv(
-        folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)]
-    )
+    lines = []
+    for *row, class_number, value in rows:
+        class_name = "" if class_number == "" else f"class {class_number}"
+        lines.append([*row, class_number, value, names[row[2]], class_name, "", ""])
+    save_csv(folder / "contributions.csv", [SCHEMA, *lines])
 
 
 def make_game(
     folder: Path,
     values: dict[str, list[float]],
-    initial: float = 0.25,
-    measure: str = "accuracy",
-    rounds: int = 3,
-    **facts: Any,
+    initial=0.25,
+    measure="accuracy",
+    rounds=3,
+    **facts,
 ) -> Path:
     """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into
     ``run.json``."""
     clients = len(next(iter(values.values())))
     make_run(folder, clients=clients, stderr=False)
     record = json.loads((folder / "run.json").read_text())
-    rows: list[list[Any]] = []
+    rows = []
     for r in range(rounds):
         for name, row in values.items():
             rows += [
@@ -187,7 +189,7 @@ def make_repeated_runs(folder: Path, *values: list[float]) -> Path:
     return folder / "seed_0"
 
 
-def change_record(folder: Path, **changes: Any) -> Path:
+def change_record(folder: Path, **changes) -> Path:
     """The run, with these parts of its ``run.json``."""
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**record, **changes}))
@@ -221,7 +223,7 @@ class Tracker(DummyLogger):
     version = "of_run"
 
 
-def write_config(path: Path, **sections: Any) -> Path:
+def write_config(path: Path, **sections) -> Path:
     """A file of this federation with some sections in the place of its own."""
     path.write_text(yaml.safe_dump(yaml.safe_load(FEDERATION) | sections))
     return path
@@ -262,7 +264,7 @@ SIZES = {
 }
 
 
-def make_small_federation(**changes: Any) -> Federation:
+def make_small_federation(**changes) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
     data = {
@@ -307,7 +309,7 @@ def find_differences(a: Path, b: Path) -> list[str]:
     return different
 
 
-def leaves_of(checkpoint: Any) -> dict[str, Any]:
+def leaves_of(checkpoint) -> dict[str, Any]:
     leaves = {}
     for path, leaf in tree_flatten_with_path(checkpoint)[0]:
         name = keystr(path)
@@ -316,7 +318,7 @@ def leaves_of(checkpoint: Any) -> dict[str, Any]:
     return leaves
 
 
-def comparable_value(leaf: Any) -> Any:
+def comparable_value(leaf):
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.numpy().tobytes()
     return repr(leaf)  # NaN is NaN

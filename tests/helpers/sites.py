@@ -3,6 +3,7 @@ TLS and authentication, started by the template's own scripts."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
+from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
     Directory,
@@ -30,6 +33,7 @@ from flsv.engines.remote import (
     SitePolicy,
     agreement,
 )
+from flsv.engines.remote.federation import RemoteSites
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator
 from helpers.data import group_options
@@ -53,10 +57,15 @@ Make = Callable[..., FederatedLoop]
 def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
     draw = make_generator(3)
-    return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
+    return torch.randint(
+        0,
+        len(NAMES),
+        (1437,),
+        generator=draw,
+    ).tolist()
 
 
-def make_undivided_data(**options: Any) -> FederatedDataModule:
+def make_undivided_data(**options) -> FederatedDataModule:
     """Return what one process would train on: a third of the digits."""
     few = group_options({"max_samples": 480, **options})
     return FederatedDataModule(
@@ -67,7 +76,7 @@ def make_undivided_data(**options: Any) -> FederatedDataModule:
 class ServerData(L.LightningDataModule):
     """The validation samples that the server of :func:`make_undivided_data` has."""
 
-    def val_dataloader(self) -> Any:
+    def val_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         return data.val_dataloader()
@@ -76,30 +85,43 @@ class ServerData(L.LightningDataModule):
 class SiteData(L.LightningDataModule):
     """One client's training samples of :func:`make_undivided_data`, as a project of its own would have them."""
 
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int):
         super().__init__()
         self.client = client
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         data = make_undivided_data()
         data.setup("fit")
         train = load_image_data("digits").train
         return DataLoader(
-            Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True
+            Subset(
+                train,
+                data.client_indices(self.client).tolist(),
+            ),
+            batch_size=48,
+            shuffle=True,
         )
 
 
-def make_mlp_module(**options: Any) -> ClassifierClient:
+def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
-    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
-    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
+    options = {
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        **options,
+    }
+    return ClassifierClient(
+        "mlp",
+        num_classes=10,
+        input_shape=(1, 8, 8),
+        **options,
+    )
 
 
 def make_momentum_module() -> ClassifierClient:
     return make_mlp_module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
 
 
-def make_shapfed_loop(**options: Any) -> FederatedLoop:
+def make_shapfed_loop(**options) -> FederatedLoop:
     defaults = {
         "aggregator": ShapFedWA("cssv"),
         "metrics": {"cssv": ClassSpecificShapley()},
@@ -110,7 +132,7 @@ def make_shapfed_loop(**options: Any) -> FederatedLoop:
 
 
 def fit_in_one_process(
-    tmp: Path, make: Make, make_module: Any = make_mlp_module, rounds: int = ROUNDS, **data: Any
+    tmp: Path, make: Make, make_module=make_mlp_module, rounds: int = ROUNDS, **data
 ) -> FederatedLoop:
     loop = make()
     trainer_for(loop, tmp, rounds).fit(make_module(), make_undivided_data(**data))
@@ -121,9 +143,9 @@ def make_site(
     tmp: Path,
     client: int,
     make: Make,
-    make_module: Any = make_mlp_module,
+    make_module=make_mlp_module,
     policy: SitePolicy | None = None,
-    **data: Any,
+    **data,
 ) -> Site:
     def own() -> L.LightningDataModule:
         if not data:
@@ -142,10 +164,18 @@ def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"sizes": dict(sizes), "contents": "0123456789abcdef fedcba9876543210"}
 
 
+def training_packet(classes: int) -> Packet:
+    """A message that asks the first site for its first training."""
+    zero = "0" * 16
+    plain = {"run": zero, "greeting": zero, "clients": 3, "client": 0, "classes": classes}
+    plain |= {"rounds": 1, "round": 0, "seed": 0, "counted": None}
+    return Packet("train", plain, {"start": torch.zeros(1)})
+
+
 class Replay:
     """Sites that send what they are given here, by the kind of what they are asked."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.says: dict[str, dict[int, Any]] = {}
 
     def present(self) -> dict[int, str]:
@@ -156,13 +186,39 @@ class Replay:
             yield address, self.says[packet.kind][address]
 
 
+def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:
+    """What a server of one round holds of sites that send what they are given."""
+    directory = Directory(transport, NAMES, {}, folder / "book.json", timeout=1, wait=0.2)
+    state = FederationState(run="0" * 16, num_clients=3)
+    return RemoteSites(
+        directory, state, rounds=1, max_steps=lambda site, samples: samples, **options
+    )
+
+
 class SiteTransport:
     """Sites behind a wire, by address; ``on_reply`` is what becomes of their replies there."""
 
-    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES) -> None:
+    def __init__(self, sites: Mapping[int, Any], names: Sequence[str] = NAMES):
         self.sites = dict(sites)
         self.names = dict(enumerate(names, start=BOSTON_ADDRESS))
         self.on_reply: Callable[[int, Packet, Packet], Any] = lambda address, packet, reply: reply
+
+    def change_replies(
+        self,
+        kind: str,
+        change: Callable[[Packet], Any],
+        sites: Sequence[int] = ADDRESSES,
+        rounds: Sequence[int] | None = None,
+    ):
+        """Let ``change`` make what becomes of replies of a kind, of these sites, in these rounds or all."""
+
+        def on_reply(address: int, packet: Packet, reply: Packet):
+            is_of_kind = packet.kind == kind and address in sites
+            if not is_of_kind or (rounds and packet.plain["round"] not in rounds):
+                return reply
+            return change(reply)
+
+        self.on_reply = on_reply
 
     def present(self) -> dict[int, str]:
         return {address: self.names[address] for address in self.sites}
@@ -183,43 +239,61 @@ def _through(packet: Packet) -> Packet:
     return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
 
 
+def gather_sites(
+    folder: Path, transport: SiteTransport, facts: dict[str, Any], names: Sequence[str] = NAMES
+) -> Directory:
+    """Greet all sites, of which the server says these facts."""
+    directory = Directory(transport, names, facts, folder / "book.json", timeout=1, wait=0.2)
+    directory.gather()
+    return directory
+
+
+def data_at_sites(directory: Directory, names: Sequence[str] = NAMES, **options) -> RemoteData:
+    return RemoteData(
+        names,
+        sizes=[directory.sizes[site] for site in range(len(names))],
+        contents=[directory.contents[site] for site in range(len(names))],
+        dictionary_hash=directory.dictionary_hash,
+        **options,
+    )
+
+
 class SitesInProcess:
     """The same federation with a wire in it."""
 
-    def __init__(
-        self, tmp: Path, make: Make, make_module: Any = make_mlp_module, **data: Any
-    ) -> None:
+    num_classes = 10
+
+    def __init__(self, tmp: Path, make: Make, make_module=make_mlp_module, **data):
         self.tmp = tmp
         self.make = make
         self.make_module = make_module
         sites_by_address = {}
         for client, address in enumerate(ADDRESSES):
-            sites_by_address[address] = make_site(tmp, client, make, make_module, **data)
+            sites_by_address[address] = self.make_site(client, **data)
         self.transport = SiteTransport(sites_by_address)
 
-    def fit(self, rounds: int = ROUNDS, server_data: Any = None, **options: Any) -> FederatedLoop:
-        directory = Directory(
-            self.transport,
-            NAMES,
-            agreement(self.make_module(), self.make()),
-            self.tmp / "book.json",
-            timeout=1,
-            wait=0.2,
-        )
-        directory.gather()
-        data = RemoteData(
-            NAMES,
-            sizes=[directory.sizes[site] for site in range(len(NAMES))],
-            contents=[directory.contents[site] for site in range(len(NAMES))],
-            num_classes=10,
-            server_data=server_data,
-        )
+    def make_site(self, client: int, **data) -> Site:
+        return make_site(self.tmp, client, self.make, self.make_module, **data)
 
+    def directory(self) -> Directory:
+        return gather_sites(self.tmp, self.transport, agreement(self.make_module(), self.make()))
+
+    def fit(self, rounds: int = ROUNDS, server_data=None, **options) -> FederatedLoop:
+        directory = self.directory()
+        data = data_at_sites(directory, num_classes=self.num_classes, server_data=server_data)
         self.loop = self.make().replace(engine=partial(RemoteFederation, directory))
         ckpt_path = options.pop("ckpt_path", None)
         trainer = trainer_for(self.loop, self.tmp, rounds, **options)
         trainer.fit(self.make_module(), data, ckpt_path=ckpt_path)
         return self.loop
+
+    def go_on_until(self, rounds: int, **options) -> FederatedLoop:
+        """Fit with a checkpoint after each round, from the last one on if there is one."""
+        checkpoint = self.tmp / "checkpoints" / "last.ckpt"
+        if checkpoint.is_file():
+            options["ckpt_path"] = checkpoint
+        saving = ModelCheckpoint(checkpoint.parent, save_last=True)
+        return self.fit(rounds, callbacks=[saving], enable_checkpointing=True, **options)
 
 
 def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
@@ -228,7 +302,7 @@ def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
     return list(torch.load(path, weights_only=True).values())
 
 
-def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
+def assert_same_runs(remote: FederatedLoop, local: FederatedLoop):
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
     assert_same_bits(remote.state.model(), local.state.model())
     assert_same_bits(remote.client_scores, local.client_scores)
@@ -239,7 +313,7 @@ def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
         assert_same_bits(contributions[name], expected)
 
 
-def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) -> None:
+def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
     """The run of the template's ``project``, three rounds in the folder ``runs``, is that of one process."""
     code = run_path(str(project))
     loop = code["make_loop"]()
@@ -268,6 +342,18 @@ def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) 
 
 
 BIN = Path(sys.executable).parent
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def first_commands(page: str) -> str:
+    """The first commands of a guide, but for those that install what is installed here."""
+    text = (PAGES / page).read_text()
+    (block,) = re.findall(r"## Try it on one machine\n.*?```bash\n(.*?)```", text, flags=re.DOTALL)
+    installation, commands = block.split("flsv init", 1)
+    assert len(installation.splitlines()) == 2  # and nothing else is left out
+    return f"flsv init{commands}"
+
+
 SECONDS = 900  # a busy machine of two cores takes twenty times as long as an idle one
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
 
@@ -275,7 +361,7 @@ ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let i
 class Deployment:
     """Everything that runs but the server's rounds, in a project of ``flsv init --flower``."""
 
-    def __init__(self, folder: Path, policy: str, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, policy: str, names: Sequence[str]):
         self.folder = folder
         self._policy = policy
         port, *ports = free_ports(1 + len(names))
@@ -290,7 +376,7 @@ class Deployment:
         }
         self.processes: dict[str, subprocess.Popen] = {}
 
-    def begin(self) -> None:
+    def begin(self):
         self._do("sh", "keys.sh", *self._ports)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
@@ -299,36 +385,34 @@ class Deployment:
         for site in self._ports:
             self.start_site(site)
 
-    def start_link(self) -> None:
+    def start_link(self):
         self._start("link", "sh", "deploy/superlink.sh")
         self.wait_for("link", lambda log: "Uvicorn running" in log)
 
-    def start_site(self, site: str, until_accepted: bool = False) -> None:
+    def start_site(self, site: str, until_accepted=False):
         """Start a SuperNode; again and again, as a supervisor does it, where the SuperLink thinks that it is there."""
         command = ["sh", "deploy/supernode.sh"]
         if until_accepted:
             command = ["sh", "-c", 'until "$@"; do sleep 2; done', "sh", *command]
         self._start(site, *command, SITE=site, PORT=str(self._ports[site]))
 
-    def run(self, name: str = "run") -> None:
+    def run(self, name="run"):
         """Start the server's rounds; ``name``.log is what they print."""
         self._start(name, "flwr", "run", ".", "federation", "--stream")
 
-    def supervise(self, name: str) -> None:
+    def supervise(self, name: str):
         """Likewise, by ``run.py``, which starts them again until they are done."""
         self._start(
             name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json")
         )
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str):
         """SIGKILL, to a process started here and to all that it started."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
 
-    def wait_for(
-        self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS
-    ) -> None:
+    def wait_for(self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS):
         """Until a log shows it."""
         log = self.folder / f"{name}.log"
         deadline = time.monotonic() + seconds
@@ -337,7 +421,7 @@ class Deployment:
             assert self.processes[name].poll() is None or is_shown(log.read_text()), log.read_text()
             time.sleep(0.2)
 
-    def end(self) -> None:
+    def end(self):
         for process in self.processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -347,13 +431,13 @@ class Deployment:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _do(self, *command: str) -> None:
+    def _do(self, *command: str):
         done = subprocess.run(
             command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _start(self, name: str, *command: str, **variables: str) -> None:
+    def _start(self, name: str, *command: str, **variables: str):
         log = (self.folder / f"{name}.log").open("w")
         self.processes[name] = subprocess.Popen(
             command,

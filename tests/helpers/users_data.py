@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -25,20 +24,20 @@ def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Net(L.LightningModule):
-    def __init__(self, inputs: int = FEATURES) -> None:
+    def __init__(self, inputs: int = FEATURES):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Linear(inputs, CLASSES)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         loss = Net.training_step(self, batch, batch_idx)
         self.log("val_loss", loss)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
@@ -46,9 +45,9 @@ def fit(
     module: L.LightningModule,
     data: L.LightningDataModule,
     folder: Path,
-    rounds: int = 2,
+    rounds=2,
     callbacks: Sequence[L.Callback] = (),
-    **loop: Any,
+    **loop,
 ) -> FederatedLoop:
     reporting = Reporting(table=False)
     federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)

@@ -57,7 +57,7 @@ FILES_OF_SCORING = (
 class Refusal:
     """A finder that finds no module of the given packages, as if they were not there."""
 
-    def __init__(self, packages: Sequence[str]) -> None:
+    def __init__(self, packages: Sequence[str]):
         self.packages = packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -70,24 +70,22 @@ class Refusal:
 class Linear(L.LightningModule):
     """A module that knows nothing of flsv."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 3)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return self.layer(inputs)
 
-    def training_step(
-        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
-    ) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         return nn.functional.cross_entropy(self(inputs), labels)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit_in_python(folder: Path) -> None:
+def fit_in_python(folder: Path):
     """Train a federation, with values of a coalition game."""
     from flsv.metrics import CumulativeShapley
 
@@ -96,7 +94,7 @@ def fit_in_python(folder: Path) -> None:
     assert torch.isfinite(torch.as_tensor(contributions["shapley"])).all()
 
 
-def fit_without_metrics(folder: Path) -> None:
+def fit_without_metrics(folder: Path):
     assert contributions_of_a_fit(folder, {}) == {}
 
 
@@ -125,7 +123,7 @@ def contributions_of_a_fit(folder: Path, metrics: dict[str, Any]) -> dict[str, A
     return loop.contributions
 
 
-def fit_by_command(folder: Path) -> None:
+def fit_by_command(folder: Path):
     """Train the digits by FedAvg for a round."""
     from flsv.cli.entry import main
 
@@ -141,7 +139,7 @@ def fit_by_command(folder: Path) -> None:
     assert main(["fit", "--config=digits", "--config=fedavg", *words]) == 0
 
 
-def run_without(packages: Sequence[str], run: Callable[[Path], None], folder: Path) -> None:
+def run_without(packages: Sequence[str], run: Callable[[Path], None], folder: Path):
     """Print how a run ends without these packages."""
     folder.mkdir()
     child = os.fork()

@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 
 def imported() -> dict[str, list[str]]:
     """Third-party packages by name, and the files that import them."""
-    files_by_package: dict[str, list[str]] = {}
+    files_by_package = {}
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

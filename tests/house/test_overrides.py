@@ -22,7 +22,7 @@ PACKAGES = (
 )
 
 
-def import_all_parts() -> None:
+def import_all_parts():
     importlib.import_module("flsv.privacy")
     for package_name in PACKAGES:
         package = importlib.import_module(package_name)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, same_values, state_vector
 from helpers.models import Plain, network
 
-LOOPS: dict[str, Callable[[], FederatedLoop]] = {
+LOOPS = {
     "metrics": lambda: FederatedLoop(
         FedAdam(),
         {
@@ -48,9 +47,7 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
-def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
-    tmp_path: Path, name: str
-) -> None:
+def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, name):
     loop = LOOPS[name]()
     unfitted_copy = pickle.loads(pickle.dumps(loop))
     expected = run(loop, tmp_path)
@@ -78,12 +75,12 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(
 
 
 class WithLambda(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = lambda x: 2 * x
 
 
-def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -> None:
+def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path):
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, WithLambda(), rounds=1)
     assert pickle.loads(pickle.dumps(loop)).round_index == 1
@@ -91,7 +88,7 @@ def test_loop_is_pickled_after_a_fit_of_a_module_with_a_lambda(tmp_path: Path) -
     assert repr(loop) == shown
 
 
-def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
+def test_pickled_or_copied_loop_holds_neither_the_data_nor_the_trainer(tmp_path):
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path)
     assert len(pickle.dumps(loop)) < 20_000

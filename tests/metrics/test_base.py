@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ContributionMetric,
-    GradientAgreement,
-)
+from flsv.metrics import ContributionMetric, GradientAgreement
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -18,13 +15,13 @@ from helpers.metric_cases import METRIC_CASES
 
 
 class Curious(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("seen", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
 
-    def update(self, client_ids: torch.Tensor) -> None:
+    def update(self, client_ids):
         self.seen[client_ids] = float(self.class_counts is not None)
 
-    def compute(self) -> torch.Tensor:
+    def compute(self):
         return self.seen
 
 

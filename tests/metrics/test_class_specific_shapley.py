@@ -1,17 +1,16 @@
 """ClassSpecificShapley by hand: over rounds with absent clients, two classes, and weighted by samples."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator, warns
 
-Rounds = list[tuple[list[int], int]]
-ROUNDS: Rounds = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
+ROUNDS = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
 
 
 def make_heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +39,7 @@ def expected_values(momentum: float = 0.9) -> torch.Tensor:
     return averages
 
 
-def make_updated_metric(**kwargs: Any) -> ClassSpecificShapley:
+def make_updated_metric(**kwargs) -> ClassSpecificShapley:
     metric = ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
     for ids, seed in ROUNDS:
         client_ids = torch.tensor(ids)
@@ -59,8 +58,8 @@ def test_cssv_over_rounds_equals_shapfeds_algorithm_1(momentum):
     expected = expected_values(momentum)
     expected_weights, _ = participant_weights(expected)
     weights = (1 + metric.per_client(values)) / 2  # equation 6
-    torch.testing.assert_close(values, expected, equal_nan=True)
-    torch.testing.assert_close(weights, expected_weights, equal_nan=True)
+    assert_close(values, expected, equal_nan=True)
+    assert_close(weights, expected_weights, equal_nan=True)
 
 
 def test_class_specific_shapley_warns_that_two_classes_have_one_value():
@@ -77,13 +76,13 @@ def test_cssv_weighted_by_samples_weights_values():
     values = metric.compute()
 
     unweighted = expected_values(momentum=0.5)
-    torch.testing.assert_close(values, unweighted, equal_nan=True)
+    assert_close(values, unweighted, equal_nan=True)
 
     # Client 1 had 11, 21 and 31 samples, averaged with the momentum of 0.5.
     average_num_samples = 0.5 * (0.5 * 11 + 0.5 * 21) + 0.5 * 31
     unweighted_per_client = unweighted.mean(-1)
 
-    torch.testing.assert_close(
+    assert_close(
         metric.per_client(values)[1],
         unweighted_per_client[1] * average_num_samples,
     )

@@ -1,15 +1,13 @@
 """CoalitionValue: every value and fold against a plain loop over coalitions and rounds; estimators; free riders."""
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
-from functional.shapley.test_exact import VALUES, values_by_all_coalitions
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.aggregation import ShapleyWeighted
 from flsv.federation import FederatedLoop
@@ -32,13 +30,23 @@ COHORTS = [[0, 1, 2, 3], [1, 3, 0], [3, 0, 1], [0, 2, 1, 3]]
 
 
 def make_game(index: int) -> Tensor:
+    """The utilities of a round's coalitions. Rounds from 10 on are those of another class."""
     return make_random_table(len(COHORTS[index % 10]), index)
 
 
+def leave_one_out_by_hand(table: Tensor) -> list[float]:
+    """What all players gain by each of them. Row b of the table belongs to the coalition with bitmask b."""
+    everybody = len(table) - 1
+    num_players = everybody.bit_length()
+    return [float(table[everybody] - table[everybody - 2**i]) for i in range(num_players)]
+
+
+VALUES = {"shapley": shapley_by_all_orders, "leave_one_out": leave_one_out_by_hand}
+
+
 def values_by_loop(value: str) -> list[dict[int, float]]:
-    weight = VALUES[value][1]
     return [
-        dict(zip(ids, values_by_all_coalitions(make_game(index), weight).tolist()))
+        dict(zip(ids, map(float, VALUES[value](make_game(index)))))
         for index, ids in enumerate(COHORTS)
     ]
 
@@ -57,7 +65,7 @@ def average(rounds: list[float], indices: list[int]) -> float:
     return value
 
 
-FOLDS: dict[str, tuple[Any, Callable[[list[float], list[int]], float]]] = {
+FOLDS = {
     "last": ("last", lambda rounds, indices: rounds[-1]),
     "average": ("average", average),
     "sum": (Sum(), lambda rounds, indices: sum(rounds)),
@@ -87,7 +95,7 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value, f
     estimators = ["auto", "exact"] if value == "shapley" else [value]
     for estimator in estimators:
         metric = play_rounds(CoalitionValue(N, estimator=estimator, fold=fold_argument))
-        torch.testing.assert_close(
+        assert_close(
             metric.compute(),
             torch.tensor(expected),
             rtol=1e-4,
@@ -134,7 +142,7 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold, estimator):
         dim=1,
     )
 
-    torch.testing.assert_close(by_class.compute(), expected, equal_nan=True)
+    assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
 
@@ -171,12 +179,10 @@ def test_estimator_args_unknown_to_the_estimator_are_refused(estimator):
 
 
 def test_estimator_of_a_metric_may_be_a_users_function():
-    def with_named_depth(
-        utility: Any, num_players: int, *, depth: int, generator: Any
-    ) -> ShapleyEstimate:
+    def with_named_depth(utility, num_players: int, *, depth: int, generator) -> ShapleyEstimate:
         return exact_shapley(utility, num_players)
 
-    def with_any_options(utility: Any, num_players: int, **options: Any) -> ShapleyEstimate:
+    def with_any_options(utility, num_players: int, **options) -> ShapleyEstimate:
         assert options["depth"] == 3
         return exact_shapley(utility, num_players)
 
@@ -205,17 +211,13 @@ def test_cumulative_shapley_sums_values_and_variances_of_the_rounds():
     for seed in range(3):
         utility = make_table_game(make_random_table(3, seed))
         for metric in (cumulative, single):
-            metric.update(
-                ids,
-                utility,
-                make_generator(seed),
-            )
+            metric.update(ids, utility, make_generator(seed))
         total += single.compute()[ids]
         variance += single.diagnostics()["stderr"][ids] ** 2
 
     stderr = cumulative.diagnostics()["stderr"]
-    torch.testing.assert_close(cumulative.compute()[ids], total)
-    torch.testing.assert_close(stderr[ids], variance.sqrt())
+    assert_close(cumulative.compute()[ids], total)
+    assert_close(stderr[ids], variance.sqrt())
     assert cumulative.compute()[2].isnan()
 
 
@@ -237,7 +239,7 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
         normalized = (shapley - shapley.min()) / (shapley.max() - shapley.min())
         expected[ids] = beta * expected[ids] + (1 - beta) * normalized
         has_value[ids] = True
-        torch.testing.assert_close(
+        assert_close(
             metric.compute().double(),
             expected.where(has_value, torch.nan),
             rtol=1e-5,
@@ -250,10 +252,7 @@ def test_surrogate_federated_shapley_equals_shapleyfls_equation_3():
 
 @pytest.mark.parametrize("normalize", ["min-max", "positive"])
 def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(normalize):
-    options: dict[str, Any] = {
-        "estimator": "permutation",
-        "estimator_args": {"budget": 12},
-    }
+    options = {"estimator": "permutation", "estimator_args": {"budget": 12}}
     plain = PartialFederatedShapley(4, **options)
     surrogate = CoalitionValue(4, fold=SurrogateAverage(normalize=normalize), **options)
     game = make_table_game(make_random_table(4))
@@ -267,7 +266,7 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     if normalize == "min-max":
         value_range = values.max() - values.min()
     expected = plain.diagnostics()["stderr"] / value_range
-    torch.testing.assert_close(surrogate.diagnostics()["stderr"], expected)
+    assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
 def test_estimator_auto_keeps_to_the_budget_for_few_players():
@@ -316,17 +315,17 @@ def test_momentum_and_uniform_start_give_s_fedavgs_relevance():
 
     computed = metric.compute()
     assert computed[[1, 4]].isnan().all()  # never seen
-    torch.testing.assert_close(computed[[0, 2, 3]], relevance[[0, 2, 3]])
+    assert_close(computed[[0, 2, 3]], relevance[[0, 2, 3]])
 
     # Who was never seen is drawn by the relevance that it began with.
     assert metric.prior == 1 / num_clients
     contributions = {"sv": computed.nan_to_num(metric.prior)}
     probabilities = SoftmaxSampler(2, "sv").first_draw_probabilities(num_clients, contributions)
-    torch.testing.assert_close(probabilities.float(), relevance.softmax(0))
+    assert_close(probabilities.float(), relevance.softmax(0))
 
 
 class Sees(ShapleyWeighted):
-    def weights(self, round: Any, contributions: Any) -> Any:
+    def weights(self, round, contributions):
         self.values_read = contributions["ssv"]
         return super().weights(round, contributions)
 

@@ -1,14 +1,14 @@
 """ContributionEstimation (FedCE) against the formulas, worked out by hand from the clients' models."""
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchmetrics
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
 
-from flsv import Reporting
 from flsv.aggregation import FedAvg, FedCE
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
@@ -25,7 +25,7 @@ from helpers.models import Plain, network
 THREE = (4.0, 1.0, 2.0)
 
 
-def make_data(**kwargs: Any) -> FederatedDataModule:
+def make_data(**kwargs) -> FederatedDataModule:
     return toy_data(THREE, **{"client_val": 0.3, **kwargs})
 
 
@@ -58,11 +58,11 @@ def reference_coefficients(
 
 
 class Kept(FedCE):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rounds: list[Round] = []
 
-    def end_round(self, round: Round) -> None:
+    def end_round(self, round):
         self.rounds.append(round)
 
 
@@ -84,7 +84,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
     aggregator = Kept()
     dealt = make_data()
     metrics = {"fedce": ContributionEstimation(combine=combine)}
-    loop = FederatedLoop(aggregator, metrics, seed=1, reporting=Reporting(table=False))
+    loop = FederatedLoop(aggregator, metrics, seed=1)
 
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
@@ -95,7 +95,7 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         assert round.aggregation_weights is not None
         weights = round.aggregation_weights.double()
         expected_weights = coefficients / coefficients.sum()
-        np.testing.assert_allclose(weights.numpy(), expected_weights, atol=1e-6)
+        assert_allclose(weights.numpy(), expected_weights, atol=1e-6)
         models = round.client_vectors.double()
         updates = (models - round.global_vector).numpy()
         cosines.append(reference_cosines(updates, weights.numpy()))
@@ -108,26 +108,22 @@ def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, c
         scores.append(np.array(scores_without))
         coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
 
-    np.testing.assert_allclose(
-        loop.contributions["fedce"].numpy(),
-        coefficients,
-        atol=1e-5,
-    )
+    assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
 
     diagnostics = loop.metrics["fedce"].diagnostics()
-    np.testing.assert_allclose(
+    assert_allclose(
         diagnostics["cosine"].numpy(),
         np.mean(cosines, 0),
         atol=1e-5,
     )
 
     errors = 1 - np.mean(scores, 0)
-    np.testing.assert_allclose(diagnostics["error"].numpy(), errors, atol=1e-5)
+    assert_allclose(diagnostics["error"].numpy(), errors, atol=1e-5)
 
 
 class Constant(Upload):
-    def apply(self, update: torch.Tensor, departure: Any) -> torch.Tensor:
+    def apply(self, update, departure):
         return torch.full_like(update, 0.3)
 
 
@@ -141,7 +137,6 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
         {"fedce": metric},
         uploads=[Constant()],
         seed=1,
-        reporting=Reporting(table=False),
     )
 
     fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=1)
@@ -152,16 +147,12 @@ def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
         is_other = torch.arange(3) != client
         model_without_client = sent_models[is_other].mean(0)
         expected.append(accuracy_at_client(model_without_client, data, client))
-    np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
+    assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
 
 
 def test_absent_client_keeps_its_contribution_estimate():
     metric = ContributionEstimation(4)
-    models = torch.randn(
-        3,
-        5,
-        generator=make_generator(),
-    )
+    models = torch.randn(3, 5, generator=make_generator())
     for ids in ([0, 1, 2], [0, 1]):
         cohort = torch.tensor(ids)
         cohort_models = models[: len(ids)]
@@ -191,7 +182,7 @@ def test_absent_client_keeps_its_contribution_estimate():
     weights = FedCE().weights(round, {"fedce": value})
     expected = torch.stack([value[2], value[:3].mean()])
 
-    torch.testing.assert_close(weights.float(), expected / expected.sum())
+    assert_close(weights.float(), expected / expected.sum())
 
 
 def test_only_client_of_a_round_scores_the_model_it_started_from():
@@ -210,12 +201,10 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
 
 
-def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(
-    tmp_path,
-):
+def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accuracy(tmp_path):
     # F1, averaged over samples, is the accuracy.
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
-    performances: dict[str, dict[str, Any]] = {
+    performances = {
         "accuracy": {},
         "f1": {"performance": f1},
         "logged": {"performance": "val_acc", "mode": "max"},
@@ -224,12 +213,12 @@ def test_contribution_estimation_by_f1_or_a_logged_accuracy_equals_that_by_accur
     scores = {}
     for name, options in performances.items():
         metric = ContributionEstimation(**copy.deepcopy(options))
-        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, reporting=Reporting(table=False))
+        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1)
         fit(loop, tmp_path, data=make_data(batch_size=64), rounds=1)
         scores[name] = metric.scores
 
-    torch.testing.assert_close(scores["f1"], scores["accuracy"])
-    torch.testing.assert_close(scores["logged"], scores["accuracy"])
+    assert_close(scores["f1"], scores["accuracy"])
+    assert_close(scores["logged"], scores["accuracy"])
 
 
 def test_contribution_estimation_with_unusable_settings_is_refused(tmp_path):

@@ -1,8 +1,7 @@
 """FedBary's metrics: distances and flagged samples, in and outside a federation."""
 
-from typing import Any
-
 import torch
+from torch.testing import assert_close
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import CalibratedOTGradient, WassersteinContribution
@@ -13,7 +12,7 @@ from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain
 
-CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
+CHEAP = {"support": 6, "iterations": 4}
 
 
 def draw_samples(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,7 +124,7 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     loop.space.write(module, last_round.global_vector)
     body = module.net[:-1].eval()
 
-    def features(batches: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def features(batches) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = (torch.cat(parts) for parts in zip(*batches))
         return body(x).detach(), y
 
@@ -140,7 +139,7 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
     )
     expected = valuation.shares
 
-    torch.testing.assert_close(
+    assert_close(
         loop.contributions["ot"],
         expected,
         rtol=1e-4,
@@ -158,7 +157,7 @@ def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list
     noisy_images[0][::10] += 15
     clients = clients_of([noisy_images, draw_images(80, 2), draw_images(40, 3)])
     server = server_of(*draw_images(80, 0))
-    options: Any = {
+    options = {
         "features": "pixels",
         "support": 30,
         "iterations": 5,
@@ -177,7 +176,7 @@ def test_calibrated_ot_gradient_is_one_minus_the_flagged_share():
     shares = torch.stack([is_flagged.float().mean() for is_flagged in flagged])
     distances = metric.diagnostics()["distance"]
 
-    torch.testing.assert_close(metric.compute()[:2], 1 - shares)
+    assert_close(metric.compute()[:2], 1 - shares)
     assert flagged[0][::10].all()  # each tenth image of client 0 is noisy
     assert shares[0] >= 0.1
     assert shares[1] < 0.1

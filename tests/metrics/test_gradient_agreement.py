@@ -5,13 +5,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner, Splits
+from flsv import FederatedLoop
 from flsv.metrics import GradientAgreement
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.loops_by_hand import KeepsRounds
-from helpers.models import Line, Plain
+from helpers.models import Plain
 
 
 def agreement_by_hand(
@@ -69,7 +68,6 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
         recorder,
         {"mine": metric},
         seed=1,
-        reporting=Reporting(table=False),
     )
 
     module = fit(loop, tmp_path, Plain(), data, rounds=2)
@@ -92,42 +90,6 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
         loop.contributions["mine"].numpy(),
         expected,
         rtol=1e-4,
-    )
-
-
-def test_gradient_agreement_of_a_regression_uses_its_logged_loss(tmp_path):
-    splits = Splits(max_samples=200, server_val=0.3)
-    data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=splits)
-    recorder = KeepsRounds()
-    metrics = {"mine": GradientAgreement(loss="val_loss")}
-    loop = FederatedLoop(
-        recorder,
-        metrics,
-        seed=1,
-        reporting=Reporting(table=False),
-    )
-
-    line = fit(loop, tmp_path, Line(), data, rounds=1)
-
-    (round,) = recorder.rounds
-    loop.space.write(line, round.global_vector)
-    batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
-    line.zero_grad()
-    line.training_step(batch, 0).backward()
-    slope = torch.cat(
-        [
-            line.layer.weight.grad.flatten(),
-            line.layer.bias.grad,
-        ]
-    )
-    updates = round.client_updates
-    expected = agreement_by_hand([(updates @ slope, updates, round.num_samples)], 3)
-
-    # A difference quotient with a step of 5 %.
-    np.testing.assert_allclose(
-        loop.contributions["mine"].numpy(),
-        expected,
-        rtol=0.02,
     )
 
 

@@ -1,6 +1,5 @@
 """InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from flsv import Reporting
@@ -63,16 +63,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     expected = torch.zeros(3, CLASSES, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
-        labels = torch.cat(
-            [
-                y
-                for _, y in dealt.client_loader(
-                    client,
-                    "train",
-                    shuffle=False,
-                )
-            ]
-        )
+        labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
         for round in rounds:
             round_values, model = in_run_values_by_hand(
                 dealt,
@@ -85,15 +76,15 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
                 limit,
                 every,
             )
-            torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
+            assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += round_values
             assert round.aggregation_weights is not None
             weight = 0.5 * round.aggregation_weights[client].double()
             for c in range(CLASSES):
                 expected[client, c] += weight * round_values[labels == c].sum()
-        torch.testing.assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
+        assert_close(sample_values[client], samples, atol=1e-6, rtol=1e-4)
 
-    torch.testing.assert_close(values[:, :CLASSES], expected, atol=1e-6, rtol=1e-4)
+    assert_close(values[:, :CLASSES], expected, atol=1e-6, rtol=1e-4)
     rest_of_values = values[:, CLASSES]  # what the samples leave of the clients' values
     assert (rest_of_values.abs().max() < 1e-5) == (every == 1)
     assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
@@ -104,7 +95,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
 
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     class RaisesItsReport(InRunValues):
-        def report(self, local: Any) -> Any:
+        def report(self, local):
             return {name: 100 + value for name, value in super().report(local).items()}
 
     honest_loop = make_in_run_loop()
@@ -120,7 +111,7 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     # Columns: the classes, and the rest of the value, from which the report takes what it adds.
     raised_by = lying_values[:, :CLASSES] - honest_values[:, :CLASSES]
     assert (raised_by > 1).all()
-    torch.testing.assert_close(lying_values.sum(1), honest_values.sum(1), atol=1e-4, rtol=0)
+    assert_close(lying_values.sum(1), honest_values.sum(1), atol=1e-4, rtol=0)
 
 
 def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_unchanged(
@@ -128,7 +119,7 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
 ):
     loop = make_in_run_loop(reporting=Reporting(figures=1))
     module = Plain(make_network_without_norm())
-    plain_loop = FederatedLoop(KeepsRounds(), seed=SEED, reporting=Reporting(table=False))
+    plain_loop = FederatedLoop(KeepsRounds(), seed=SEED)
     plain_module = Plain(make_network_without_norm())
 
     _, sample_values, _ = fit_in_run(loop, tmp_path, module, logger=True)
@@ -145,19 +136,19 @@ def test_in_run_values_are_in_the_clients_own_files_and_leave_training_bitwise_u
 
 
 class Penalty(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) + sum(
             p.square().sum() for p in self.parameters()
         )
 
 
 class SoftLabels(Plain):
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_before_batch_transfer(self, batch, dataloader_idx):
         training = self._trainer is not None and self.trainer.training
         return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.1 / CLASSES) if training else batch
 
 
-REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
+REFUSED = {
     "Adam": (
         make_in_run_loop,
         lambda: Plain(make_network_without_norm(), adam),
@@ -209,7 +200,7 @@ def test_in_run_shapley_with_an_unsupported_setting_is_refused(tmp_path, name):
     assert not any(layer._forward_hooks for layer in module.modules())
 
 
-def collate_by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
+def collate_by_size(samples: list[tuple[Tensor, Tensor]]):
     """Sorts a batch, as is usual for texts by their lengths."""
     return torch.utils.data.default_collate(
         sorted(samples, key=lambda sample: float(sample[0].sum()))
@@ -217,7 +208,7 @@ def collate_by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
 
 
 class Sorted(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         return DataLoader(toy_sets()[0], batch_size=8, collate_fn=collate_by_size)
 
 
@@ -243,13 +234,13 @@ class CountsReports(ContributionMetric):
 
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.add_state("counts", torch.zeros(num_clients), dist_reduce_fx="sum")
 
-    def update(self, client_ids: Tensor, in_run_values: Tensor) -> None:
+    def update(self, client_ids, in_run_values):
         self.counts[client_ids] += 1
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.counts
 
 
@@ -260,7 +251,7 @@ class NamesItsArgument(InRunShapley):
     def round_fields(self) -> dict[str, Any]:
         return {**super().round_fields, "values": "in_run_values"}
 
-    def update(self, client_ids: Tensor, values: Tensor, **arguments: Any) -> None:  # type: ignore[override]
+    def update(self, client_ids, values, **arguments):
         super().update(client_ids, values, **arguments)
 
 
@@ -273,6 +264,6 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     )
     algorithm = InRunValues()
 
-    algorithm.set_up(info)  # type: ignore[arg-type]
+    algorithm.set_up(info)
 
     assert algorithm._loss is metric.measured_by

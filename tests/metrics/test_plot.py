@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from flsv.metrics.plot import plot_contributions
 NAN = float("nan")
 
 
-def save_figure(figure: Any, folder: Path) -> None:
+def save_figure(figure, folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no room, no glyph
         figure.savefig(folder / "figure.png", dpi=40)
 
 
-def label_texts(texts: Any) -> list[str]:
+def label_texts(texts) -> list[str]:
     return [text.get_text() for text in texts if text.get_visible()]
 
 
@@ -52,24 +51,31 @@ def test_unknown_values_of_clients_have_no_bar():
 
 
 @pytest.mark.parametrize(
-    ("values", "stderr"),
+    ("values", "intervals"),
     [
         pytest.param(torch.full((3, 2), NAN), None, id="per class"),
-        pytest.param(torch.full((3,), NAN), torch.full((3,), NAN), id="of clients"),
+        pytest.param(
+            torch.full((3,), NAN),
+            [torch.full((3,), NAN)] * 2,
+            id="of clients",
+        ),
     ],
 )
-def test_unknown_values_alone_can_be_drawn(tmp_path, values, stderr):
-    figure, _ = plot_contributions(values, stderr=stderr)
+def test_unknown_values_alone_can_be_drawn(tmp_path, values, intervals):
+    figure, _ = plot_contributions(values, intervals=intervals)
 
     save_figure(figure, tmp_path)
 
 
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
+    low = torch.tensor([0.09, -0.22, NAN])
+    high = torch.tensor([0.11, -0.18, NAN])
+
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
         client_names=["Boston", "Lyon", "2"],
         unit="gain in accuracy",
-        stderr=torch.tensor([0.01, 0.02, NAN]),
+        intervals=(low, high),
         limits=(-0.5, 0.5),
     )
 
@@ -78,8 +84,8 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     (error_lines,) = bars.lines[2]
     intervals = [segment[:, 1] for segment in error_lines.get_segments()]
     expected_intervals = [
-        [0.1 - 0.01, 0.1 + 0.01],
-        [-0.2 - 0.02, -0.2 + 0.02],
+        [0.09, 0.11],
+        [-0.22, -0.18],
     ]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
@@ -121,26 +127,7 @@ def test_metric_plots_show_client_names_class_names_and_units():
     assert label_texts(axis.get_xticklabels()) == ["Shirt", "Dress"]
     assert label_texts(axis.get_yticklabels()) == ["Boston", "Lyon"]
     assert figure.axes[1].get_ylabel() == "cosine with the aggregate"
-    assert cssv.guide().unit == "cosine with the aggregate"
-
-
-def test_plot_of_several_rounds_has_a_line_of_each_clients_overall_values():
-    cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
-    cssv.bind(
-        2,
-        2,
-        ["Shirt", "Dress"],
-        client_names=["Boston", "Lyon"],
-    )
-
-    _, axis = cssv.plot(
-        [
-            torch.rand(2, 2),
-            torch.rand(2, 2),
-        ]
-    )
-
-    assert label_texts(axis.get_legend().get_texts()) == ["Boston", "Lyon"]
+    assert cssv.guide()["unit"] == "cosine with the aggregate"
 
 
 def test_plot_of_a_sampled_metric_has_its_standard_errors():

@@ -2,25 +2,25 @@
 
 import warnings
 from functools import partial
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from torch.testing import assert_close
 
-from flsv import FederatedLoop, Reporting
+from flsv import FederatedLoop
 from flsv.aggregation import CGSV, ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
+from flsv.functional.intervals import one_seed_stderr
 from flsv.metrics import CosineGradientShapley, ShadowShapley, SurrogateFederatedShapley
 from flsv.metrics.coalitions.design import coalition_masks
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
-from flsv.utilities.errors import ConfigurationError
-from helpers import slow_except
+from helpers import refused, slow_except, warns
 from helpers.coalitions_by_hand import (
     ROUNDS,
     SEED,
@@ -32,7 +32,7 @@ from helpers.fits import fit, trainer_for
 from helpers.models import Plain, network, sgd
 
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
-FEDERATIONS: dict[str, Any] = {
+FEDERATIONS = {
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
     "played": lambda: {
         "aggregator": ShapleyWeighted("ssv"),
@@ -66,21 +66,10 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
     module = Plain(network(batch_norm=False), optimizer)
     make = FEDERATIONS[name]
-    quiet = Reporting(table=False)
 
     def alone(cohort: FixedCohort) -> L.Trainer:
-        federation = FederatedLoop(
-            **make(),
-            sampler=cohort,
-            seed=SEED,
-            reporting=quiet,
-        )
-        return trainer_for(
-            federation,
-            tmp_path,
-            rounds=ROUNDS,
-            limit_val_batches=0,
-        )
+        federation = FederatedLoop(**make(), sampler=cohort, seed=SEED)
+        return trainer_for(federation, tmp_path, ROUNDS, limit_val_batches=0)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,32 +85,24 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
             ShadowShapley(coalitions="all", performance="negative_loss"),
             **options,
         )
-        fit(
-            federation,
-            tmp_path,
-            module,
-            make_three_clients(),
-            rounds=ROUNDS,
-        )
+        fit(federation, tmp_path, module, make_three_clients(), rounds=ROUNDS)
 
     values = federation.contributions["shadow"].double()
     by_class = federation.contributions["classes"].by_class
 
     # Whom a filter leaves out of every round has a value, too: coalitions train with its data.
-    torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(by_class.double(), classes, rtol=1e-5, atol=1e-6)
+    assert_close(values, expected, rtol=1e-4, atol=1e-5)
+    assert_close(by_class.double(), classes, rtol=1e-5, atol=1e-6)
 
-    metric: Any = federation.metrics["shadow"]
-    low, high = metric.intervals()
+    metric = federation.metrics["shadow"]
     # No coalition is left open; what untrained models and the last three rounds differ by.
-    starts = metric.starts[:, 0].std() / 3
-    rounds = metric.recent[..., 0].double().var(0).mean()
-    half = 1.6448536 * (
-        (0.025 * expected.clamp_min(0).sum()) ** 2 + starts**2 + rounds
-    ).sqrt().expand(3)
+    no_fit_errors = torch.zeros(3)
+    stderr = one_seed_stderr(
+        metric.values[:, 0], no_fit_errors, metric.starts[:, 0], metric.recent[..., 0]
+    )
 
-    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(
+    assert_close(metric.errors[:, 0].double(), stderr, rtol=1e-3, atol=1e-5)
+    assert_close(
         metric.recent[-1, :, 0].double(),
         expected,
         rtol=1e-4,
@@ -159,7 +140,7 @@ def test_shadow_shapley_by_a_logged_value_evaluates_at_most_five_rounds(measure,
     assert len(metric.rounds_to_value(30)) == rounds
 
 
-REFUSED: dict[str, tuple[str, Any]] = {
+REFUSED = {
     "personalizer": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
     "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
     "colluders": ("compare the updates of one cohort", lambda: {"uploads": [InnerProductManipulation(clients=[0, 1])]}),
@@ -175,7 +156,7 @@ def test_shadow_shapley_with_an_unsupported_setting_is_refused_before_training(t
     match, options = REFUSED[setting]
     module = Plain(network(batch_norm=False))
 
-    with pytest.raises(ConfigurationError, match=match):
+    with refused(match):
         fit(make_shadow_loop(**options()), tmp_path, module, make_three_clients(), rounds=1)
 
 
@@ -185,7 +166,7 @@ def test_non_finite_performance_of_a_coalition_warns_and_gives_nan_shadow_values
     performances = torch.ones(len(masks))
     performances[2] = torch.nan
 
-    with pytest.warns(UserWarning, match="come to no finite performance"):
+    with warns("come to no finite performance"):
         metric.update(torch.arange(3), masks, lambda masks: performances)
 
     assert metric.compute().isnan().all()

@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -102,7 +103,7 @@ def test_training_step_is_the_cross_entropy():
     loss = client.training_step((x, y), 0)
 
     cross_entropy = nn.CrossEntropyLoss(torch.tensor(class_weights), label_smoothing=0.1)
-    torch.testing.assert_close(loss, cross_entropy(client.network(x), y))
+    assert_close(loss, cross_entropy(client.network(x), y))
 
 
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
@@ -122,7 +123,7 @@ def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class
 
     with torch.no_grad():
         logits = client(x)
-    torch.testing.assert_close(probabilities, logits.softmax(1))
+    assert_close(probabilities, logits.softmax(1))
 
     predicted = logits.argmax(1)
     assert 3 in predicted  # where torchmetrics' macro accuracy would count a recall of 0

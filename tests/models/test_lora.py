@@ -5,7 +5,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
@@ -43,7 +44,7 @@ def make_sentences() -> FederatedDataModule:
 class Transformer(L.LightningModule):
     """A user's own module around a Hugging Face model with peft's adapters."""
 
-    def __init__(self, exact: bool = False) -> None:
+    def __init__(self, exact: bool = False):
         super().__init__()
         transformers = pytest.importorskip("transformers")
         sizes = {
@@ -73,18 +74,18 @@ class Transformer(L.LightningModule):
         if exact:
             freeze_a(self.net)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(input_ids=x).logits
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self(x), y)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
 
-def make_loop(**kwargs: Any) -> FederatedLoop:
+def make_loop(**kwargs) -> FederatedLoop:
     sampler = UniformSampler(3)
     return FederatedLoop(
         share="trainable",
@@ -95,7 +96,7 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
     )
 
 
-def train_by_hand(client: nn.Module, epochs: list[list[Any]]) -> None:
+def train_by_hand(client: nn.Module, epochs: list[list[Any]]):
     optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
     for features, labels in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()
@@ -160,7 +161,7 @@ def test_lora_without_matching_layers_is_refused():
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact):
-    options: dict[str, Any] = {
+    options = {
         "network": "mlp",
         "network_args": {"hidden": [8, 8]},
         "input_shape": (4,),
@@ -187,11 +188,11 @@ def test_lora_trains_adapters_and_head_and_starts_as_the_frozen_network(exact):
 
     x = torch.randn(5, 4)
     layer = client.network.classifier[0]
-    torch.testing.assert_close(layer(x), layer.base_layer(x))
+    assert_close(layer(x), layer.base_layer(x))
 
     torch.nn.init.ones_(layer.lora_B["default"].weight)
     weight_of_a = layer.lora_A["default"].weight
     step = x @ weight_of_a.T @ torch.ones(2, 8)
 
     expected = layer.base_layer(x) + 3.0 / 2 * step
-    torch.testing.assert_close(layer(x), expected)
+    assert_close(layer(x), expected)

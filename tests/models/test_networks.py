@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import embedding_bag
+from torch.testing import assert_close
 
 from flsv import models
 from flsv.models.cnn import conv_stack
@@ -31,7 +32,7 @@ def test_conv_stack_equals_its_layers_written_out():
         )
         expected = F.max_pool2d(activations, 2)
 
-    torch.testing.assert_close(stack(x), expected)
+    assert_close(stack(x), expected)
 
 
 LENET = (25 + 1) * 6 + (150 + 1) * 16 + (256 + 1) * 120 + 121 * 84 + 85 * 10  # 44,426
@@ -120,7 +121,7 @@ def test_fast_text_is_the_mean_of_the_words_vectors():
         ]
     )
     means = embedding_bag(rows, network.embedding.weight, mode="mean", padding_idx=0)
-    torch.testing.assert_close(logits, network.classifier(means))
+    assert_close(logits, network.classifier(means))
 
 
 def test_padding_of_fast_text_is_not_trained():

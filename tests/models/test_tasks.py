@@ -7,7 +7,9 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.models import CharacterModel, RegressorClient
@@ -27,13 +29,7 @@ class Lines(L.LightningDataModule):
         x = torch.randn(37, 4, generator=generator)
         self.x, self.y = (
             x,
-            x @ torch.arange(4.0)
-            + 3
-            + 0.1
-            * torch.randn(
-                37,
-                generator=generator,
-            ),
+            x @ torch.arange(4.0) + 3 + 0.1 * torch.randn(37, generator=generator),
         )
         self.input_shape = shape
 
@@ -99,7 +95,7 @@ def test_regressor_losses_and_errors_are_means_over_samples(fit_module):
     assert tested == {"test_loss": mean_squared_error, "test_mae": mean_absolute_error}
 
     predicted = torch.cat(trainer.predict(model, data))
-    torch.testing.assert_close(predicted, model(data.x).detach())
+    assert_close(predicted, model(data.x).detach())
 
 
 def test_regressor_with_wrong_shapes_is_refused(fit_module):
@@ -147,10 +143,7 @@ def test_character_model_predicts_each_following_character(tmp_path):
 
     mean_loss = sum(losses) / len(losses)
     expected_loss = pytest.approx(mean_loss, rel=1e-5)
-    expected_bits = pytest.approx(
-        mean_loss / math.log(2),
-        rel=1e-5,
-    )
+    expected_bits = pytest.approx(mean_loss / math.log(2), rel=1e-5)
     accuracy = sum(hits) / len(hits)
     logged = trainer.callback_metrics
     assert logged["val_loss"].item() == expected_loss
@@ -213,7 +206,7 @@ def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
 def test_mixture_probabilities_are_the_weighted_mean_of_the_components():
     module, (x, _) = make_mixture_client(), make_batch()
     expected = np.einsum("k,kbm->bm", [0.6, 0.3, 0.1], likelihoods(module, x))
-    np.testing.assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
+    assert_allclose(module(x).exp().detach().numpy(), expected, rtol=1e-5)
 
 
 def test_mixture_loss_gradient_is_that_of_em():
@@ -224,39 +217,19 @@ def test_mixture_loss_gradient_is_that_of_em():
         module,
         x,
     )[:, np.arange(len(y)), y.numpy()]
-    joint = (
-        np.array(
-            [
-                [0.6],
-                [0.3],
-                [0.1],
-            ]
-        )
-        * chances
-    )
+    joint = np.array([[0.6], [0.3], [0.1]]) * chances
     responsibilities = joint / joint.sum(0)
 
     module.training_step((x, y), 0).backward()
 
-    expected_counts = np.array(
-        [
-            6,
-            3,
-            1,
-        ]
-    ) + responsibilities.sum(1)
-    np.testing.assert_allclose(module.network.responsibility, expected_counts, rtol=1e-5)
+    expected_counts = np.array([6, 3, 1]) + responsibilities.sum(1)
+    assert_allclose(module.network.responsibility, expected_counts, rtol=1e-5)
     for component, weights in zip(module.network.components, responsibilities):
         losses = nn.functional.cross_entropy(component(x), y, reduction="none")
         weighted_loss = (torch.from_numpy(weights).float() * losses).mean()
         gradients = torch.autograd.grad(weighted_loss, list(component.parameters()))
         for parameter, gradient in zip(component.parameters(), gradients):
-            torch.testing.assert_close(
-                parameter.grad,
-                gradient,
-                rtol=1e-4,
-                atol=1e-6,
-            )
+            assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_mixture_components_have_different_initial_weights():
@@ -266,7 +239,7 @@ def test_mixture_components_have_different_initial_weights():
     for client in (by_name, by_object):
         mixture = client.network
         assert isinstance(mixture, Mixture)
-        torch.testing.assert_close(
+        assert_close(
             mixture.responsibility,
             torch.full((3,), 1 / 3),
         )

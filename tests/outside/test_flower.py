@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
@@ -59,7 +59,7 @@ class Grid:
         *sizes_by_round: dict[int, Any],
         names: tuple[str, ...] = (),
         partition_ids: dict[int, int] | None = None,
-    ) -> None:
+    ):
         self._remaining_rounds = iter(sizes_by_round)
         self._names = names
         self._partition_ids = partition_ids or {}
@@ -67,7 +67,7 @@ class Grid:
         self.rounds: list[tuple[Any, list[Any]]] = []  # the model that was sent, and the replies'
         self.prepare_next_round()
 
-    def prepare_next_round(self) -> None:
+    def prepare_next_round(self):
         self.sizes = next(self._remaining_rounds, {})
 
     def get_node_ids(self) -> list[int]:
@@ -98,7 +98,7 @@ class Grid:
         message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)
         TaskIdentity._node_id = node  # the sender of the reply
 
-        num_samples: Any = self.sizes[node]
+        num_samples = self.sizes[node]
         if num_samples == FAILS:
             return Message(Error(code=5, reason=FAILS), reply_to=message)
 
@@ -126,9 +126,7 @@ def _as_a_task(monkeypatch):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
 
 
-def run_with_values(
-    grid: Grid, rounds: int = 1, metrics: Any = None, module: Any = None, **options: Any
-) -> Any:
+def run_with_values(grid: Grid, rounds: int = 1, metrics=None, module=None, **options):
     """The metrics that Flower has recorded, of each round."""
     metrics = {"value": CumulativeShapley()} if metrics is None else metrics
     strategy = Contributions(
@@ -139,7 +137,7 @@ def run_with_values(
         **options,
     )
     initial_model = ArrayRecord(make_net().state_dict())
-    result = strategy.start(grid, initial_model, num_rounds=rounds)  # type: ignore[arg-type]
+    result = strategy.start(grid, initial_model, num_rounds=rounds)
 
     return [*result.train_metrics_clientapp.values()]
 
@@ -207,7 +205,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
 
 
 class FailsInRound1(CosineGradientShapley):
-    def update(self, *, round_index: int, client_vectors: Tensor) -> None:  # type: ignore[override]
+    def update(self, *, round_index, client_vectors):
         if round_index == 1:
             raise RuntimeError("no luck")
 
@@ -254,7 +252,7 @@ def test_contributions_wrap_wrapped_strategies_and_pass_attributes_on():
 
     result = strategy.start(
         Grid({1: 10, 2: 20}), ArrayRecord(make_net().state_dict()), num_rounds=1
-    )  # type: ignore[arg-type]
+    )
 
     assert not math.isnan(result.train_metrics_clientapp[1]["value/1"])
 
@@ -269,7 +267,7 @@ def test_arrays_without_names_are_in_the_modules_order():
     state = make_net().state_dict()
     arrays = ArrayRecord([value.numpy() for value in state.values()])
 
-    result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)  # type: ignore[arg-type]
+    result = strategy.start(Grid({1: 10, 2: 20}), arrays, num_rounds=1)
 
     (expected,) = run_with_values(Grid({1: 10, 2: 20}))
     values = result.train_metrics_clientapp[1]
@@ -324,17 +322,15 @@ class Halfway(FedAvg):
 
     done = 0
 
-    def start(self, *args: Any, **kwargs: Any) -> Result:
+    def start(self, *args, **kwargs) -> Result:
         self.done = 10
         return super().start(*args, **kwargs)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, *args: Any
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round, arrays, *args):
         self.model_sent = arrays.to_torch_state_dict()
         return super().configure_train(server_round, arrays, *args)
 
-    def aggregate_train(self, *args: Any) -> tuple[ArrayRecord, MetricRecord]:
+    def aggregate_train(self, *args) -> tuple[ArrayRecord, MetricRecord]:
         arrays, _ = super().aggregate_train(*args)
         self.done += 1
         noise = torch.randn(()) / 10  # reported, so that the draws can be compared
@@ -367,7 +363,7 @@ def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
                 strategy, make_net(), make_batches(), metrics=two_metrics(), folder=tmp_path
             )
         initial_model = ArrayRecord(make_net().state_dict())
-        result = strategy.start(grid, initial_model, num_rounds=2)  # type: ignore[arg-type]
+        result = strategy.start(grid, initial_model, num_rounds=2)
         models.append(result.arrays.to_torch_state_dict())
         records.append(dict(result.train_metrics_clientapp[2]))
         assert getattr(strategy, "done", 12) == 12

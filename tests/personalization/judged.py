@@ -1,11 +1,10 @@
 """Clients that judge models by a function, and PFedSV played with them by hand."""
 
-import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
+from functional.shapley.games import shapley_by_all_orders
 from torch import Tensor, nn
 
 from flsv.aggregation import FedAvg
@@ -26,7 +25,7 @@ class Judged:
     ``model`` is what it has trained, where that is not what it uploads.
     """
 
-    def __init__(self, id: int, accuracy: Any, model: Tensor | None = None) -> None:
+    def __init__(self, id: int, accuracy, model: Tensor | None = None):
         self.evaluated: list[Tensor] = []
         self.id = id
         self.accuracy = accuracy
@@ -40,7 +39,7 @@ class Judged:
             lambda batches: self,
         )
 
-    def __call__(self, vectors: Tensor) -> Any:
+    def __call__(self, vectors: Tensor):
         self.evaluated.append(vectors.clone())
         accuracies = [float(self.accuracy(vector)) for vector in vectors]
         values = torch.tensor(accuracies, dtype=torch.float64)
@@ -100,7 +99,7 @@ def play_round(
         )
         for client, vector in zip(clients, vectors)
     ]
-    proxies: Any = {
+    proxies = {
         client.id: Client(
             client.id,
             client.data,
@@ -123,23 +122,13 @@ def own_model(local: LocalData) -> Tensor:
     return local.state[OWN_MODEL].clone()
 
 
-def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
-    """Equation 2: the mean over all orders."""
-    count = len(vectors)
-
-    def worth(*members: int) -> float:
-        if not members:
-            return 0.0
-        return float(accuracy(vectors[list(members)].mean(0)))
-
-    values = np.zeros(count)
-    orders = list(itertools.permutations(range(count)))
-    for order in orders:
-        for position, player in enumerate(order):
-            predecessors = order[:position]
-            values[player] += worth(*predecessors, player) - worth(*predecessors)
-
-    return values / len(orders)
+def exact_values(vectors: np.ndarray, accuracy) -> np.ndarray:
+    """Equation 2: the mean over all orders, of a game whose empty coalition is worth 0."""
+    table = [0.0]
+    for number in range(1, 2 ** len(vectors)):
+        members = [player for player in range(len(vectors)) if number >> player & 1]
+        table.append(float(accuracy(vectors[members].mean(0))))
+    return shapley_by_all_orders(torch.tensor(table, dtype=torch.float64))
 
 
 def random_models(count: int, seed: int = 0, size: int = SPACE.size) -> Tensor:
@@ -147,10 +136,10 @@ def random_models(count: int, seed: int = 0, size: int = SPACE.size) -> Tensor:
     return torch.randn(count, size, generator=generator, dtype=torch.float64)
 
 
-def closeness(target: Any) -> Any:
+def closeness(target):
     """An accuracy: 1 at ``target``, falling with the distance."""
 
-    def accuracy(vector: Any) -> float:
+    def accuracy(vector) -> float:
         distance = np.linalg.norm(np.asarray(vector) - np.asarray(target))
         return np.exp(-distance / 3)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from personalization.watched import record_calls
+from torch.testing import assert_close
 
 from flsv.federation import FederatedLoop
 from flsv.personalization import FedFomo
@@ -24,7 +25,7 @@ PROPORTIONS = (3, 2, 3, 2)  # four clients
 make_data = partial(toy_data, PROPORTIONS, client_val=0.3, drop_last=True)
 
 
-def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+def traffic_and_models(round) -> tuple[Any, dict[int, torch.Tensor]]:
     """Return what has crossed, and the models that the clients go on from."""
     traffic = round.uploaded, round.downloaded
     # The clients are asked for these models, which is not counted any more.
@@ -39,7 +40,7 @@ def traffic_and_models(round: Any) -> tuple[Any, dict[int, torch.Tensor]]:
 
 def losses_by_hand(
     loop: FederatedLoop,
-    data: Any,
+    data,
     client: int,
     vectors: list[torch.Tensor],
 ) -> list[float]:
@@ -66,7 +67,7 @@ def test_fedfomo_weights_follow_equation_3(tmp_path, sampler):
     data = make_data()
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
 
-    def uploads_and_affinity(*arguments: Any) -> Any:
+    def uploads_and_affinity(*arguments):
         return deepcopy((personalizer._uploads, personalizer._affinity))
 
     entries = record_calls(personalizer, uploads_and_affinity, traffic_and_models)
@@ -107,17 +108,17 @@ def test_fedfomo_weights_follow_equation_3(tmp_path, sampler):
                 atol=1e-6,
             )
             own_model = own_models[client].double()
-            torch.testing.assert_close(own_model, expected, rtol=1e-4, atol=1e-5)
+            assert_close(own_model, expected, rtol=1e-4, atol=1e-5)
             num_mixtures += (signed > 0).any()
             affinity[client, peers] += values[peers]
 
     assert num_mixtures > 3
-    torch.testing.assert_close(personalizer._affinity, affinity)
+    assert_close(personalizer._affinity, affinity)
 
 
 def mixture_by_hand(
     loop: FederatedLoop,
-    data: Any,
+    data,
     client: int,
     initial: torch.Tensor,
     peers: list[torch.Tensor],
@@ -157,7 +158,7 @@ def test_fedfomo_gives_no_weight_to_the_start_model_or_a_nan_loss():
     )
 
     downloads = [better_model, 2 * better_model, 3 * better_model]
-    values = mix_models(local, downloads, num_parameters=3)  # type: ignore[arg-type]
+    values = mix_models(local, downloads, num_parameters=3)
 
     # Only the first download lowers the loss, and so it has all the weight.
     assert torch.equal(local.state[OWN_MODEL], better_model)
@@ -171,7 +172,7 @@ def frequencies_of_downloads(personalizer: FedFomo, rounds: range) -> np.ndarray
     personalizer._affinity = torch.eye(5)[1:2]  # [0, 1, 0, 0, 0]
     counts = np.zeros(5)
     for index in rounds:
-        round: Any = SimpleNamespace(seed=0, round_index=index)
+        round = SimpleNamespace(seed=0, round_index=index)
         peers = personalizer._choose_peers(0, round)
         counts[peers] += 1
 
@@ -197,7 +198,7 @@ def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed():
 class LogsItsLoss(Plain):
     """Logs the cross-entropy under another name than flsv's."""
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
@@ -211,10 +212,4 @@ def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path):
         values_of_runs.append([round.peer_values for round, *_ in entries])
 
     for values, values_by_log in zip(*values_of_runs):
-        torch.testing.assert_close(
-            values,
-            values_by_log,
-            rtol=1e-3,
-            atol=1e-4,
-            equal_nan=True,
-        )
+        assert_close(values, values_by_log, rtol=1e-3, atol=1e-4, equal_nan=True)

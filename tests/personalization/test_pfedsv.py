@@ -1,8 +1,8 @@
 """PFedSV: who is worth what to whom, what is downloaded, mixed and saved; by hand, and in whole federations."""
 
-import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from personalization.judged import (
     SPACE,
     Judged,
@@ -13,7 +13,8 @@ from personalization.judged import (
     play_round,
     random_models,
 )
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.core import FederationState, Instruction, opened
 from flsv.core.parameter_space import ParameterSpace
@@ -28,35 +29,30 @@ from helpers.fits import fit
 def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
-    clients = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
+    clients = [
+        Judged(0, accuracy),
+        *[Judged(i, lambda vector: 0) for i in (1, 2, 3)],
+    ]
 
-    models, round = play_round(
-        begin_method(4, PFedSV()),
-        clients,
-        vectors,
-    )
+    models, round = play_round(begin_method(4, PFedSV()), clients, vectors)
 
     values = exact_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(
-        round.peer_values[0],
-        values,
-        atol=1e-6,
-    )
+    assert_allclose(round.peer_values[0], values, atol=1e-6)
 
     # Every coalition but the empty one, once, in one call.
     (evaluated,) = clients[0].evaluated
     assert len(evaluated) == len(evaluated.unique(dim=0)) == 15
 
-    # Its own model counts as at the mean of the others' distances.
-    distances = np.linalg.norm(
-        vectors.numpy() - vectors[0].numpy(),
-        axis=1,
-    )
-    distances[0] = distances[1:].mean()
-    weights = np.maximum(values, 0) / distances
-    mixture = weights / weights.sum() @ vectors.numpy()
+    mixture = mixture_of_client_0(torch.from_numpy(values), vectors, vectors)
+    assert_close(models[0], mixture, atol=1e-6, rtol=0)
 
-    np.testing.assert_allclose(models[0], mixture, atol=1e-6)
+
+def mixture_of_client_0(values: Tensor, points: Tensor, mixed: Tensor) -> Tensor:
+    """Weights are positive values over distances of points; its own counts as at the mean of the others'."""
+    distances = (points - points[0]).norm(dim=1)
+    distances[0] = distances[1:].mean()
+    weights = values.double().clamp_min(0) / distances
+    return weights / weights.sum() @ mixed
 
 
 def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative():
@@ -68,11 +64,7 @@ def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative()
         Judged(2, lambda vector: 0),
     ]
 
-    models, round = play_round(
-        begin_method(3, PFedSV()),
-        clients,
-        vectors,
-    )
+    models, round = play_round(begin_method(3, PFedSV()), clients, vectors)
 
     assert (round.peer_values[0] < 0).all()
     assert torch.equal(models[0], trained)
@@ -87,16 +79,8 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better):
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
     clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
-    free, _ = play_round(
-        begin_method(2, PFedSV()),
-        clients,
-        vectors,
-    )
-    careful, round = play_round(
-        begin_method(2, PFedSV(safeguard=True)),
-        clients,
-        vectors,
-    )
+    free, _ = play_round(begin_method(2, PFedSV()), clients, vectors)
+    careful, round = play_round(begin_method(2, PFedSV(safeguard=True)), clients, vectors)
 
     assert round.peer_values is not None
     assert (round.peer_values[0] > 0).all()
@@ -141,13 +125,13 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         assert is_evaluated
 
 
-def test_pfedsv_never_downloads_a_client_with_a_negative_score_again():
+def test_pfedsv_downloads_the_peers_with_a_positive_score_once_all_are_known():
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    method = begin_method(4, PFedSV())
     clients = [Judged(i, lambda v: 0.5) for i in range(4)]
+
     _, round = play_round(
-        method,
+        begin_method(4, PFedSV()),
         clients,
         random_models(4),
         relevance,
@@ -160,19 +144,10 @@ def test_pfedsv_never_downloads_a_client_with_a_negative_score_again():
         False,
         True,
     ]
-    assert round.downloaded.tolist() == [(1 + 1) * SPACE.size, *[(1 + 3) * SPACE.size] * 3]
-
-    relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
-    models, round = play_round(
-        method,
-        clients,
-        random_models(4),
-        relevance,
-        index=2,
-    )
-
-    assert round.downloaded[0] == 0
-    torch.testing.assert_close(models[0], random_models(4)[0])
+    assert round.downloaded.tolist() == [
+        (1 + 1) * SPACE.size,
+        *[(1 + 3) * SPACE.size] * 3,
+    ]
 
 
 def test_pfedsv_with_a_shared_extractor_downloads_heads():
@@ -185,7 +160,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 
     # The first 3 entries are the extractor.
     server = round.server_vector
-    torch.testing.assert_close(server, vectors.mean(0))
+    assert_close(server, vectors.mean(0))
 
     evaluated = torch.cat(clients[0].evaluated)
     assert (evaluated[:, :3] == server[:3]).all()
@@ -200,14 +175,10 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
     )
     expected = exact_values(on_common_extractor.numpy(), accuracy)
 
-    np.testing.assert_allclose(round.peer_values[0], expected, atol=1e-6)
+    assert_allclose(round.peer_values[0], expected, atol=1e-6)
 
-    distances = (heads - heads[0]).norm(dim=1)
-    distances[0] = distances[1:].mean()
-    weights = round.peer_values[0].double().clamp_min(0) / distances
-    mixture = weights / weights.sum() @ heads
-
-    torch.testing.assert_close(
+    mixture = mixture_of_client_0(round.peer_values[0], heads, heads)
+    assert_close(
         models[0][3:],
         mixture,
         atol=1e-6,
@@ -221,7 +192,15 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
 
 # 7 parameters: an extractor of 3 and a head of 4. The initial model is of zeros.
 GLOBAL_MODEL = [0, 1, 2, 3, 4, 5, 6]
-STORED_MODEL = [-1, -1, -1, -1, -1, -1, -1]
+STORED_MODEL = [
+    -1,
+    -1,
+    -1,
+    -1,
+    -1,
+    -1,
+    -1,
+]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +227,11 @@ def test_pfedsv_newcomer_starts_from_the_initial_model_on_the_shared_extractor(m
         ("model", [0], STORED_MODEL),
         # A client of the last cohort has received the extractor already.
         ("extractor", [1], STORED_MODEL),
-        ("extractor", [0], [0, 1, 2, -1, -1, -1, -1]),
+        (
+            "extractor",
+            [0],
+            [0, 1, 2, -1, -1, -1, -1],
+        ),
     ],
 )
 def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absence(
@@ -311,19 +294,8 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
 
     models, round = play_round(method, clients, vectors, space=space)
 
-    # Its own model counts as at the mean of the others' distances.
-    parameters = vectors[:, :num_parameters]
-    distances = (parameters - parameters[0]).norm(dim=1)
-    distances[0] = distances[1:].mean()
-    weights = round.peer_values[0].double().clamp_min(0) / distances
-    mixture = weights / weights.sum() @ vectors
-
-    torch.testing.assert_close(
-        models[0],
-        mixture,
-        atol=1e-4,
-        rtol=0,
-    )
+    mixture = mixture_of_client_0(round.peer_values[0], vectors[:, :num_parameters], vectors)
+    assert_close(models[0], mixture, atol=1e-4, rtol=0)
 
 
 def test_pfedsv_with_a_classifier_and_whole_models_is_refused():

@@ -9,8 +9,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from personalization.watched import record_calls
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.aggregation import CGSV, ShapFedWA
 from flsv.core.parameter_space import ParameterSpace
@@ -47,7 +49,7 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_pa
         seed=2,
     )
 
-    def reputation_and_models(round: Any, contributions: Any, models: Any) -> Any:
+    def reputation_and_models(round, contributions, models):
         return contributions["cgsv"].clone(), deepcopy(dict(models))
 
     entries = record_calls(personalizer, reputation_and_models)
@@ -66,10 +68,10 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_pa
             rewarded = loop.space.unflatten(own_model)
             for name in loop.space.names:
                 if "running" in name:
-                    torch.testing.assert_close(rewarded[name], server[name])
+                    assert_close(rewarded[name], server[name])
                     continue
                 expected = with_largest_entries(initial[name], step[name], shares[client])
-                torch.testing.assert_close(rewarded[name], expected, msg=name)
+                assert_close(rewarded[name], expected, msg=name)
 
 
 def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
@@ -101,7 +103,7 @@ def test_fedamp_attention_equals_numpys():
     attention_to_others = expected.sum(1)
     assert (attention_to_others < 1).all()
     np.fill_diagonal(expected, 1 - attention_to_others)
-    np.testing.assert_allclose(attention, expected)
+    assert_allclose(attention, expected)
 
 
 def test_heurfedamp_attention_equals_numpys():
@@ -116,7 +118,7 @@ def test_heurfedamp_attention_equals_numpys():
     np.fill_diagonal(powers, 0)
     expected = (1 - self_weight) * powers / powers.sum(1, keepdims=True)
     np.fill_diagonal(expected, self_weight)
-    np.testing.assert_allclose(attention, expected)
+    assert_allclose(attention, expected)
 
 
 def test_heurfedamp_attention_of_a_client_alone_is_all_its_own():
@@ -135,15 +137,13 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path, amp
         rounds=4,
     )
 
-    uploads: dict[int, Tensor] = {}
-    own_models: dict[int, Tensor] = {}
+    uploads = {}
+    own_models = {}
     for round, *_ in entries:
-        initial_models = round.start_vectors
-        if initial_models is None:
-            initial_models = round.global_vector.expand(len(round), -1)
+        initial_models = round.matrix.starts
         for row, client in enumerate(round.client_ids.tolist()):
             expected = own_models.get(client, round.global_vector)
-            torch.testing.assert_close(initial_models[row], expected)
+            assert_close(initial_models[row], expected)
             uploads[client] = round.client_vectors[row]
         stacked = torch.stack(list(uploads.values())).double()
         weights = amp.attention(stacked[:, : round.space.num_parameters])
@@ -152,7 +152,7 @@ def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path, amp
     assert set(loop.state.starts) == set(uploads)
     assert len(uploads) > 2
     for client, model in loop.state.starts.items():
-        torch.testing.assert_close(model, own_models[client])
+        assert_close(model, own_models[client])
         assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
 
 
@@ -162,10 +162,10 @@ NAME = "module.network.responsibility"
 class Begun(L.Callback):
     """Remembers what every client started from: the vector, and its mixture weights."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.models: dict[Any, tuple[Tensor, Tensor]] = {}
 
-    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+    def on_train_batch_start(self, trainer, module, *_):
         loop = loop_of(module)
         now = loop.space.read(module), module.network.responsibility.clone()
         self.models.setdefault((loop.round_index, loop.current_client), now)
@@ -207,21 +207,22 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
     equal_weights = torch.full((3,), 1 / 3)
     # Nothing of the weights is in a vector, in the global model or in what the server side saves.
     assert "responsibility" not in " ".join(loop.space.names)
-    torch.testing.assert_close(module.network.responsibility, equal_weights)
+    assert_close(module.network.responsibility, equal_weights)
 
     saved = loop.state_dict()["strategies"]["personalizer"]
     assert saved == loop.state.starts == {}
 
     weights = {}
     for round, _, _, traffic in rounds:
-        assert round.start_vectors is None  # everybody starts from the global one
+        for initial_model in round.matrix.starts:
+            assert initial_model is round.global_vector
         clients = round.client_ids.tolist()
         for client, samples in zip(clients, round.num_samples.tolist()):
             key = round.round_index, client
             vector, initial_weights = start_watch.models[key]
             assert torch.equal(vector, round.global_vector)
             expected_weights = weights.get(client, equal_weights)
-            torch.testing.assert_close(initial_weights, expected_weights)
+            assert_close(initial_weights, expected_weights)
 
             # One for where it started, and one for every training sample.
             count = counts_at_clients.pop(0)
@@ -229,16 +230,6 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
             assert float(total) == pytest.approx(1 + samples, rel=1e-4)
             weights[client] = count / total
         assert (traffic == loop.space.size).all()
-
-        shares = round.num_samples.double() / round.num_samples.sum()
-        average = shares @ round.client_vectors.double()
-        next_model = round.server_vector.double()
-        torch.testing.assert_close(
-            next_model,
-            average,
-            rtol=1e-4,
-            atol=1e-5,
-        )
 
     assert len(weights) > 2
 
@@ -267,13 +258,13 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
         loader=Loader(drop_last=True),
     )
 
-    def clusters_and_traffic(round: Any) -> Any:
+    def clusters_and_traffic(round):
         traffic = round.uploaded.tolist(), round.downloaded.tolist()
         # The clients are asked for these, which is not counted any more.
-        assert round.start_vectors is not None
+        assert round.matrix.starts
         return personalizer._clusters.clone(), traffic
 
-    def clusters(*arguments: Any) -> Tensor:
+    def clusters(*arguments) -> Tensor:
         return personalizer._clusters.clone()
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
@@ -287,7 +278,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
 
     used = set()
     for round, earlier_clusters, _, (new_clusters, traffic) in entries:
-        members: dict[int, list[Tensor]] = {}
+        members = {}
         for row, client in enumerate(round.client_ids.tolist()):
             samples = data.client_indices(client)
             x, y = (tensor[samples] for tensor in data.source[0].tensors)
@@ -299,14 +290,14 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
                     loss = torch.nn.functional.cross_entropy(module(x), y)
                     losses.append(float(loss))
             best = losses.index(min(losses))
-            assert torch.equal(round.start_vectors[row], earlier_clusters[best])
+            assert torch.equal(round.matrix.starts[row], earlier_clusters[best])
             assert int(round.reports["cluster"][row]) == best
             members.setdefault(best, []).append(round.client_vectors[row])
         for index in range(3):
             expected = earlier_clusters[index]
             if index in members:
                 expected = torch.stack(members[index]).mean(0)
-            torch.testing.assert_close(new_clusters[index], expected)
+            assert_close(new_clusters[index], expected)
         used |= set(members)
         # Up: a model, and which cluster it belongs to. Down: all clusters.
         size = loop.space.size
@@ -320,7 +311,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
     clients start from what the network writes, with the global statistics."""
     personalizer = PFedHN(lr=0.02, embedding_dim=5, hidden=7)
 
-    def networks(*_: Any) -> Any:
+    def networks(*_):
         return deepcopy(personalizer._network)
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=6)
@@ -335,8 +326,8 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
 
     cut = loop.space.num_parameters
     for round, reference, _, trained_network in entries[1:]:
-        for client, initial in zip(round.client_ids, round.start_vectors):
-            torch.testing.assert_close(
+        for client, initial in zip(round.client_ids, round.matrix.starts):
+            assert_close(
                 initial[:cut],
                 reference(client).detach(),
             )
@@ -344,7 +335,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.02)
         for client, initial, trained in zip(
             round.client_ids,
-            round.start_vectors,
+            round.matrix.starts,
             round.client_vectors,
         ):
             optimizer.zero_grad()
@@ -352,7 +343,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
             optimizer.step()
         expected = reference.state_dict()
         for name, value in trained_network.state_dict().items():
-            torch.testing.assert_close(
+            assert_close(
                 value,
                 expected[name],
                 rtol=1e-4,
@@ -360,7 +351,7 @@ def test_pfedhn_steps_along_the_vector_jacobian_product(tmp_path):
             )
 
     last_round = entries[-1].round
-    first_initial, second_initial = last_round.start_vectors[:2]
+    first_initial, second_initial = last_round.matrix.starts[:2]
 
     assert not torch.equal(first_initial, second_initial)
 
@@ -389,7 +380,7 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
             initial_models = round.global_vector.expand(3, -1)
         server = round.server_vector
         expected = shares @ round.client_vectors
-        torch.testing.assert_close(expected, server, rtol=1e-5, atol=1e-6)
+        assert_close(expected, server, rtol=1e-5, atol=1e-6)
 
         # Updates of heads, from where each client started.
         rows = round.space.head.rows
@@ -407,7 +398,7 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
 
     for client in range(3):
         initial = loop.state.starts[client]
-        torch.testing.assert_close(
+        assert_close(
             initial,
             initial_models[client],
             rtol=1e-5,
@@ -420,7 +411,7 @@ def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_pat
     module = Plain()
     sampler = FixedCohort([0])
     order = iter([0, 0, 1, 2])
-    sampler.sample = lambda *_, **__: torch.tensor([next(order)])  # type: ignore[method-assign]
+    sampler.sample = lambda *_, **__: torch.tensor([next(order)])
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
     entries = record_calls(personalizer, lambda round, *_: round.matrix.starts[0])
     initial = ParameterSpace(module).read(module)

@@ -61,7 +61,7 @@ class OfTheWholeRound(ContributionMetric):
 
 
 #: The class of a part by its role, and its arguments.
-PARTS: dict[str, tuple[type, dict[str, Any]]] = {
+PARTS = {
     "aggregator": (FedAvg, {}),
     "personalizer": (FromTheGlobalModel, {}),
     "sampler": (UniformSampler, {"cohort_size": 3}),

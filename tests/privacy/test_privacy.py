@@ -3,12 +3,12 @@
 import math
 import sys
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from scipy.special import log_ndtr
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
@@ -45,9 +45,7 @@ def test_epsilon_of_n_rounds_is_that_of_noise_over_root_n(noise_multiplier, roun
     )
 
 
-def test_accountant_without_dp_accounting_says_what_to_install(
-    monkeypatch,
-):
+def test_accountant_without_dp_accounting_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with refused(r"pip install 'dp-accounting>=0.6'"):
         gaussian_epsilon(1.234, 1)
@@ -76,7 +74,7 @@ def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(
     factor = min(1, clip / length)
     assert sent.dtype == dtype
     assert sent.norm().item() == pytest.approx(factor * length, rel=1e-6)
-    torch.testing.assert_close(sent, factor * original)
+    assert_close(sent, factor * original)
     assert torch.equal(update, original)
     if length < clip:
         assert torch.equal(sent, update)
@@ -112,7 +110,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
     noise_multiplier = 3.0
     privacy = GaussianPrivacy(clip, noise_multiplier)
 
-    def fit_and_read_updates(name: str, **options: Any) -> Tensor:
+    def fit_and_read_updates(name: str, **options) -> Tensor:
         watching = Watching()
         loop = FederatedLoop(
             personalizer=watching,
@@ -133,12 +131,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
         generator = generator_for(5, "privacy", 0, client)
         noise = torch.randn(len(update), generator=generator)
         expected = clipped + clip * noise_multiplier * noise
-        torch.testing.assert_close(
-            sent[client],
-            expected,
-            atol=1e-5,
-            rtol=1e-4,
-        )
+        assert_close(sent[client], expected, atol=1e-5, rtol=1e-4)
 
     # Another client's noise, or another round's, is another.
     correlations = torch.corrcoef(sent) - torch.eye(6)
@@ -148,7 +141,7 @@ def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path):
 def test_private_clients_report_configured_steps_and_no_loss(tmp_path):
     """The steps are those that they take: three batches in each of two epochs, two batches a step."""
 
-    def fit_and_read_round(name: str, **options: Any) -> Any:
+    def fit_and_read_round(name: str, **options):
         watching = Watching()
         loop = FederatedLoop(personalizer=watching, local_epochs=2, seed=5, **options)
         fit(
@@ -172,7 +165,7 @@ def test_private_clients_report_configured_steps_and_no_loss(tmp_path):
 class RefusesPrivacy(ClientAlgorithm):
     """Algorithm that cannot work with noise."""
 
-    def check_fit(self, trainer: Any, config: Any) -> None:
+    def check_fit(self, trainer, config):
         (optimizer,) = trainer.optimizers
         if config.is_private:
             raise ConfigurationError(f"{type(optimizer).__name__} would fit noise")
@@ -182,7 +175,7 @@ def test_algorithm_can_refuse_privacy_before_the_first_round(tmp_path):
     watching = Watching()
     loop = FederatedLoop(
         client_algorithm=RefusesPrivacy(),
-        personalizer=watching,  # type: ignore[arg-type]
+        personalizer=watching,
         uploads=[GaussianPrivacy(1.0, 1.0)],
         seed=5,
     )
@@ -240,12 +233,12 @@ def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
         sent_updates = round.client_vectors - round.global_vector
         sent_norms = sent_updates.norm(dim=1)
         # The second round's clients start far from the global model: their own start points count as secrets, too.
-        torch.testing.assert_close(sent_norms, torch.full((3,), 0.05))
+        assert_close(sent_norms, torch.full((3,), 0.05))
 
         true_updates = trained_models - round.global_vector
         assert (true_updates.norm(dim=1) > 0.1).all()
         cosines = torch.cosine_similarity(true_updates, sent_updates)
-        torch.testing.assert_close(cosines, torch.ones(3))
+        assert_close(cosines, torch.ones(3))
 
 
 def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
@@ -257,9 +250,7 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
         fit(loop, tmp_path, make_plain(), rounds=10)
 
     assert loop.round_index == 3
-    torch.testing.assert_close(
-        loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3))
-    )
+    assert_close(loop.contributions["epsilon"], torch.full((3,), gaussian_epsilon(2.0, 3)))
 
     rows = (tmp_path / "contributions.csv").read_text()
     assert "2,epsilon,0,,3.70" in rows
@@ -272,10 +263,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
     if how == "min_epochs":
-        with (
-            warns("stops"),
-            refused("no budget for"),
-        ):
+        with warns("stops"), refused("no budget for"):
             fit(loop(), tmp_path, make_plain(), rounds=5, min_epochs=4)
         return
 

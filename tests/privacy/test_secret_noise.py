@@ -94,9 +94,7 @@ def test_secret_noise_depends_on_all_256_bits_of_its_key():
         torch.bfloat16,
     ],
 )
-def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(
-    dtype,
-):
+def test_secret_noise_keeps_the_updates_dtype_and_changes_with_update_and_key(dtype):
     size = 100_000
     update = torch.randn(
         size,

@@ -3,7 +3,6 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from flsv.configuration.identity import described
 path = Path(__file__).with_name("identities.json")
 text = path.read_text()
 #: ``{"module:class": {"arguments": ..., "identity": text}}``, as the version of 27 November 2026 had them.
-STORED_PARTS: dict[str, dict[str, Any]] = json.loads(text)
+STORED_PARTS = json.loads(text)
 
 
 @pytest.mark.parametrize("class_path", STORED_PARTS)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from release import _REQUIREMENT, TOOLS, lowest
+from release import _REQUIREMENT
 
 import flsv
 
@@ -31,9 +31,7 @@ def targets(text: str) -> list[str]:
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
-def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(
-    hook,
-):
+def test_readme_links_on_the_package_index_are_absolute_at_the_version_tag(hook):
     shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
     assert len(targets(shown)) == len(targets(README)) > 20
     assert all(target.startswith("https://") for target in targets(shown))
@@ -120,11 +118,3 @@ def test_constraints_have_all_that_ci_installs():
 def plain(name: str) -> str:
     """As the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def test_lowest_version_is_read_from_requirements_with_several_bounds():
-    text = (
-        'dependencies = [\n    "a[x]>=2.4,!=2.6",\n    "b>=13",  # c>=1\n]\nlora = ["d-e>=0.11,<2"]'
-    )
-    assert lowest(text) == {"a": "2.4", "b": "13", "d-e": "0.11"}
-    assert not set(TOOLS) & set(lowest((ROOT / "pyproject.toml").read_text()))

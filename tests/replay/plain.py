@@ -47,7 +47,7 @@ class PlainRound:
     def updates(self) -> Tensor:
         return torch.stack([row - self.x for row in self.rows.values()])
 
-    def moved(self, weights: Any) -> Tensor:
+    def moved(self, weights) -> Tensor:
         """x + sum_i w_i d_i."""
         return self.x + torch.as_tensor(weights, dtype=self.x.dtype) @ self.updates
 
@@ -57,7 +57,7 @@ Send = Callable[[PlainRound], None]
 Rule = Callable[[PlainRound], Tensor]
 
 
-def sgd(net: nn.Module, epochs: Batches) -> None:
+def sgd(net: nn.Module, epochs: Batches):
     """Local training: SGD with momentum, which begins anew at every visit."""
     optimizer = torch.optim.SGD(net.parameters(), LR, MOMENTUM)
     for x, y in epochs:
@@ -74,8 +74,8 @@ def replay(
 ) -> Tensor:
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
     data = make_unequal_data()
-    memory: dict[str, Any] = {}
-    steps: dict[int, int] = {}
+    memory = {}
+    steps = {}
     numbers = itertools.count()
 
     def visit(

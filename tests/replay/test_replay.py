@@ -34,18 +34,14 @@ class Moved(ContributionMetric):
     per_class = False
     norms: Tensor
 
-    def init_states(
-        self,
-        num_clients: int,
-        num_classes: int | None,
-    ) -> None:
+    def init_states(self, num_clients, num_classes):
         norms = torch.full((num_clients,), float("nan"))
         self.add_state("norms", norms, dist_reduce_fx=latest)
 
-    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+    def update(self, client_ids, client_updates):
         self.norms[client_ids] = client_updates.norm(dim=1).to(self.norms)
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return self.norms
 
 
@@ -199,11 +195,11 @@ def with_server_optimizer(rule: str, lr: float) -> Rule:
     return adaptive_step
 
 
-def flip_sign(round: PlainRound) -> None:
+def flip_sign(round: PlainRound):
     change_update(round, 1, lambda d: -d)
 
 
-def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]) -> None:
+def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]):
     if client in round.rows:
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
@@ -225,11 +221,7 @@ def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: b
     return send
 
 
-def keep_largest(
-    p: Tensor,
-    number: int,
-    client: int,
-) -> Tensor:
+def keep_largest(p: Tensor, number: int, client: int) -> Tensor:
     """The tenth of the largest magnitude, by sorting."""
     by_magnitude = sorted(
         range(len(p)),
@@ -241,7 +233,7 @@ def keep_largest(
     return p.where(is_sent, torch.zeros(()))
 
 
-def send_opposite_of_mean(round: PlainRound) -> None:
+def send_opposite_of_mean(round: PlainRound):
     """Xie et al.: against the mean, as long as the median of the lengths."""
     updates = round.updates.double()
     mean = updates.mean(0)
@@ -253,7 +245,7 @@ def send_opposite_of_mean(round: PlainRound) -> None:
         change_update(round, attacker, lambda update: sent)
 
 
-def train_moreau(net: nn.Module, epochs: Batches) -> None:
+def train_moreau(net: nn.Module, epochs: Batches):
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
     lr = 0.05
     outer_lr = 0.1
@@ -367,10 +359,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
     if case.optimizer is not None:
         module = Plain(copy.deepcopy(net), case.optimizer)
 
-    saving: dict[str, Any] = {
-        "enable_checkpointing": True,
-        "callbacks": [make_checkpoint_callback(tmp_path)],
-    }
+    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
 
     stopped = copy.deepcopy(module)
     fit(
@@ -390,12 +379,7 @@ def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_pat
         ckpt_path=tmp_path / "checkpoints/last.ckpt",
     )
 
-    expected = replay(
-        net,
-        case.rule,
-        case.train,
-        case.send,
-    )
+    expected = replay(net, case.rule, case.train, case.send)
     tolerance = case.tolerance
 
     torch.testing.assert_close(

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -41,13 +40,13 @@ RETRAINED_SHARES = [1 / 6, 0.5, 1 / 12, 0.25]
 RETRAINED_SHARES_BY_LOSS = [0.25, 0.4, 0.1, 0.25]
 
 
-def add_retrained_values(folder: Path, **facts: Any) -> Path:
+def add_retrained_values(folder: Path, **facts) -> Path:
     """Values by retraining that differ from the run's in their order."""
     by_loss = {"negative_loss": RETRAINED_SHARES_BY_LOSS}
     return add_retrained_runs(folder, RETRAINED_VALUES, by_loss, **{"majority": 0.2} | facts)
 
 
-def make_shadow_run(folder: Path, judges: str = "server", **game: Any) -> Path:
+def make_shadow_run(folder: Path, judges: str = "server", **game) -> Path:
     """The run, with ``sv`` as values of trained coalitions."""
     metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
     record = {
@@ -60,37 +59,22 @@ def make_shadow_run(folder: Path, judges: str = "server", **game: Any) -> Path:
     }
     change_record(
         folder,
-        metrics={
-            "sv": {
-                **metric,
-                "class": "ShadowShapley",
-                "judges": judges,
-            }
-        },
-        paid_in={
-            "sv": {
-                **record,
-                "source": "outputs",
-                "alone_only": False,
-                **game,
-            }
-        },
+        metrics={"sv": {**metric, "class": "ShadowShapley", "judges": judges}},
+        paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
     )
 
     return folder
 
 
-def front_page_of(folder: Path, **options: Any) -> str:
+def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
-def test_report_lists_exactly_the_reasons_against_payment(
-    tmp_path: Path,
-) -> None:
+def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     def made(
         name: str,
         values: tuple[float, ...] = (0.4, 0.1, 0.05, 0.02),
-        **description: Any,
+        **description,
     ) -> Path:
         return make_game(tmp_path / name, {"sv": [*values]}, **description)
 
@@ -158,9 +142,7 @@ def test_report_lists_exactly_the_reasons_against_payment(
         ({"why_no_values": "The coalition [1] is mad."}, True, "The coalition [1] is mad."),
     ],
 )
-def test_page_of_a_run_without_values_says_why(
-    tmp_path: Path, game: dict[str, Any], is_finished: bool, reason: str
-) -> None:
+def test_page_of_a_run_without_values_says_why(tmp_path, game, is_finished, reason):
     folder = make_shadow_run(make_game(tmp_path, {"sv": [*NO_VALUES]}), end=0.58, **game)
     if not is_finished:
         record = json.loads((folder / "run.json").read_text())
@@ -174,9 +156,7 @@ def test_page_of_a_run_without_values_says_why(
     assert "1,000" not in front
 
 
-def test_first_page_after_retraining_shows_retrained_values_only(
-    tmp_path: Path,
-) -> None:
+def test_first_page_after_retraining_shows_retrained_values_only(tmp_path):
     folder = add_retrained_values(make_game(tmp_path, VALUES))
     values = dict(zip(NAMES, RETRAINED_VALUES))
     names_by_value = sorted(values, key=lambda name: values[name], reverse=True)
@@ -211,9 +191,7 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     return make_shadow_run(folder, case_covariance=rows)
 
 
-def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
-    tmp_path: Path,
-) -> None:
+def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path):
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
 
     page = front_page_of(folder)
@@ -235,7 +213,7 @@ def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(
     assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
-def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path: Path) -> None:
+def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path):
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
     add_retrained_values(folder)
 
@@ -245,7 +223,7 @@ def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path: Path) -> None:
     assert "loo, other seeds" not in appendix
 
 
-def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None:
+def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
     values_of_seed_0 = [0.4, 0.3, 0.05]  # of Boston, Lyon and Graz
     values_of_seed_1 = [0.2, 0.4, 0.05]
     values_of_seed_2 = [0.0, 0.5, 0.05]
@@ -264,15 +242,13 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path: Path) -> None
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
 
-def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path: Path) -> None:
+def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path):
     run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05])
     (tmp_path / "runs.csv").unlink()
     assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
 
 
-def test_page_of_all_has_every_clients_name_value_and_hash(
-    tmp_path: Path,
-) -> None:
+def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path):
     page = text_of_page(write_report(make_run(tmp_path, clients=4, rounds=5)))
     for client in range(4):
         last_value = value_of_cell(client, column=0, round_index=4)
@@ -295,7 +271,7 @@ def test_page_of_all_has_every_clients_name_value_and_hash(
     assert not missing_parts
 
 
-def test_numbers_of_a_heatmap_have_equally_many_decimals() -> None:
+def test_numbers_of_a_heatmap_have_equally_many_decimals():
     table = pandas.DataFrame([[0.983, 0.0046], [-0.0002, NAN]], index=["Boston", "Lyon"])
 
     heatmap = heatmap_table(table, caption="sv")
@@ -304,7 +280,7 @@ def test_numbers_of_a_heatmap_have_equally_many_decimals() -> None:
     assert [cell.text for cell in cells] == ["0.98", "0.00", "0.00", NO_NUMBER]
 
 
-def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> None:
+def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path):
     run = make_game(tmp_path, VALUES)
     record = json.loads((run / "run.json").read_text())
     reason = "Their training was interrupted."
@@ -316,7 +292,7 @@ def test_page_tells_why_a_metric_beside_its_values_has_none(tmp_path: Path) -> N
     assert f"There are no values by value. {reason}" in text
 
 
-def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
+def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals():
     estimates = pandas.DataFrame(
         {
             "value": [0.5, -0.5, NAN],
@@ -337,7 +313,7 @@ def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals() -> None:
     assert not missing.title
 
 
-def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: Path) -> None:
+def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
     assert not re.search(fetched, page)
@@ -345,14 +321,14 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path: 
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
-def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path: Path) -> None:
+def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path):
     assert "2 of 2 rounds (not ended)" in front_page_of(
         make_run(tmp_path / "killed", ended=False, rounds=2)
     )
     assert "0 rounds" in front_page_of(make_run(tmp_path / "early", ended=False, rounds=0))
 
 
-def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None:
+def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
     folder = make_run(tmp_path)
     table = folder / "contributions.csv"
     lines = table.read_text().splitlines()
@@ -364,9 +340,7 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path: Path) -> None
     assert WORDS["dash"] in front
 
 
-def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(
-    tmp_path: Path,
-) -> None:
+def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tmp_path):
     folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     without_covariance = make_game(tmp_path / "without", VALUES)
@@ -378,7 +352,7 @@ def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(
     assert WORDS["brackets"]["cases_not_counted"] in page
 
 
-def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: Path) -> None:
+def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path):
     path = make_run(tmp_path) / "contributions.csv"
     table = pandas.read_csv(path, dtype=str, keep_default_na=False)
     is_overall = (table["metric"] == "cssv") & (table["class"] == "")
@@ -394,7 +368,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path: P
     assert BRACKETS_NOTE not in page
 
 
-def test_every_metric_has_caveats_for_the_report() -> None:
+def test_every_metric_has_caveats_for_the_report():
     exported = {*flsv.metrics.__all__} - {"ContributionMetric"}
     for name in exported:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."

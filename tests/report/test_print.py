@@ -70,7 +70,7 @@ def make_few(folder: Path) -> Path:
     return make_game(folder, values, events=[event])
 
 
-def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path: Path) -> None:
+def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path):
     runs = {
         "few": make_few(tmp_path / "few"),
         "many": make_run(tmp_path / "many", clients=40, classes=30),

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -17,7 +16,7 @@ from flsv.metrics import InRunShapley
 from flsv.results.folder import where_results_are
 from flsv.training.algorithms import InRunValues
 from flsv.utilities.atomic_files import FolderLock
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
 from helpers.forked import Forked
@@ -26,18 +25,16 @@ from helpers.models import Plain, network
 FILES = {".lock", "contributions.csv", "run.json", "clients"}
 
 
-def fit_run(folder: Path | str | None, **options: Any) -> None:
+def fit_run(folder: Path | str | None, **options):
     reporting = Reporting(figures=1, table=False)
     loop = FederatedLoop(
         metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), reporting=reporting
     )
-    trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
+    trainer = trainer_for(loop, folder, rounds=1, **options)
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 
-def test_run_writes_into_its_named_folder_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_writes_into_its_named_folder_and_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lock = FolderLock(tmp_path)  # nobody else is kept out of it either
     fit_run(None)
@@ -58,17 +55,17 @@ def names_in(folder: Path) -> set[str]:
 
 
 class StartsASecondRun(Callback):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder = folder
         self.error = ""
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        with pytest.raises(ConfigurationError, match="another run is writing into") as error:
+    def on_train_epoch_start(self, trainer, module):
+        with refused("another run is writing into") as error:
             fit(FederatedLoop(), self.folder)
         self.error = str(error.value)
 
 
-def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path):
     second = StartsASecondRun(tmp_path)
     fit(FederatedLoop(), tmp_path, rounds=1, callbacks=[second])
 
@@ -79,7 +76,7 @@ def test_a_second_run_in_a_live_runs_folder_is_refused(tmp_path: Path) -> None:
     assert first_column == {"round", "0"}  # one header, and rows of the first run's only round
 
 
-def hold(folder: Path) -> None:
+def hold(folder: Path):
     lock = FolderLock(folder)
     read_end, write_end = os.pipe()
     if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
@@ -92,7 +89,7 @@ def hold(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
+def test_folder_lock_of_a_killed_run_is_released(tmp_path):
     process = Forked(tmp_path / "process", hold, tmp_path)
     while "held" not in process.output.read_text():
         assert process.wait(0.1)[0] is None
@@ -103,9 +100,9 @@ def test_folder_lock_of_a_killed_run_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_charts_are_where_tensorboard_writes(tmp_path: Path, is_first: bool) -> None:
+def test_charts_are_where_tensorboard_writes(tmp_path, is_first):
     charts = TensorBoardLogger(tmp_path / "charts", name="hospitals")
-    loggers: list[Any] = [charts, CSVLogger(tmp_path / "tables")]
+    loggers = [charts, CSVLogger(tmp_path / "tables")]
     if not is_first:
         loggers.reverse()
 

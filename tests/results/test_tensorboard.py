@@ -18,6 +18,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS, ListSessionGroupsRequest
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
+from torchmetrics import MeanMetric
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
@@ -33,6 +34,7 @@ from flsv.metrics import (
     CumulativeShapley,
     ShadowShapley,
 )
+from flsv.results.curves import Curves
 from flsv.results.round_result import Row, RunResult
 from flsv.results.rows import draw_metric
 from flsv.results.run_table import frame
@@ -54,17 +56,17 @@ class Named(FederatedDataModule):
         return NAMES
 
 
-def test_rounds_without_a_run_are_written(tmp_path: Path) -> None:
+def test_rounds_without_a_run_are_written(tmp_path):
     """As those of another framework, which have no beginning and no end."""
     logger = TensorBoardLogger(tmp_path)
-    board = TensorBoard(logger, ["value"], NAMES, CLASSES, [])
+    board = TensorBoard(logger, Curves({"value": MeanMetric()}, NAMES, CLASSES))
     board.flush()
     board.close()
 
 
 def make_named_data() -> FederatedDataModule:
     data = toy_data(server_val=0.3)
-    data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
+    data.source[0].classes = CLASSES
     data.__class__ = Named
     return data
 
@@ -75,7 +77,7 @@ def read_events(folder: Path) -> EventAccumulator:
     ).Reload()
 
 
-def test_clients_named_like_files_of_a_run_get_other_folders(tmp_path: Path) -> None:
+def test_clients_named_like_files_of_a_run_get_other_folders(tmp_path):
     names = ["config.yaml", "Checkpoints", "contributions.csv", "St. Anna", "Clinic no. 2"]
     assert client_folders(names) == [
         "config.yaml_0",
@@ -90,10 +92,10 @@ def make_logger(folder: Path) -> TensorBoardLogger:
 
 
 #: Of a run: steps and values by tag.
-Curves = dict[str, list[tuple[int, float]]]
+PointsByTag = dict[str, list[tuple[int, float]]]
 
 
-def read_scalars(folder: Path) -> dict[str, Curves]:
+def read_scalars(folder: Path) -> dict[str, PointsByTag]:
     """Read the scalars of every run in a folder, by its path."""
     runs = {}
     folders = {file.parent for file in folder.rglob("events*")}
@@ -103,9 +105,9 @@ def read_scalars(folder: Path) -> dict[str, Curves]:
     return runs
 
 
-def read_curves(run: Path) -> Curves:
+def read_curves(run: Path) -> PointsByTag:
     run_events = read_events(run)
-    curves: Curves = {}
+    curves = {}
     for tag in run_events.Tags()["scalars"]:
         points = run_events.Scalars(tag)
         curves[tag] = [(point.step, point.value) for point in points]
@@ -113,7 +115,7 @@ def read_curves(run: Path) -> Curves:
 
 
 @pytest.fixture(scope="module")
-def fitted_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
+def fitted_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("named")
     metrics = {
         "cssv": ClassSpecificShapley(),
@@ -132,7 +134,7 @@ def steps_of(points: list[tuple[int, float]]) -> list[int]:
     return [step for step, _ in points]
 
 
-def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Path]) -> None:
+def test_every_client_has_a_tensorboard_run(fitted_run):
     loop, folder = fitted_run
     runs = read_scalars(folder)
 
@@ -163,7 +165,7 @@ def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Pat
         _, dress_value = curves["cssv/class_1_Dress"][-1]
         _, weight = curves["weight"][-1]
         assert dress_value == pytest.approx(dress_values[client])
-        assert weight == pytest.approx(loop.weights[client].item())  # type: ignore[index]
+        assert weight == pytest.approx(loop.weights[client].item())
 
     # What is nobody's alone, and nothing else.
     shared = set(runs["."])
@@ -173,7 +175,7 @@ def test_every_client_has_a_tensorboard_run(fitted_run: tuple[FederatedLoop, Pat
     assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= shared
 
 
-def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) -> None:
+def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path):
     data = toy_data((1,) * 31, client_test=0)
     metrics = {"cssv": ClassSpecificShapley()}
     loop = FederatedLoop(metrics=metrics, seed=1, reporting=Reporting(figures=0))
@@ -187,7 +189,7 @@ def test_more_than_30_clients_are_tags_of_one_tensorboard_run(tmp_path: Path) ->
     assert read_events(tmp_path / "run").Tags()["images"] == ["data/partition"]
 
 
-def test_curves_per_class_can_be_left_out(tmp_path: Path) -> None:
+def test_curves_per_class_can_be_left_out(tmp_path):
     reporting = Reporting(per_class=False, figures=0, table=False)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=reporting)
 
@@ -235,9 +237,7 @@ def read_hparams_tab(folder: Path) -> dict[str, Session]:
     return rows
 
 
-def test_hparams_tab_has_the_settings_and_final_numbers(
-    fitted_run: tuple[FederatedLoop, Path],
-) -> None:
+def test_hparams_tab_has_the_settings_and_final_numbers(fitted_run):
     loop, folder = fitted_run
     (session,) = read_hparams_tab(folder).values()
     settings, numbers = session
@@ -265,20 +265,14 @@ def write_end(
     names: list[str],
     accuracy: float,
     first_round: int = 0,
-) -> None:
+):
     """Write the end of a run of five rounds, in the folder North-South for clients of these names.
 
     Clients' values are 0, 1, ... The first has the interval from -1 to the model's ``accuracy``.
     """
     version = "-".join(names)
     writes = TensorBoardLogger(folder, name="", version=version)
-    sink = TensorBoard(
-        writes,
-        metrics=["gain"],
-        client_names=names,
-        class_names=None,
-        per_class=(),
-    )
+    sink = TensorBoard(writes, Curves({"gain": MeanMetric()}, names, class_names=None))
     settings = {"clients": len(names)}
     sink.write_settings(first_round, settings, partition=plt.figure)
 
@@ -315,7 +309,7 @@ def write_end(
     writes.experiment.close()
 
 
-def test_hparams_tab_compares_runs_with_other_clients(tmp_path: Path) -> None:
+def test_hparams_tab_compares_runs_with_other_clients(tmp_path):
     write_end(tmp_path, ["result"], accuracy=1.0)
     write_end(tmp_path, ["North", "South"], accuracy=2.0)
 
@@ -337,7 +331,7 @@ def test_hparams_tab_compares_runs_with_other_clients(tmp_path: Path) -> None:
     }
 
 
-def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> None:
+def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path):
     write_end(tmp_path, ["North", "South"], accuracy=2.0)
     write_end(tmp_path, ["North", "South"], accuracy=3.0, first_round=5)
 
@@ -346,7 +340,7 @@ def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path: Path) -> N
     assert numbers["performance/accuracy"] == 3.0
 
 
-def test_picture_of_final_values_has_each_clients_interval() -> None:
+def test_picture_of_final_values_has_each_clients_interval():
     metric = ShadowShapley(num_clients=3)
     masks = few_coalitions(3, "all")
     member_values = torch.tensor([0.3, 0.31, 0.1], dtype=torch.float64)
@@ -365,7 +359,7 @@ def test_picture_of_final_values_has_each_clients_interval() -> None:
     assert len(whiskers.get_segments()) == len(values)
 
 
-def test_settings_count_validation_samples_that_are_not_of_the_clients_data() -> None:
+def test_settings_count_validation_samples_that_are_not_of_the_clients_data():
     data = make_tables()
     data.prepare_data()
     data.setup("fit")
@@ -378,7 +372,7 @@ def test_settings_count_validation_samples_that_are_not_of_the_clients_data() ->
 class Noting(Plain):
     """A module that logs in every step, as callbacks of Lightning do."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("step_loss", loss["loss"] if isinstance(loss, dict) else loss, on_step=True)
         return loss
@@ -387,17 +381,13 @@ class Noting(Plain):
 class Dies(InRound):
     """In the middle of a round, when the curves of its first batches are written."""
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *hook: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer, pl_module, *hook):
         if trainer.current_epoch == 3 and self.place(trainer) == 4:
             trainer.loggers[0].save()
             raise KeyError("killed")
 
 
-def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
     """The run is killed, goes on with more rounds, and goes on from a checkpoint before that. What it trains again, it
     draws again at the same points."""
 
@@ -406,7 +396,7 @@ def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run
     ) -> None:
         saving = ModelCheckpoint(tmp_path / "saved", "{epoch}", save_top_k=-1)
         loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
-        options: dict[str, Any] = {
+        options = {
             "enable_checkpointing": True,
             "callbacks": [saving, *more_callbacks],
             "logger": make_logger(folder),
@@ -456,13 +446,13 @@ def picture_rounds(
     ids=["asked for", "no time", "all the time"],
 )
 def test_pictures_are_drawn_when_asked_for_and_before_the_end_in_a_part_of_the_time(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    metric: type[ContributionMetric],
-    figures: int | None,
-    max_part: float,
-    rounds: list[int],
-) -> None:
+    tmp_path,
+    monkeypatch,
+    metric,
+    figures,
+    max_part,
+    rounds,
+):
     monkeypatch.setattr("flsv.results.tensorboard.MAX_PART_FOR_PICTURES", max_part)
 
     assert picture_rounds(tmp_path, metric(), figures) == rounds

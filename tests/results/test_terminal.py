@@ -5,9 +5,7 @@ import io
 import re
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
@@ -26,7 +24,7 @@ from helpers.models import Plain, network
 
 
 class Shows(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
@@ -39,15 +37,15 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     shown = []
     events = []
 
-    class Bar(make_bar):  # type: ignore[misc]
-        def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    class Bar(make_bar):
+        def teardown(self, trainer, pl_module, stage):
             super().teardown(trainer, pl_module, stage)
             if isinstance(self, RichProgressBar):
                 assert not self.progress.live.is_started
             events.append("bar stopped")
 
     class Look(Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        def on_train_batch_end(self, trainer, module, *args):
             shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
 
     monkeypatch.setattr(
@@ -57,11 +55,21 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     loop = FederatedLoop(metrics={"values": metric}, seed=1)
     data = toy_data(server_val=0.3)
     callbacks = [bar, Look()]
-    fit(loop, tmp_path, Shows(), data, rounds=2, enable_progress_bar=True, callbacks=callbacks)
+    fit(
+        loop,
+        tmp_path,
+        Shows(),
+        data,
+        rounds=2,
+        enable_progress_bar=True,
+        callbacks=callbacks,
+    )
 
     assert events == ["bar stopped", "table"]
     assert not {"teardown", "get_metrics"} & vars(bar).keys()
-    assert list(dict.fromkeys(row["client"] for row in shown)) == ["1/3", "2/3", "3/3"]
+    assert list(
+        dict.fromkeys(row["client"] for row in shown),
+    ) == ["1/3", "2/3", "3/3"]
 
     rounds = [row["round"] for row in shown]
     half = (len(shown) + 1) // 2
@@ -75,7 +83,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 
 
 class LogsByGroup(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
@@ -138,7 +146,7 @@ def test_table_without_values_shows_the_first_and_last_ten_clients():
 
 
 def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
-    def said(values: list[float], half_width: float | None = None, **changes: Any) -> str:
+    def said(values: list[float], half_width: float | None = None, **changes) -> str:
         numbers = dict(enumerate(values))
         intervals = {}
         if half_width is not None:
@@ -174,24 +182,11 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
     values = [0.193, 0.204, 0.126, 0.112, 0.191]
     text = said(values)
 
-    assert text.splitlines()[1].split() == [
-        "client",
-        "samples",
-        "value",
-        "share",
-    ]
+    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
     assert BRACKETS_NOTE not in text
     assert BRACKETS_NOTE in said(values, half_width=0.04)
 
-    game = {
-        "paid_in": {
-            "value": {
-                "by": "accuracy",
-                "start": 0.1,
-                "end": 0.2,
-            }
-        }
-    }
+    game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
     tenth = [value / 10 for value in values]
     small = said(tenth, half_width=0.004, learning_record=game)
 
@@ -199,6 +194,7 @@ def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
 
     noise = said(tenth, half_width=1, learning_record=game)
 
+    assert noise.splitlines()[1].split() == ["client", "samples", "value"]
     assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
     assert "No model was trained without any of the partners." in " ".join(
         said(values, trained=[]).split()

@@ -2,12 +2,10 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedLoop
@@ -30,7 +28,7 @@ ALL = [0, 1, 2]
 SGD = partial(torch.optim.SGD, lr=0.3)
 
 
-def make_skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDataset:
+def make_skewed_client(shares, draw):
     probabilities = torch.tensor(shares)
     y = probabilities.multinomial(40, True, generator=draw)
     x = torch.randn(40, FEATURES, generator=draw)
@@ -38,7 +36,7 @@ def make_skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> Tens
     return TensorDataset(x, y)
 
 
-def make_skewed_data() -> FederatedDataModule:
+def make_skewed_data():
     draw = torch.Generator().manual_seed(3)
     clients = {}
     for name, shares in SHARES.items():
@@ -51,7 +49,7 @@ def make_skewed_data() -> FederatedDataModule:
     )
 
 
-def class_weights_of(members: list[int]) -> list[float]:
+def class_weights_of(members):
     data = make_skewed_data()
     data.setup("fit")
     labels = torch.cat([data.client_labels(member) for member in members])
@@ -61,26 +59,16 @@ def class_weights_of(members: list[int]) -> list[float]:
     return torch.where(counts > 0, weights, 1.0).tolist()
 
 
-def make_network() -> nn.Module:
+def make_network():
     torch.manual_seed(1)
     return nn.Linear(FEATURES, CLASSES)
 
 
-def make_weighted_client(class_weights: Any = "balanced") -> ClassifierClient:
+def make_weighted_client(class_weights="balanced"):
     return ClassifierClient(make_network(), optimizer=SGD, class_weights=class_weights)
 
 
-class OwnWeights(ClassifierClient):
-    """A module that computes its weights from the data module's counts when training starts."""
-
-    def on_fit_start(self) -> None:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        counts = data.class_counts.sum(0)
-        weights = counts.sum() / (CLASSES * counts)
-        self.class_weights = torch.where(counts > 0, weights, 1.0)
-
-
-def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
+def utility_by_hand(folder, performance, mask):
     members = mask.nonzero().flatten().tolist()
     data = make_skewed_data()
     module = make_weighted_client(class_weights_of(members or ALL))
@@ -101,10 +89,10 @@ def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     return -float(loss)
 
 
-def values_by_hand(folder: Path, performance: str) -> list[float]:
+def values_by_hand(folder, performance):
     utility_of = partial(utility_by_hand, folder, performance)
 
-    def utility(masks: Tensor) -> Tensor:
+    def utility(masks):
         return torch.tensor([utility_of(mask) for mask in masks])
 
     estimate = exact_shapley(utility, len(SHARES))
@@ -112,28 +100,16 @@ def values_by_hand(folder: Path, performance: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        "of outputs",
-        "logged",
-        pytest.param("own weights", marks=pytest.mark.slow),
-    ],
+    "options",
+    [{"performance": "negative_loss"}, {"performance": "val_loss", "mode": "min"}],
+    ids=["of outputs", "logged"],
 )
-def test_coalitions_train_with_their_members_class_weights(tmp_path: Path, case: str) -> None:
-    options: dict[str, Any] = {"performance": "negative_loss"}
-    module = make_weighted_client()
-    if case == "logged":
-        options = {"performance": "val_loss", "mode": "min"}
-    elif case == "own weights":
-        module = OwnWeights(make_network(), optimizer=SGD)
-
-    metric = ShadowShapley(coalitions="all", **options)
-    loop = make_shadow_loop(metric)
+def test_coalitions_train_with_their_members_class_weights(tmp_path, options):
+    loop = make_shadow_loop(ShadowShapley(coalitions="all", **options))
     with warnings.catch_warnings():
-        if case != "own weights":  # which flsv does not know to be meant
-            warnings.filterwarnings("error", message=".*clients train otherwise")
-        fit(loop, tmp_path, module, make_skewed_data(), ROUNDS)
+        warnings.filterwarnings("error", message=".*clients train otherwise")
+        fit(loop, tmp_path, make_weighted_client(), make_skewed_data(), ROUNDS)
+
     expected = values_by_hand(tmp_path, options["performance"])
     values = loop.contributions["shadow"].tolist()
-
     assert values == pytest.approx(expected, abs=1e-5)

@@ -1,8 +1,5 @@
 """What a run says of the coalitions that it will train."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from torch.utils.data import TensorDataset
 
@@ -15,10 +12,8 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 
-def test_cost_of_coalitions_is_said_before_the_first_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logged: dict[str, Any] = {"performance": "val_acc", "mode": "max"}
+def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
+    logged = {"performance": "val_acc", "mode": "max"}
     messages = []
     for options in ({}, {"coalitions": "all"}, {"coalitions": [[0], [1, 2]]}, logged):
         caplog.clear()
@@ -43,7 +38,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(
     assert "take a performance of outputs" in messages[3]
 
 
-def make_clients_by_class() -> FederatedDataModule:
+def make_clients_by_class():
     """Three clients, each with the samples of one class."""
     train, test = toy_sets()
     labels = train.tensors[1].tolist()
@@ -55,7 +50,7 @@ def make_clients_by_class() -> FederatedDataModule:
     )
 
 
-def make_two_clients_by_class() -> FederatedDataModule:
+def make_two_clients_by_class():
     """Two clients, of whom each alone is all but one, too."""
     train, test = toy_sets()
     inputs, labels = train.tensors
@@ -80,12 +75,12 @@ def make_two_clients_by_class() -> FederatedDataModule:
     ],
 )
 def test_clients_without_a_common_class_are_told_after_the_run(
-    make_data: Any,
-    coalitions: str,
-    is_warned: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    make_data,
+    coalitions,
+    is_warned,
+    tmp_path,
+    capsys,
+):
     loop = make_shadow_loop(ShadowShapley(coalitions=coalitions))
     loop = loop.replace(reporting=Reporting(table=True, figures=0))
     module = Plain(network(batch_norm=False))

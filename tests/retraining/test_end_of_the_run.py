@@ -2,29 +2,25 @@
 
 import weakref
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
 
-from flsv import FederatedLoop, Reporting
-from flsv.metrics import ShadowShapley
 from flsv.retraining.copied_fits import CopyOfRun
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers.hidden_state import Base, fit_valued
 
-HOLDERS: list[Any] = []
+HOLDERS = []
 
 
 class HoldsUntilTeardown(Base):
     """Holds something that only one fit of a program may have, such as a port."""
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         if HOLDERS:
             raise OSError("the port is in use")
         HOLDERS.append(self)
 
-    def teardown(self, stage: str) -> None:
+    def teardown(self, stage):
         HOLDERS.clear()
         torch.save(self, "by_module.pt")
 
@@ -34,50 +30,36 @@ class SavesTheModule(L.Callback):
 
     def teardown(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        stage: str,
-    ) -> None:
+        trainer,
+        pl_module,
+        stage,
+    ):
         torch.save(pl_module, "by_callback.pt")
 
 
 def test_coalitions_train_after_the_modules_teardown(
-    tmp_path: Path,
-    monkeypatch: Any,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
-    metric = ShadowShapley(coalitions="singles")
-    reporting = Reporting(table=False)
-    loop = FederatedLoop(
-        metrics={"shadow": metric},
-        seed=SEED,
-        reporting=reporting,
-    )
     module = HoldsUntilTeardown()
-    trainer = trainer_for(
-        loop,
-        tmp_path,
-        rounds=2,
-        callbacks=[SavesTheModule()],
-    )
-    num_callbacks = len(trainer.callbacks)
 
-    trainer.fit(module, make_data())
+    loop = fit_valued(tmp_path, module, callbacks=[SavesTheModule()])
 
     assert loop.contributions["shadow"].isfinite().all()
     assert "teardown" not in vars(module)
-    assert len(trainer.callbacks) == num_callbacks
+    assert len(module.trainer.callbacks) == 2
     assert Path("by_module.pt").is_file()
     assert Path("by_callback.pt").is_file()
 
 
-def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """Its parts refer to each other, so that it is there until garbage is collected."""
     references = []
     numbers = []
     load = CopyOfRun.load
 
-    def counted_load(run_copy: CopyOfRun) -> Any:
+    def counted_load(run_copy):
         trainer, module, data = load(run_copy)
         references.append(weakref.ref(module))
         loaded_copies = [reference for reference in references if reference() is not None]
@@ -85,13 +67,8 @@ def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path: Path, monkeypatch:
         return trainer, module, data
 
     monkeypatch.setattr(CopyOfRun, "load", counted_load)
-    loop = FederatedLoop(
-        metrics={"shadow": ShadowShapley(coalitions="singles")},
-        seed=SEED,
-        reporting=Reporting(table=False),
-    )
 
-    trainer_for(loop, tmp_path, rounds=2).fit(Base(), make_data())
+    fit_valued(tmp_path, Base())
 
     _trial, _second_of_trial, *coalitions = numbers
     assert len(coalitions) > 3

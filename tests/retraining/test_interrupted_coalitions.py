@@ -3,8 +3,6 @@
 import os
 import signal
 import warnings
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -12,49 +10,50 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from flsv import FederatedLoop, Reporting
-from flsv.games.members import Members
+from flsv import Reporting
 from flsv.metrics import ShadowShapley
-from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.utility_store import UtilityStore
+from helpers import warns
 from helpers.coalition_kinds import Manual
-from helpers.coalitions_by_hand import FIT_ROUNDS, SEED, make_three_clients
-from helpers.fits import trainer_for
+from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
+from helpers.fits import fit
 from helpers.forked import Forked
-from helpers.hidden_state import Base, make_data
+from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
+from helpers.retrained import record_fits
 
 
-@pytest.mark.parametrize("writes_files", [True, False])
-def test_interrupted_trainings_are_kept_and_the_rest_is_named(
-    writes_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def interrupted_after_one(monkeypatch):
+    """Ctrl-C once the first client's coalition is trained and stored."""
     add = UtilityStore.add
 
-    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
+    def add_and_interrupt(store, seed, members, models):
         add(store, seed, members, models)
         if len(members) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(UtilityStore, "add", add_and_interrupt)
-    loop = FederatedLoop(
-        metrics={"shadow": ShadowShapley(coalitions="singles")},
-        seed=SEED,
-        reporting=Reporting(table=False, files=writes_files),
-    )
-    if writes_files:
-        message = "1 of 3 coalitions are trained, and kept in .*flsv retrain trains the rest"
-    else:
-        message = "1 of 3 coalitions are trained, and none is kept"
+    with monkeypatch.context() as patch:
+        patch.setattr(UtilityStore, "add", add_and_interrupt)
+        yield patch
 
-    trainer = trainer_for(loop, tmp_path, 2)
-    with pytest.warns(UserWarning, match=message):
-        trainer.fit(Base(), make_data())
+
+@pytest.mark.usefixtures("interrupted_after_one")
+@pytest.mark.parametrize(
+    ("writes_files", "message"),
+    [
+        (True, "1 of 3 coalitions .*kept in .*flsv retrain"),
+        (False, "1 of 3 coalitions .*none is kept"),
+    ],
+)
+def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, message, tmp_path):
+    reporting = Reporting(table=False, files=writes_files)
+    with warns(message):
+        loop = fit_valued(tmp_path, Base(), loop={"reporting": reporting})
 
     assert loop.round_index == 2
     assert loop.contributions["shadow"].isnan().all()
     assert "before the coalitions are trained" in repr(loop.contributions["shadow"])
-
     stored = list(tmp_path.rglob("coalitions.csv"))
     assert len(stored) == writes_files
 
@@ -62,15 +61,15 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(
 class Looks(L.Callback):
     """Reads a file's first line in each round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.first_lines: list[str] = []
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self.first_lines.append(self.path.read_text().splitlines()[0])
 
 
-def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path: Path) -> None:
+def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path):
     path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
     rows_by_run = []
@@ -78,33 +77,26 @@ def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_p
         if ckpt_path is None:
             path.write_text("of an earlier run\n")
         looks = Looks(path)
-        metrics = {"shadow": ShadowShapley(coalitions="singles")}
-        loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
-        trainer = trainer_for(loop, tmp_path, rounds=rounds, callbacks=[looks])
-        trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
-        trainer.save_checkpoint(checkpoint)
+        module = Base()
+        fit_valued(tmp_path, module, rounds, callbacks=[looks], ckpt_path=ckpt_path)
+        module.trainer.save_checkpoint(checkpoint)
         rows_by_run.append(looks.first_lines)
 
     (first_head,), (second_head,) = rows_by_run
     assert first_head == second_head != "of an earlier run"
 
 
-def test_bar_counts_the_coalitions_that_are_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
     counts = set()
 
     class Bar(Tqdm):
-        def close(self) -> None:
+        def close(self):
             counts.add((self.n, self.total))
             super().close()
 
     monkeypatch.setattr("flsv.retraining.after_the_run.Tqdm", Bar)
-    metrics = {"shadow": ShadowShapley(coalitions="singles")}
-    loop = FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
 
-    trainer = trainer_for(loop, tmp_path, rounds=1, enable_progress_bar=True)
-    trainer.fit(Base(), make_data())
+    fit_valued(tmp_path, Base(), rounds=1, enable_progress_bar=True)
 
     assert counts == {(3, 3)}
 
@@ -112,7 +104,7 @@ def test_bar_counts_the_coalitions_that_are_trained(
 class SignalsItself(Manual):
     """Sends itself the signal in FLSV_TEST_SIGNAL when clients 1 and 2 train alone."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         number = os.environ.get("FLSV_TEST_SIGNAL")
         cohort = loop_of(self).state.cohort
         if number and cohort == [1, 2]:
@@ -121,31 +113,19 @@ class SignalsItself(Manual):
         super().training_step(batch, batch_idx)
 
 
-def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
+def fit_with_values(folder, path=None):
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
-    loop = FederatedLoop(
-        metrics={"shadow": metric},
-        seed=SEED,
-        reporting=Reporting(table=False),
-    )
+    loop = make_shadow_loop(metric)
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    trainer = trainer_for(
-        loop,
-        folder,
-        FIT_ROUNDS,
-        callbacks=[saves],
-        enable_checkpointing=True,
-    )
-
-    module = SignalsItself()
-    trainer.fit(module, make_three_clients(), ckpt_path=path)
+    saving = {"callbacks": [saves], "enable_checkpointing": True}
+    fit(loop, folder, SignalsItself(), make_three_clients(), FIT_ROUNDS, path, **saving)
 
     rows = loop.history().query("metric == 'shadow'")
     sorted_rows = rows.sort_values(["round", "client"])
     return sorted_rows.value.tolist()
 
 
-def fit_once(folder: Path) -> None:
+def fit_once(folder):
     """Fit, and print the warnings, which the tests' process would record."""
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
@@ -157,9 +137,7 @@ def fit_once(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(tmp_path, name, monkeypatch):
     number = signal.Signals[name]
     folder = tmp_path / "ended"
     variables = {"FLSV_TEST_SIGNAL": str(int(number))}
@@ -180,40 +158,39 @@ def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(
     stored_members = members_in_store(folder)
     assert stored_members
 
-    trained_members: list[str] = []
-    record_orders(monkeypatch, trained_members)
+    trained = record_fits(monkeypatch)
     checkpoint = folder / "checkpoints" / "last.ckpt"
     values = fit_with_values(folder, str(checkpoint))
 
     # The run's own row is stored, too, and the twin repeats the run.
     stored_parts = stored_members - {"0+1+2"}
     assert stored_parts
-    assert not stored_parts & set(trained_members)
+    trained_members = {"+".join(map(str, members)) for members in trained}
+    assert not stored_parts & trained_members
     assert values == fit_with_values(tmp_path / "whole")
 
 
 class StopsInSecondRound(L.Callback):
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         trainer.should_stop = trainer.current_epoch > 0
 
 
 def fit_with_checkpoints(
-    folder: Path,
-    every: int | None,
-    rounds: int,
-    ckpt_path: Path | None = None,
-) -> torch.Tensor:
-    metric = ShadowShapley(coalitions="singles", every=every)
-    loop = FederatedLoop(metrics={"shadow": metric}, seed=SEED, reporting=Reporting(table=False))
+    folder,
+    every,
+    rounds,
+    ckpt_path=None,
+):
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
-    trainer = trainer_for(
-        loop,
+    loop = fit_valued(
         folder,
-        rounds=rounds,
+        Base(),
+        rounds,
+        metric=ShadowShapley(coalitions="singles", every=every),
         callbacks=[saves, StopsInSecondRound()],
         enable_checkpointing=True,
+        ckpt_path=ckpt_path,
     )
-    trainer.fit(Base(), make_data(), ckpt_path=ckpt_path)
     return loop.contributions["shadow"]
 
 
@@ -222,22 +199,14 @@ def fit_with_checkpoints(
     [(1000, 2), (None, 2), (1000, 5)],
 )
 def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None, rounds: int
-) -> None:
+    tmp_path, interrupted_after_one, every, rounds
+):
     """Also if no round was due for values but the last, and if the run has stopped early."""
-    add = UtilityStore.add
-
-    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models: Any) -> None:
-        add(store, seed, members, models)
-        if len(members) == 1:
-            raise KeyboardInterrupt
-
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(UtilityStore, "add", add_and_interrupt)
-        interrupted = fit_with_checkpoints(folder, every, rounds)
+    interrupted = fit_with_checkpoints(folder, every, rounds)
     assert interrupted.isnan().all()
 
+    interrupted_after_one.undo()
     checkpoint = folder / "checkpoints" / "last.ckpt"
     resumed = fit_with_checkpoints(folder, every, rounds, checkpoint)
 
@@ -247,7 +216,7 @@ def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
         assert torch.equal(resumed, whole)
 
 
-def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path: Path) -> None:
+def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
     """Those of the run itself, too."""
     folder = tmp_path / "run"
     whole = fit_with_checkpoints(folder, every=None, rounds=2)
@@ -263,7 +232,7 @@ def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path: Path) 
     assert path.read_bytes() == content
 
 
-def members_in_store(folder: Path) -> set[str]:
+def members_in_store(folder):
     """The coalitions in the store's file, whose first two lines are no rows."""
     members = set()
     lines = (folder / "coalitions.csv").read_text().splitlines()
@@ -271,16 +240,3 @@ def members_in_store(folder: Path) -> set[str]:
         cells = line.split(",")
         members.add(cells[1])
     return members
-
-
-def record_orders(monkeypatch: pytest.MonkeyPatch, trained_members: list[str]) -> None:
-    """List the coalitions that are trained, as the store names them."""
-    train = CopiedFits.train
-
-    def record_and_train(fits: CopiedFits, orders: Any) -> Any:
-        for order in orders:
-            members = map(str, order.members)
-            trained_members.append("+".join(members))
-        return train(fits, orders)
-
-    monkeypatch.setattr(CopiedFits, "train", record_and_train)

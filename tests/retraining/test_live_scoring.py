@@ -3,16 +3,13 @@
 Scores of modules whose hooks set them are in ``tests/retraining/test_hidden_state.py``.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
 from flsv.data import Loader
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers.coalitions_by_hand import make_shadow_loop
+from helpers.fits import fit
+from helpers.hidden_state import Base, make_data
 from helpers.kinds_of_scores import TunesItsTemperature
 from helpers.recorded import Recorded
 
@@ -20,58 +17,27 @@ from helpers.recorded import Recorded
 SMALL_BATCHES = Loader(eval_batch_size=8)
 
 
-def record_game(
-    folder: Path,
-    module: Any,
-    rounds: int = 3,
-    **trainer_options: Any,
-) -> Recorded:
+def record_game(folder, module, rounds=3, **trainer_options):
     """A run that is scored by its logged loss."""
-    metric = Recorded(
-        coalitions="singles",
-        performance="val_loss",
-        mode="min",
-        every=1,
-    )
-    metrics: dict[str, Any] = {"shadow": metric}
-    reporting = Reporting(table=False)
-    loop = FederatedLoop(
-        metrics=metrics,
-        seed=SEED,
-        reporting=reporting,
-    )
-    trainer = trainer_for(loop, folder, rounds, **trainer_options)
-    data = make_data(loader=SMALL_BATCHES)
-    trainer.fit(module, data)
-    metric_of_run: Any = loop.metrics["shadow"]
-    return metric_of_run
+    metric = Recorded(coalitions="singles", performance="val_loss", mode="min", every=1)
+    loop = make_shadow_loop(metric)
+    fit(loop, folder, module, make_data(loader=SMALL_BATCHES), rounds, **trainer_options)
+    return metric
 
 
 def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
-    tmp_path: Path,
-) -> None:
-    run = record_game(
-        tmp_path / "run",
-        TunesItsTemperature(),
-    )
-    run_of_one_round = record_game(
-        tmp_path / "one",
-        TunesItsTemperature(),
-        rounds=1,
-    )
+    tmp_path,
+):
+    run = record_game(tmp_path / "run", TunesItsTemperature())
+    run_of_one_round = record_game(tmp_path / "one", TunesItsTemperature(), rounds=1)
 
-    torch.testing.assert_close(
-        run.first_round,
-        run_of_one_round.game,
-        rtol=0,
-        atol=1e-6,
-    )
+    torch.testing.assert_close(run.first_round, run_of_one_round.game, rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def scored_on_all_batches(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Recorded:
+    tmp_path_factory,
+):
     folder = tmp_path_factory.mktemp("all")
     return record_game(folder, Base())
 
@@ -85,10 +51,10 @@ def scored_on_all_batches(
     ],
 )
 def test_logged_value_is_of_all_validation_batches(
-    scored_on_all_batches: Recorded,
-    tmp_path: Path,
-    trainer_options: Any,
-) -> None:
+    scored_on_all_batches,
+    tmp_path,
+    trainer_options,
+):
     few_batches = record_game(
         tmp_path,
         Base(),

@@ -2,24 +2,20 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
-from flsv import FederatedLoop, Reporting
-from flsv.metrics import ShadowShapley
+from flsv import FederatedLoop
 from flsv.retraining.own_folder import ProgramFolder
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers import warns
+from helpers.fits import fit
+from helpers.hidden_state import SEED, Base, fit_valued, make_data
 
 
-def contents(*folders: Path) -> dict[Path, bytes]:
+def contents(*folders):
     bytes_by_path = {}
     for folder in folders:
         for path in folder.rglob("*"):
@@ -29,7 +25,7 @@ def contents(*folders: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Path]:
+def program(tmp_path):
     """A program's folder, with what an earlier run has left and links to other folders."""
     elsewhere = tmp_path / "scratch"
     elsewhere.mkdir()
@@ -49,23 +45,23 @@ def program(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def append_to_log() -> None:
+def append_to_log():
     with open("log.csv", "a") as file:
         file.write("more\n")
 
 
-def replace_log() -> None:
+def replace_log():
     Path("new.csv").write_text("more\n")
     os.replace("new.csv", "log.csv")
 
 
-def copy_with_an_old_time() -> None:
+def copy_with_an_old_time():
     Path("source").write_text("more\n")
     os.utime("source", (0, 0))
     shutil.copy2("source", "log.csv")
 
 
-WRITES: dict[str, Callable[[], Any]] = {
+WRITES = {
     "a file that is a link": lambda: torch.save(torch.ones(2), "final.pt"),
     "a file in a linked folder": lambda: torch.save(torch.ones(2), "out/weights.pt"),
     "a new file in an empty folder": lambda: Path("empty/new").touch(),
@@ -80,10 +76,10 @@ WRITES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_what_is_written_in_a_coalitions_folder_changes_no_other(
-    program: Path,
-    tmp_path: Path,
-    write: Callable[[], Any],
-) -> None:
+    program,
+    tmp_path,
+    write,
+):
     initial_contents = contents(tmp_path)
     folder = ProgramFolder()
 
@@ -100,9 +96,7 @@ def test_what_is_written_in_a_coalitions_folder_changes_no_other(
     assert Path.cwd() == program
 
 
-def test_large_file_that_is_written_is_named(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_file_that_is_written_is_named(program, monkeypatch):
     monkeypatch.setattr("flsv.retraining.own_folder.MAX_COPIED_BYTES", 0)
     folder = ProgramFolder()
 
@@ -118,45 +112,34 @@ def test_large_file_that_is_written_is_named(
 class WritesFiles(Base):
     """Writes by relative paths and by one that its constructor has made absolute. Trains by what is in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.best_path = Path.cwd() / "best.pt"
         self.history = os.path.join(os.getcwd(), "history.txt")
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         with open(self.history, "a") as file:
             file.write(".")
         file_size = os.path.getsize(self.history)
         divisor = 1 + 0.1 * file_size
         return super().training_step(batch, batch_idx) / divisor
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         torch.save(self.state_dict(), self.best_path)
         torch.save(self.state_dict(), "last.pt")
 
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         torch.save(self.state_dict(), "final.pt")
 
 
-def fit(folder: Path, metrics: dict[str, Any]) -> FederatedLoop:
-    folder.mkdir()
-    with chdir(folder):
-        loop = FederatedLoop(
-            metrics=metrics,
-            seed=SEED,
-            reporting=Reporting(table=False),
-        )
-        trainer: L.Trainer = trainer_for(loop, Path("run"), rounds=2)
-        trainer.fit(WritesFiles(), make_data())
-    return loop
+def test_files_of_a_run_are_those_without_the_metric(tmp_path):
+    for name in ("plain", "valued"):
+        (tmp_path / name).mkdir()
+    with chdir(tmp_path / "plain"):
+        fit(FederatedLoop(seed=SEED), Path("run"), WritesFiles(), make_data(), rounds=2)
 
-
-def test_files_of_a_run_are_those_without_the_metric(tmp_path: Path) -> None:
-    fit(tmp_path / "plain", metrics={})
-    metric = ShadowShapley(coalitions="singles")
-
-    with pytest.warns(UserWarning, match="clients train otherwise"):
-        loop = fit(tmp_path / "valued", metrics={"shadow": metric})
+    with chdir(tmp_path / "valued"), warns("clients train otherwise"):
+        loop = fit_valued(Path("run"), WritesFiles())
 
     assert loop.contributions["shadow"].isfinite().all()
     for name in ("best.pt", "last.pt", "final.pt", "history.txt"):

@@ -5,8 +5,6 @@ import signal
 import threading
 import time
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import joblib
 import pytest
@@ -21,21 +19,26 @@ from flsv.cli import main
 from flsv.functional import few_coalitions_shapley
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks
-from flsv.utilities.errors import ConfigurationError
+from helpers import refused
 from helpers.coalition_kinds import Manual, Module, Plateau, make_mlp
-from helpers.coalitions_by_hand import SEED, CoalitionByHand, make_three_clients
+from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_three_clients
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 
-LOSS: dict[str, Any] = {"metric": "negative_loss"}
+LOSS = {"metric": "negative_loss"}
 
 
-def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
-    def make_module() -> Module:
-        return Module(lambda: make_mlp(nn.Dropout(0.3)))
+QUIET = Reporting(table=False)
 
-    module = make_module()
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
+
+def make_trainer(folder, sampler=None, rounds=2):
+    loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=QUIET)
+    return trainer_for(loop, folder, rounds)
+
+
+def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
+    module = Module(lambda: make_mlp(nn.Dropout(0.3)))
+    loop = FederatedLoop(seed=SEED, reporting=QUIET)
     initial_vector = state_vector(module)
     generator_state = torch.get_rng_state()
     trainer = trainer_for(loop, tmp_path, rounds=2)
@@ -49,24 +52,20 @@ def test_retrain_with_one_seed_equals_plain_loops(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
     masks = coalition_masks("all", 3)
-    by_hand = []
-    for mask in masks:
-        hand = CoalitionByHand(make_module().net, module.optimizer)
-        by_hand.append(hand.utility(mask.nonzero()[:, 0].tolist()))
-
-    expected = few_coalitions_shapley(masks, torch.tensor(by_hand)).values
+    game = GameByFits(partial(make_trainer, tmp_path), module, make_three_clients())
+    expected = few_coalitions_shapley(masks, game(masks)).values
     values = torch.tensor(table["value"])
 
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
 
 
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     folder_of_weights = tmp_path / "weights"
     folder_of_weights.mkdir()
 
-    def make_module() -> Any:
+    def make_module():
         """A module with random weights, of which the first names a file: other processes make modules, too."""
         weight = torch.randn(8, 6)
         module = Manual()  # which sets a seed of its own
@@ -74,10 +73,8 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
         (folder_of_weights / f"{weight[0, 0]:.6f}").touch()
         return module
 
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, tmp_path / "run", rounds=1)
     table = flsv.retrain(
-        trainer,
+        make_trainer(tmp_path / "run", rounds=1),
         make_module,
         make_three_clients(),
         "singles",
@@ -92,22 +89,20 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     assert table["share"].sum() == pytest.approx(1)
 
 
-def retrain_on_dask(folder: Path) -> None:
+def retrain_on_dask(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
     begun = folder / "begun"
 
-    def make_module() -> Any:
+    def make_module():
         begun.touch()
         return Manual()
 
-    def retrain_in(run_folder: Path) -> Any:
+    def retrain_in(run_folder):
         begun.unlink(missing_ok=True)
-        loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-        trainer = trainer_for(loop, run_folder, rounds=1)
         return flsv.retrain(
-            trainer,
+            make_trainer(run_folder, rounds=1),
             make_module,
             make_three_clients(),
             "singles",
@@ -115,9 +110,9 @@ def retrain_on_dask(folder: Path) -> None:
             **LOSS,
         )
 
-    killed_workers: list[int] = []
+    killed_workers = []
 
-    def kill_a_worker_once_begun(cluster: Any) -> None:
+    def kill_a_worker_once_begun(cluster):
         while not begun.is_file():  # by the first training
             time.sleep(0.02)
         nanny = next(iter(cluster.workers.values()))
@@ -140,37 +135,34 @@ def retrain_on_dask(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_workers_of_dask_give_the_values_of_one_process_although_one_is_killed(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """In a process of its own: Dask leaves a thread, and a process with threads is not forked."""
     pytest.importorskip("distributed")
     status, output = Forked(tmp_path, retrain_on_dask, tmp_path).wait()
     assert status == 0, output
 
 
-def test_retrain_without_a_federated_loop_is_refused(tmp_path: Path) -> None:
+def test_retrain_without_a_federated_loop_is_refused(tmp_path):
     trainer = plain_trainer(tmp_path)
-    with pytest.raises(ConfigurationError, match="no FederatedLoop"):
+    with refused("no FederatedLoop"):
         flsv.retrain(trainer, partial(Plateau), make_three_clients())
 
 
 @pytest.fixture
-def fitted_trainer(tmp_path: Path) -> Any:
-    loop = FederatedLoop(seed=SEED, reporting=Reporting(table=False))
-    trainer = trainer_for(loop, tmp_path, rounds=1)
+def fitted_trainer(tmp_path):
+    trainer = make_trainer(tmp_path, rounds=1)
     trainer.fit(Plateau(), make_three_clients())
     return trainer
 
 
-def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer: Any) -> None:
-    with pytest.raises(ConfigurationError, match="has been fitted for 1 rounds"):
+def test_retrain_with_a_fitted_trainer_is_refused(fitted_trainer):
+    with refused("been fitted for 1 rounds"):
         flsv.retrain(fitted_trainer, Plateau, make_three_clients())
 
 
 @pytest.mark.usefixtures("fitted_trainer")
-def test_retrain_command_for_a_run_started_from_python_names_the_function(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_retrain_command_for_a_run_started_from_python_names_the_function(tmp_path, capsys):
     status = main(["retrain", str(tmp_path)])
 
     message = " ".join(capsys.readouterr().err.split())  # without the terminal's line breaks
@@ -182,33 +174,31 @@ def test_retrain_command_for_a_run_started_from_python_names_the_function(
 class EndsWithTheBest(Manual):
     """Gets worse from the second round on, and ends with the weights that its ModelCheckpoint found best."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
         if self.current_epoch > 0:
             with torch.no_grad():
                 self.net[0].weight.neg_()
 
-    def on_train_end(self) -> None:
-        checkpoint: Any = self.trainer.checkpoint_callback
+    def on_train_end(self):
+        checkpoint = self.trainer.checkpoint_callback
         best = torch.load(checkpoint.best_model_path, weights_only=True)
         self.load_state_dict(best["state_dict"])
 
 
-def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path: Path) -> None:
+def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path):
     """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
 
-    def make_trainer(loop: FederatedLoop, folder: Path) -> Any:
+    def make_saving_trainer(loop, folder):
         saves = ModelCheckpoint(folder / "best", monitor="val_loss")
         return trainer_for(loop, folder, rounds=3, callbacks=[saves], enable_checkpointing=True)
 
-    quiet = Reporting(table=False)
-    metric = ShadowShapley(coalitions="singles", performance="negative_loss")
-    loop = FederatedLoop(metrics={"value": metric}, seed=SEED, reporting=quiet)
-    make_trainer(loop, tmp_path / "run").fit(EndsWithTheBest(), make_three_clients())
+    loop = make_shadow_loop(ShadowShapley(coalitions="singles", performance="negative_loss"))
+    make_saving_trainer(loop, tmp_path / "run").fit(EndsWithTheBest(), make_three_clients())
 
-    trainer = make_trainer(FederatedLoop(seed=SEED, reporting=quiet), tmp_path / "other")
+    trainer = make_saving_trainer(FederatedLoop(seed=SEED, reporting=QUIET), tmp_path / "other")
     module = EndsWithTheBest()
     table = flsv.retrain(trainer, module, make_three_clients(), "singles", seeds=1, **LOSS)
 
-    assert table["value"].tolist() == loop.contributions["value"].tolist()
+    assert table["value"].tolist() == loop.contributions["shadow"].tolist()
     assert not (tmp_path / "other" / "best").exists()

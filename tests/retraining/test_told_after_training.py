@@ -4,70 +4,33 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor
 
-from flsv import FederatedLoop, Reporting
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.round_result import UNLIKE_RUN
-from flsv.results.verdict import doubt_inputs
-from flsv.utilities.errors import ConfigurationError
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
-
-
-class Notes(L.Callback):
-    """Writes a file of its own into a fixed folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_start(self, *_: Any) -> None:
-        earlier_notes = list(self.folder.glob("note_*"))
-        note = self.folder / f"note_{len(earlier_notes)}.txt"
-        note.touch()
-
-
-def fit_with_values(
-    folder: Path,
-    module: Any,
-    *callbacks: Any,
-    rounds: int = 2,
-    **options: Any,
-) -> FederatedLoop:
-    metric = ShadowShapley(coalitions="singles", **options)
-    metrics = {"shadow": metric}
-    loop = FederatedLoop(
-        metrics=metrics,
-        seed=SEED,
-        reporting=Reporting(table=False),
-    )
-    trainer = trainer_for(loop, folder, rounds=rounds, callbacks=list(callbacks))
-    trainer.fit(module, make_data())
-    return loop
+from flsv.results.verdict import inputs_of_events
+from helpers import refused, warns
+from helpers.hidden_state import Base, fit_valued
 
 
 class CountsInC(Base):
     """Its loss grows with its steps, which are counted where no copy and no snapshot is made."""
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
 
 
 def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
-    tmp_path: Path,
-) -> None:
-    with pytest.warns(UserWarning, match="came to another model than the run"):
-        loop = fit_with_values(tmp_path, CountsInC())
+    tmp_path,
+):
+    with warns("another model than the run"):
+        loop = fit_valued(tmp_path, CountsInC())
 
     assert loop.contributions["shadow"].isfinite().all()
     run = open_run(tmp_path)
@@ -75,41 +38,35 @@ def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_
     assert of_twin.what == of_first_updates.what == UNLIKE_RUN
     assert "the coalition of all clients" in of_twin.text
     assert "clients train otherwise" in of_first_updates.text
-    inputs = doubt_inputs(run.record["events"], ["0", "1", "2"])
+    inputs = inputs_of_events(run.record["events"], ["0", "1", "2"])
     assert of_twin.text in inputs["unlike_run"]
 
 
 class OnlyTheRun(Base):
     """Trains in the second fit only, that of the run, which follows a trial."""
 
-    def on_fit_start(self) -> None:
+    def on_fit_start(self):
         STEPS_IN_C.value += 1
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         is_run = STEPS_IN_C.value == 2
         return super().training_step(batch, batch_idx) * is_run
 
 
-def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path: Path) -> None:
+def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
     STEPS_IN_C.value = 0
     module = OnlyTheRun()
     module.net[0].requires_grad_(False)
     module.net[1] = torch.nn.Identity()
 
-    with pytest.warns(UserWarning, match=r"\(1e\+02 % of the way .*, first in 'net\.3\.weight'\)"):
-        fit_with_values(tmp_path, module)
+    with warns(r"\(1e\+02 % of the way .*, first in 'net\.3\.weight'"):
+        fit_valued(tmp_path, module)
 
 
-def test_training_that_its_state_determines_is_not_doubted(tmp_path: Path) -> None:
-    fit_with_values(tmp_path, Base())
+def test_training_that_its_state_determines_is_not_doubted(tmp_path):
+    fit_valued(tmp_path, Base())
 
     assert open_run(tmp_path).record["events"] == []
-
-
-def test_callback_that_is_left_out_writes_in_no_coalition(tmp_path: Path) -> None:
-    fit_with_values(tmp_path, Base(), Notes(tmp_path), leave_out=["Notes"])
-
-    assert len(list(tmp_path.glob("note_*"))) == 1
 
 
 TOOL = """
@@ -124,7 +81,7 @@ class Reports(L.Callback):
 """
 
 
-def install_package(folder: Path, requirement: str) -> None:
+def install_package(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     (folder / "searches_rates.py").write_text(TOOL)
     metadata = folder / "searches_rates-1.0.dist-info"
@@ -141,15 +98,16 @@ def install_package(folder: Path, requirement: str) -> None:
         ("alembic>=1.5", {}, False),
         ("alembic>=1.5", {"leave_out": []}, True),
         ("torch>=2.0", {}, True),
+        ("torch>=2.0", {"leave_out": ["Reports"]}, False),
     ],
 )
 def test_callback_of_a_tool_takes_no_part_in_coalitions(
-    requirement: str,
-    options: dict[str, Any],
-    takes_part: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    requirement,
+    options,
+    takes_part,
+    tmp_path,
+    monkeypatch,
+):
     """A package that searches settings, and is not about training, is told of the run alone."""
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -159,7 +117,8 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
     reports = import_module("searches_rates")
     path = Path(tempfile.mkdtemp(), "study.txt")
 
-    fit_with_values(tmp_path / "run", Base(), reports.Reports(path), **options)
+    metric = ShadowShapley(coalitions="singles", **options)
+    fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[reports.Reports(path)])
 
     is_told_of_coalitions = path.read_text() != "0\n1\n"
     assert is_told_of_coalitions == takes_part
@@ -168,163 +127,91 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
 class Saves(L.Callback):
     """Saves a checkpoint by a path of its own after each round."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         trainer.save_checkpoint(self.path)
 
 
-def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path: Path) -> None:
+def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
     path = tmp_path / "mine.ckpt"
     module = Base()
 
     # The last fit, of two rounds, is that of all clients.
-    fit_with_values(tmp_path, module, Saves(path), rounds=3)
+    fit_valued(tmp_path, module, rounds=3, callbacks=[Saves(path)])
 
     weights = torch.load(path, weights_only=True)["state_dict"]
     for name, value in module.state_dict().items():
         assert torch.equal(weights[name], value)
 
 
-def test_callback_that_is_not_there_cannot_be_left_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the Trainer has no callback 'Note'"):
-        fit_with_values(tmp_path, Base(), leave_out=["Note"])
+def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):
+    with refused("Trainer has no callback 'Note'"):
+        fit_valued(tmp_path, Base(), metric=ShadowShapley(leave_out=["Note"]))
 
 
-def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path: Path) -> None:
+def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path):
     module = Base()
     module.register_buffer("threshold", torch.zeros(3, 4)[:1, ::4])
 
-    loop = fit_with_values(tmp_path, module)
+    loop = fit_valued(tmp_path, module)
 
     assert loop.contributions["shadow"].isfinite().all()
 
 
-class Other:
-    """A class that has nothing to do with the module."""
-
-    num_steps = 0
-
-
-def count_by_attribute() -> int:
-    count_by_attribute.num_calls += 1  # type: ignore[attr-defined]
-    return count_by_attribute.num_calls  # type: ignore[attr-defined]
-
-
-def count_by_default(counts: list[int] = [0]) -> int:  # noqa: B006
-    counts[0] += 1
-    return counts[0]
-
-
-@lru_cache
-def cached_counts() -> list[int]:
-    return [0]
-
-
-def count_by_cache() -> int:
-    cached_counts()[0] += 1
-    return cached_counts()[0]
-
-
-def count_by_class() -> int:
-    Other.num_steps += 1
-    return Other.num_steps
-
-
-def count_by_environment() -> int:
+def count_by_environment():
     number = int(os.environ["FLSV_STEPS"]) + 1
     os.environ["FLSV_STEPS"] = str(number)
     return number
 
 
-def count_by_c_memory() -> int:
+def count_by_c_memory():
     STEPS_IN_C.value += 1
     return STEPS_IN_C.value
 
 
-def count_by_file() -> int:
+def count_by_file():
     path = Path("steps.txt")
     with path.open("a") as file:
         file.write(".")
     return path.stat().st_size
 
 
-def count_by_library() -> int:
-    number = torch._tensor_str.PRINT_OPTS.precision + 1
-    torch.set_printoptions(precision=number)
-    return number
-
-
-def count_by_limit() -> int:
-    number = sys.getrecursionlimit() + 1
-    sys.setrecursionlimit(number)
-    return number - RECURSION_LIMIT
-
-
-def count_by_import() -> int:
-    name = f"flsv_step_{len(sys.modules)}"
-    sys.modules[name] = sys
-    return len(sys.modules) - NUM_MODULES
-
-
-def forget_steps() -> None:
-    count_by_attribute.num_calls = 0  # type: ignore[attr-defined]
-    count_by_default.__defaults__[0][0] = 0  # type: ignore[index]
-    cached_counts.cache_clear()
-    Other.num_steps = 0
+def forget_steps():
     os.environ["FLSV_STEPS"] = "0"
     STEPS_IN_C.value = 0
     Path("steps.txt").unlink(missing_ok=True)
-    torch.set_printoptions(profile="default")
-    sys.setrecursionlimit(RECURSION_LIMIT)
-    for name in list(sys.modules):
-        if name.startswith("flsv_step_"):
-            del sys.modules[name]
 
 
 STEPS_IN_C = ctypes.c_long(0)
-RECURSION_LIMIT = sys.getrecursionlimit()
-NUM_MODULES = len(sys.modules)
-COUNTERS = (
-    count_by_attribute,
-    count_by_default,
-    count_by_cache,
-    count_by_class,
-    count_by_environment,
-    count_by_c_memory,
-    count_by_file,
-    count_by_library,
-    count_by_limit,
-    count_by_import,
-)
 
 
 class Counts(Base):
     """Trains by the number of a round's steps, which it does not hold itself."""
 
-    def __init__(self, counter: Callable[[], int]) -> None:
+    def __init__(self, counter):
         super().__init__()
         self.count = counter
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_epoch_start(self):
         forget_steps()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return loss / (1 + 0.1 * self.count())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counter", COUNTERS)
+@pytest.mark.parametrize("counter", [count_by_environment, count_by_c_memory, count_by_file])
 def test_what_passes_from_client_to_client_within_a_round_is_told_with_clients_and_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counter: Callable[[], int]
-) -> None:
+    tmp_path, monkeypatch, counter
+):
     """The twin comes to the model of the run: each round forgets what the last one has counted."""
     monkeypatch.chdir(tmp_path)
     module = Counts(counter)
-    with pytest.warns(UserWarning, match=r"in that of the run: 1 \(net.0.weight\), 2 \("):
-        fit_with_values(tmp_path / "run", module)
+    with warns(r"that of the run: 1 \(net.0.weight\), 2 \("):
+        fit_valued(tmp_path / "run", module)
     forget_steps()
 
     (event,) = open_run(tmp_path / "run").record["events"]

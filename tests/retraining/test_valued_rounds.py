@@ -1,16 +1,12 @@
 """By default ten rounds of a run have values, the last three among them, and these are the values of every round."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.metrics import ShadowShapley
 from flsv.sampling import UniformSampler
-from helpers.fits import trainer_for
-from helpers.hidden_state import SEED, Base, make_data
+from helpers.hidden_state import Base, fit_valued
 
 NUM_ROUNDS = 12
 
@@ -20,31 +16,22 @@ class RecordsValues(ShadowShapley):
 
     values_by_round: dict[int, torch.Tensor]
 
-    def complete(self, *args: Any, **kwargs: Any) -> dict[int, torch.Tensor]:
+    def complete(self, *args, **kwargs):
         self.values_by_round = super().complete(*args, **kwargs)
         return self.values_by_round
 
 
-def fit_and_record_values(
-    folder: Path, every: int | None, **options: Any
-) -> dict[int, torch.Tensor]:
+def fit_and_record_values(folder, every, **options):
     metric = RecordsValues(coalitions="all", performance="negative_loss", every=every)
-    loop = FederatedLoop(
-        metrics={"shadow": metric},
-        seed=SEED,
-        reporting=Reporting(table=False, files=False),
-        **options,
-    )
-    trainer_for(loop, folder, NUM_ROUNDS).fit(Base(), make_data())
+    options["reporting"] = Reporting(table=False, files=False)
+    fit_valued(folder, Base(), NUM_ROUNDS, metric=metric, loop=options)
 
     return metric.values_by_round
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"sampler": UniformSampler(2)}])
-def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_ten_rounds_have_the_values_that_they_have_if_all_are_valued(options, tmp_path):
     default_values = fit_and_record_values(tmp_path / "default", every=None, **options)
     all_values = fit_and_record_values(tmp_path / "all", every=1, **options)
 

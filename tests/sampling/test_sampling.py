@@ -1,16 +1,13 @@
 """Samplers: sizes, chances, power-of-choice by hand, and what of one's own is no cohort."""
 
-import copy
-from functools import partial
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD
+from torch import nn
+from torch.testing import assert_close
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
+from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.functional import importance_probabilities
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
@@ -25,17 +22,7 @@ from flsv.utilities.seeding import generator_for
 from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.loops_by_hand import (
-    PROPORTIONS,
-    ROUNDS,
-    SEED,
-    assert_same_state,
-    average_models,
-    federate,
-    load_batches,
-    make_sgd_training,
-    make_unequal_data,
-)
+from helpers.loops_by_hand import ROUNDS, SEED, KeepsRounds, make_unequal_data
 from helpers.models import Plain, network
 
 SSV = {
@@ -50,7 +37,7 @@ def test_shapley_importance_sampler_probabilities_equal_shapleyfls_theorem_5_1()
     probabilities = sampler.coins(5, SSV)
 
     expected = importance_probabilities(SSV["ssv"], 2)
-    torch.testing.assert_close(probabilities, expected)
+    assert_close(probabilities, expected)
 
 
 def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_two():
@@ -58,11 +45,7 @@ def test_two_clients_are_drawn_where_one_has_almost_no_value_and_the_minimum_is_
     values = {"ssv": torch.tensor([1.0, 1e-12])}
     sampler = ShapleyImportanceSampler(1, min_cohort=2)
 
-    cohort = sampler.sample(
-        2,
-        values,
-        make_generator(),
-    )
+    cohort = sampler.sample(2, values, make_generator())
 
     assert cohort.tolist() == [0, 1]
     assert sampler.inclusion_probabilities(2, values).tolist() == [1, 1]
@@ -99,7 +82,7 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
     coins = torch.rand(num_clients, generator=make_generator()) * 0.01
     coins[7] = 1
     sampler = BernoulliSampler(1)
-    sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
+    sampler.coins = lambda num_clients, contributions: coins
 
     probabilities = sampler.inclusion_probabilities(num_clients, {})
 
@@ -118,7 +101,7 @@ def test_bernoulli_inclusion_probabilities_of_300_clients_are_exact():
         chances_of_another.append(1 - chance_of_no_other)
 
     expected = client_coins * torch.stack(chances_of_another) / chance_of_two_or_more
-    torch.testing.assert_close(probabilities, expected.float())
+    assert_close(probabilities, expected.float())
 
 
 def test_shapley_importance_sampler_is_uniform_before_there_are_values():
@@ -136,23 +119,14 @@ def test_client_without_a_value_is_drawn_more_often_than_one_of_little_value():
 
 
 class Own(ClientSampler):
-    def __init__(
-        self,
-        cohort: Any,
-        chances: Any = (1.0, 1.0, 1.0),
-    ) -> None:
+    def __init__(self, cohort, chances=(1.0, 1.0, 1.0)):
         self.cohort = torch.tensor(cohort)
         self.chances = torch.tensor(chances)
 
-    def sample(
-        self,
-        num_clients: int,
-        *_: Any,
-        **__: Any,
-    ) -> torch.Tensor:
+    def sample(self, num_clients, *_, **__):
         return self.cohort
 
-    def inclusion_probabilities(self, num_clients: int, *_: Any, **__: Any) -> torch.Tensor:
+    def inclusion_probabilities(self, num_clients, *_, **__):
         return self.chances
 
 
@@ -189,19 +163,17 @@ def test_sampler_that_returns_invalid_probabilities_is_refused(tmp_path, chances
         fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)
 
 
-# ---- Power-of-choice against its three steps in plain PyTorch; what asking costs, and what it must not change
+# ---- Power-of-choice by hand, and what asking costs
 
 
-M, D, LR = 2, 4, 0.1
+M, D = 2, 4
 
 
 class Counts(ContributionMetric):
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.rows: list[dict[str, list[int]]] = []
 
-    def update(
-        self, client_ids: Tensor, reached: Tensor, downloaded: Tensor, uploaded: Tensor
-    ) -> None:
+    def update(self, client_ids, reached, downloaded, uploaded):
         row = {
             "cohort": client_ids,
             "reached": reached.sort().values,
@@ -210,11 +182,11 @@ class Counts(ContributionMetric):
         }
         self.rows.append({name: values.tolist() for name, values in row.items()})
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return torch.zeros(5)
 
 
-def make_loop(**kwargs: Any) -> FederatedLoop:
+def make_loop(**kwargs) -> FederatedLoop:
     parts = {
         "aggregator": FedAvg("uniform"),
         "sampler": PowerOfChoice(cohort_size=M, candidates=D),
@@ -223,42 +195,6 @@ def make_loop(**kwargs: Any) -> FederatedLoop:
         **kwargs,
     }
     return FederatedLoop(**parts)
-
-
-def train_by_hand(net: nn.Module) -> tuple[nn.Module, list[list[int]], list[list[int]]]:
-    data = make_unequal_data()
-    sizes_of_clients = [len(data.client_indices(client)) for client in range(len(PROPORTIONS))]
-    sizes = torch.tensor(sizes_of_clients).double()
-    candidates = []
-    cohorts = []
-
-    def choose(server: nn.Module) -> list[int]:
-        generator = generator_for(SEED, "cohort", len(cohorts))
-        draw = torch.multinomial(sizes / sizes.sum(), D, generator=generator).tolist()
-        losses = {}
-        server.eval()
-        for client in draw:
-            batches = data.client_loader(client, "train", shuffle=False)
-            x, y = (torch.cat(parts) for parts in zip(*batches))
-            losses[client] = nn.functional.cross_entropy(server(x), y).item()
-
-        by_loss = sorted(draw, key=lambda client: -losses[client])
-        candidates.append(sorted(draw))
-        cohorts.append(sorted(by_loss[:M]))
-        return cohorts[-1]
-
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
-        batches = list(load_batches(data, round_index, client))
-        make_sgd_training(LR, momentum=0.0)(model, [batches])
-
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
-        mean = average_models([*models.values()], [1.0] * M)
-        if len(cohorts) < ROUNDS:
-            choose(mean)
-        return mean
-
-    choose(copy.deepcopy(net))  # the first of the cohorts, which grow with the rounds
-    return federate(net, cohorts, visit, combine), candidates, cohorts
 
 
 @pytest.mark.parametrize(
@@ -279,25 +215,44 @@ def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
         fit(loop, tmp_path, data=toy_data((3, 2, 2)))
 
 
+def largest_losses(
+    model: nn.Module, data: FederatedDataModule, round_index: int
+) -> tuple[list[int], list[int]]:
+    """The candidates of a round, drawn in proportion to their samples, and those of them with the largest losses."""
+    sizes = data.num_samples.double()
+    generator = generator_for(SEED, "cohort", round_index)
+    candidates = torch.multinomial(sizes / sizes.sum(), D, generator=generator).tolist()
+    losses = {}
+    for client in candidates:
+        batches = data.client_loader(client, "train", shuffle=False)
+        x, y = (torch.cat(parts) for parts in zip(*batches))
+        losses[client] = nn.functional.cross_entropy(model(x), y).item()
+
+    by_loss = sorted(candidates, key=lambda client: -losses[client])
+    return sorted(candidates), sorted(by_loss[:M])
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_power_of_choice_equals_the_loop_by_hand(tmp_path, engine):
-    net = network(batch_norm=False)
-    size = sum(parameter.numel() for parameter in net.parameters())
-    expected_net, candidates, cohorts = train_by_hand(net)
+def test_power_of_choice_draws_by_samples_and_takes_the_largest_losses(tmp_path, engine):
     counts = Counts()
-    loop = make_loop(metrics={"counts": counts}, engine=engine)
-    module = Plain(copy.deepcopy(net), partial(SGD, lr=LR))
+    recorder = KeepsRounds(weighting="uniform")
+    loop = make_loop(aggregator=recorder, metrics={"counts": counts}, engine=engine)
+    data = make_unequal_data()
 
-    fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=ROUNDS)
 
-    assert_same_state(module.net, expected_net)
-    assert [row["cohort"] for row in counts.rows] == cohorts
-    assert [row["reached"] for row in counts.rows] == candidates
-    for row in counts.rows:
+    model = Plain(network(batch_norm=False)).eval()
+
+    for round, row in zip(recorder.rounds, counts.rows):
+        loop.space.write(model, round.global_vector)
+        candidates, cohort = largest_losses(model, data, round.round_index)
+        assert row["reached"] == candidates
+        assert row["cohort"] == cohort
         # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
-        assert row["down"] == [2 * size] * M
-        assert row["up"] == [size] * M
-    different_cohorts = {tuple(cohort) for cohort in cohorts}
+        size = loop.space.size
+        assert row["down"] == [2 * size] * M + [size] * (D - M)
+        assert row["up"] == [size] * M + [0] * (D - M)
+    different_cohorts = {tuple(row["cohort"]) for row in counts.rows}
     assert len(different_cohorts) > 1
 
 

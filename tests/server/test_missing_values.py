@@ -2,8 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,18 +53,18 @@ class Fails(ContributionMetric):
 
     def __init__(
         self,
-        method: str = "update",
-        first_round: int = 2,
-    ) -> None:
+        method="update",
+        first_round=2,
+    ):
         self.method = method
         self.first_round = first_round
         super().__init__()
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         zeros = torch.zeros(num_clients)
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
-    def _fail(self, method: str) -> None:
+    def _fail(self, method):
         if method != self.method:
             return
 
@@ -76,35 +74,35 @@ class Fails(ContributionMetric):
         if self.rounds >= finished_rounds:
             raise KeyError(f"{method} fails")
 
-    def update(self, client_ids: Tensor) -> None:
+    def update(self, client_ids):
         self._fail("update")
         increments = 1 + client_ids
         self.counts[client_ids] += increments
 
-    def compute(self) -> Tensor:
+    def compute(self):
         self._fail("compute")
         return self.counts.clone()
 
-    def diagnostics(self) -> dict[str, Tensor]:
+    def diagnostics(self):
         self._fail("diagnostics")
         return {"sum": self.counts.sum()}
 
-    def intervals(self, *args: Any, **kwargs: Any) -> None:
+    def intervals(self, *args, **kwargs):
         self._fail("intervals")
 
-    def per_client(self, value: Tensor) -> Tensor:
+    def per_client(self, value):
         self._fail("per_client")
         return value
 
-    def payment_record(self) -> dict[str, Any]:
+    def payment_record(self):
         self._fail("payment_record")
         return {}
 
-    def end_run(self) -> bool:
+    def end_run(self):
         self._fail("end_run")
         return False
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args, **kwargs):
         self._fail("state_dict")
         state = super().state_dict(*args, **kwargs)
         if self.method == "picklable" and self.rounds >= self.first_round:
@@ -115,7 +113,7 @@ class Fails(ContributionMetric):
 class Refuses(Fails):
     """It shows nothing of itself from its second round on, but what torchmetrics reads."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         if name in PROPERTIES or name == "columns":
             states = object.__getattribute__(self, "__dict__")
             if states.get("rounds", 0) >= 2:
@@ -127,7 +125,7 @@ class RefusesToTrain(ShadowShapley):
     """It does not say after the run whether coalitions must be trained."""
 
     @property
-    def pending(self) -> str | None:
+    def pending(self):
         if self.rounds >= 2:
             raise KeyError("pending fails")
         return super().pending
@@ -136,16 +134,16 @@ class RefusesToTrain(ShadowShapley):
 class ReadsValues(Callback):
     """It reads all metrics' values in every round, as a program may."""
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         find_loop(trainer.callbacks).contributions  # noqa: B018
 
 
 def fit_run(
-    folder: Path,
-    metrics: Any,
-    module: Any = None,
-    **options: Any,
-) -> Any:
+    folder,
+    metrics,
+    module=None,
+    **options,
+):
     """Return the loop, the module and the warnings of a run."""
     loop = FederatedLoop(metrics=metrics, seed=1, **options)
     module = module or Plain()
@@ -171,7 +169,7 @@ def fit_run(
 
 
 @pytest.fixture(scope="module")
-def run_without(tmp_path_factory: Any) -> Any:
+def run_without(tmp_path_factory):
     folder = tmp_path_factory.mktemp("without")
     metrics = {"loo": LeaveOneOut()}
     return fit_run(folder, metrics)
@@ -265,7 +263,7 @@ def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
     assert torch.allclose(loop.weights.float(), weights)
 
 
-def make_weighted_loop() -> FederatedLoop:
+def make_weighted_loop():
     return FederatedLoop(
         ShapleyWeighted("fails"),
         metrics={"fails": Fails()},

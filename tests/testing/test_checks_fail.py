@@ -1,12 +1,10 @@
 """Each check can fail: a part with one fault is found by the check of that fault."""
 
-from typing import Any
-
 import pytest
 
 from flsv.aggregation import FedAvg
 from flsv.testing import check_metric, parametrize_with_checks
-from flsv.testing.checks import Case, PartCheck, equal
+from flsv.testing.checks import PartCheck, equal
 from flsv.testing.metric import CHECKS_OF_CLAIMS, MetricCase
 from flsv.testing.samplers import SamplerCase
 from flsv.testing.strategies import AggregatorCase, ClientAlgorithmCase, odd_rounds_end
@@ -14,23 +12,23 @@ from flsv.utilities.errors import ConfigurationError
 from helpers import faulty_parts, refused
 from helpers.part_cases import PersonalizerCase
 
-TABLES: dict[type[Case], list[faulty_parts.Fault]] = {
+TABLES = {
     MetricCase: faulty_parts.METRICS,
     AggregatorCase: faulty_parts.AGGREGATORS,
     ClientAlgorithmCase: faulty_parts.ALGORITHMS,
     SamplerCase: faulty_parts.SAMPLERS,
 }
 FAULTS = [(kind, *fault) for kind, faults in TABLES.items() for fault in faults]
-FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast(), {}))
+FAULTS.append((PersonalizerCase, "vmap_is_equal", faulty_parts.StartsFromTheLast()))
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "part", "options"),
+    ("kind", "name", "part"),
     FAULTS,
-    ids=[f"{kind.__name__}-{name}" for kind, name, _, _ in FAULTS],
+    ids=[f"{kind.__name__}-{name}" for kind, name, _ in FAULTS],
 )
-def test_each_check_fails_for_the_part_with_its_fault(kind, name, part, options):
-    case = kind(part, **options)
+def test_each_check_fails_for_the_part_with_its_fault(kind, name, part):
+    case = kind(part)
     check = next(check for check in case.checks if check.__name__ == name)
     with pytest.raises(AssertionError, match=rf"(?s)fails {name}: got .*\. "):
         PartCheck(case, check)()
@@ -40,7 +38,7 @@ def test_every_check_has_a_part_with_its_fault():
     every = {check.__name__ for checks in CHECKS_OF_CLAIMS.values() for check in checks}
     for kind in TABLES:
         every.update(check.__name__ for check in kind.checks)
-    with_a_fault = {name for _, name, _, _ in FAULTS}
+    with_a_fault = {name for _, name, _ in FAULTS}
 
     assert every == with_a_fault
 
@@ -79,7 +77,7 @@ def test_object_that_is_no_part_has_no_checks():
 
 
 def test_a_refusal_that_nobody_has_declared_is_a_failure():
-    def refuse(loop: Any) -> Any:
+    def refuse(loop):
         raise ConfigurationError("not in this loop.")
 
     case = AggregatorCase(FedAvg())

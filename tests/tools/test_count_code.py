@@ -1,7 +1,6 @@
 """What is counted of code, and what makes it hard to read."""
 
 import ast
-from pathlib import Path
 
 import count_code
 import pytest
@@ -15,7 +14,7 @@ def total(values):
 
 
 @pytest.fixture
-def packed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packed_file(tmp_path, monkeypatch):
     monkeypatch.setattr(count_code, "ROOT", tmp_path)
     path = tmp_path / "flsv" / "packed.py"
     path.parent.mkdir()

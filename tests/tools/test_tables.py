@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from cells import Cell, Measured, measure
@@ -17,7 +16,7 @@ ROOT = os.environ.get("FLSV_DATA_ROOT")
 
 DIGITS = {"data.source": "digits", "trainer.max_epochs": 2}
 #: A row and a column of each table, and overrides that make its cell one of digits.
-CELL_OF_TABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
+CELL_OF_TABLE = {
     "guo": (
         "ours",
         "mnist, softmax, biased",
@@ -78,15 +77,7 @@ def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
         "--workers",
         "1",
     ]
-    main(
-        [
-            *arguments,
-            "--seeds",
-            "2",
-            "--csv",
-            str(tmp_path / "out.csv"),
-        ]
-    )
+    main([*arguments, "--seeds", "2", "--csv", str(tmp_path / "out.csv")])
     out = capsys.readouterr().out
 
     assert "| bb | 7.0 ± 7.1 |" in out

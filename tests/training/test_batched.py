@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.engines.vmap import ELEMENTWISE
 from flsv.training.batched import RowTraining, clip
@@ -17,43 +18,48 @@ STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net):
         super().__init__()
         self.net = net
 
-    def training_step(self, batch: Tensor) -> Tensor:
+    def training_step(self, batch):
         return (self.net(batch) - 1).square().mean()
 
 
 class Decayed(Step):
     """The first weight is in the loss twice, once by itself."""
 
-    def training_step(self, batch: Tensor) -> Tensor:
-        return super().training_step(batch) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+    def training_step(self, batch):
+        return super().training_step(batch) + self.net[0].weight.square().sum()
 
 
 class Penalized(Step):
     """A gradient by the inputs is in the loss."""
 
-    def training_step(self, batch: Tensor) -> Tensor:
+    def training_step(self, batch):
         slope = torch.func.grad(lambda x: self.net(x).square().mean())(batch)
         return super().training_step(batch) + slope.square().sum()
 
 
-def make_mlp(*between: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+def make_mlp(*between):
+    return nn.Sequential(
+        nn.Linear(4, 8),
+        *between,
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
 
 
 class Tied(nn.Module):
     """One weight in two layers, and once as a bare tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4, bias=False)
         self.tied.weight = self.layer.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return nn.functional.linear(
             x @ self.tied.weight.T,
             weight=self.layer.weight,
@@ -61,25 +67,25 @@ class Tied(nn.Module):
 
 
 class Recurrent(nn.LSTM):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x):
         return super().forward(x)[0][:, -1]
 
 
 class OneVector(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x[0])
 
 
 class Counting(nn.Module):
     """Puts a new tensor in its buffer's place, and writes into the other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4))
         self.register_buffer("input_sum", torch.zeros(4))
         self.register_buffer("steps", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.input_sum = self.input_sum + x.sum(0)
         self.steps += 1
         return x * self.weight + self.input_sum
@@ -88,11 +94,14 @@ class Counting(nn.Module):
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def make_sgd(**options: Any) -> Make:
-    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+def make_sgd(**options):
+    return lambda parameters: torch.optim.SGD(
+        parameters,
+        **{"lr": 0.1, **options},
+    )
 
 
-def make_two_groups(parameters: Any) -> torch.optim.Optimizer:
+def make_two_groups(parameters):
     weight, *others_parameters = parameters
     return torch.optim.SGD(
         [
@@ -103,52 +112,58 @@ def make_two_groups(parameters: Any) -> torch.optim.Optimizer:
     )
 
 
-def make_optimizer(name: str) -> Make:
+def make_optimizer(name):
     return lambda parameters: getattr(torch.optim, name)(parameters)
 
 
-slow = make_sgd(lr=0.001)
-#: The module, a sample's shape, the optimizer, and the largest norm of a gradient.
-CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Make, float | None]] = {
-    **{name: (make_mlp, (4,), make_optimizer(name), None) for name in ELEMENTWISE},
-    "nesterov": (make_mlp, (4,), make_sgd(momentum=0.9, nesterov=True, weight_decay=0.01), None),
-    "AMSGrad": (
-        make_mlp,
-        (4,),
-        lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01),
-        None,
+@dataclass
+class Case:
+    """A module, the shape of a sample, an optimizer, and the largest norm of a gradient."""
+
+    module: Callable[[], nn.Module] = make_mlp
+    shape: tuple[int, ...] = (4,)
+    optimizer: Make = field(default_factory=make_sgd)
+    limit: float | None = None
+
+
+CASES = {
+    **{name: Case(optimizer=make_optimizer(name)) for name in ELEMENTWISE},
+    "nesterov": Case(
+        optimizer=make_sgd(
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=0.01,
+        )
     ),
-    "foreach": (make_mlp, (4,), lambda p: torch.optim.AdamW(p, foreach=True), None),
-    "groups": (make_mlp, (4,), make_two_groups, None),
-    "norms that are clipped": (make_mlp, (4,), make_sgd(), 0.2),
-    "norms that are small": (make_mlp, (4,), make_sgd(), 100.0),
-    "batch norm": (lambda: make_mlp(nn.BatchNorm1d(8)), (4,), make_sgd(), None),
-    "a weight in the loss": (lambda: Decayed(make_mlp()), (4,), make_sgd(), None),
-    "a gradient in the loss": (lambda: Penalized(make_mlp()), (4,), make_sgd(), None),
-    "linear of sequences": (lambda: nn.Linear(4, 3), (6, 4), make_sgd(), None),
-    "linear of one vector": (lambda: OneVector(4, 3, bias=False), (4,), make_sgd(), None),
-    "tied": (Tied, (4,), make_sgd(), None),
-    "convolution": (lambda: nn.Conv2d(2, 3, 3), (2, 4, 4), make_sgd(), None),
-    "attention": (
-        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
-        (3, 4),
-        make_sgd(),
-        None,
+    "AMSGrad": Case(optimizer=partial(torch.optim.Adam, amsgrad=True, weight_decay=0.01)),
+    "foreach": Case(optimizer=partial(torch.optim.AdamW, foreach=True)),
+    "groups": Case(optimizer=make_two_groups),
+    "norms that are clipped": Case(limit=0.2),
+    "norms that are small": Case(limit=100.0),
+    "batch norm": Case(lambda: make_mlp(nn.BatchNorm1d(8))),
+    "a weight in the loss": Case(lambda: Decayed(make_mlp())),
+    "a gradient in the loss": Case(lambda: Penalized(make_mlp())),
+    "linear of sequences": Case(lambda: nn.Linear(4, 3), (6, 4)),
+    "linear of one vector": Case(lambda: OneVector(4, 3, bias=False)),
+    "tied": Case(Tied),
+    "convolution": Case(lambda: nn.Conv2d(2, 3, 3), (2, 4, 4)),
+    "attention": Case(
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (3, 4)
     ),
-    "recurrent": (lambda: Recurrent(4, 3, batch_first=True), (3, 4), make_sgd(), None),
-    "buffers": (Counting, (4,), slow, None),
+    "recurrent": Case(lambda: Recurrent(4, 3, batch_first=True), (3, 4)),
+    "buffers": Case(Counting, optimizer=make_sgd(lr=0.001)),
 }
 
 
-def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+def make_setting(name):
     """The module, a state of each model with a row per model, and the batches of each model."""
     torch.manual_seed(0)
-    make_module, sample_shape, *_ = CASES[name]
-    net = make_module()
+    case = CASES[name]
+    net = case.module()
     module = net if isinstance(net, Step) else Step(net)
     num_models = len(STEPS)
 
-    def make_states(tensor: Tensor) -> Tensor:
+    def make_states(tensor):
         """Different values for every model, ``[num_models, ...]``."""
         if not tensor.is_floating_point():
             return torch.arange(num_models) + tensor
@@ -162,18 +177,18 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
     batches = []
     for num_steps, last_size in STEPS:
         sizes = [8] * (num_steps - 1) + [last_size]
-        batches.append([torch.randn(size, *sample_shape) for size in sizes])
+        batches.append([torch.randn(size, *case.shape) for size in sizes])
 
     return module, states, batches
 
 
 def train_one_by_one(
-    module: nn.Module,
-    states: dict[str, Tensor],
-    batches_by_model: list[list[Tensor]],
-    make: Make,
-    limit: Any,
-) -> Any:
+    module,
+    states,
+    batches_by_model,
+    make,
+    limit,
+):
     for i, batches in enumerate(batches_by_model):
         model = copy.deepcopy(module)
         model.load_state_dict(
@@ -196,17 +211,17 @@ def train_one_by_one(
 @pytest.mark.parametrize("name", CASES)
 def test_batched_training_of_models_equals_training_each_model_alone(name):
     module, states, batches = make_setting(name)
-    _, _, make, limit = CASES[name]
-    shortened = None if limit is None else partial(clip, limit=limit)
+    case = CASES[name]
+    shortened = None if case.limit is None else partial(clip, limit=case.limit)
     initial_state = copy.deepcopy(module.state_dict())
-    optimizer = make(module.parameters())
+    optimizer = case.optimizer(module.parameters())
     initial_optimizer = str(optimizer.state_dict())
     initial_states = {key: tensor.clone() for key, tensor in states.items()}
 
     training = RowTraining(module, optimizer, shortened)
     trained, losses = training.train(initial_states, batches)
 
-    expected = train_one_by_one(module, states, batches, make, limit)
+    expected = train_one_by_one(module, states, batches, case.optimizer, case.limit)
     for i, (model, loss) in enumerate(expected):
         for key, tensor in trained.items():
             torch.testing.assert_close(

@@ -15,7 +15,7 @@ NUM_SAMPLES = [5, 2, 3]
 
 
 class Keeps(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2)
         self.register_buffer("unsaved_buffer", torch.zeros(2), persistent=False)
@@ -24,7 +24,7 @@ class Keeps(nn.Module):
         self.losses: list[float] = []
         self.num_steps = 0
 
-    def train_client(self, client: int) -> None:
+    def train_client(self, client):
         """Change each kind of state by an amount that tells the client."""
         self.unsaved_buffer += client
         self.tensor_in_list[0].add_(client + 1)
@@ -36,9 +36,9 @@ class Keeps(nn.Module):
 
 
 def train(
-    module: Keeps,
-    clients: list[int],
-) -> tuple[ModuleSnapshot, ClientValues]:
+    module,
+    clients,
+):
     initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:

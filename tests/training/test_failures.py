@@ -1,12 +1,10 @@
 """A client whose own code fails is named, and nothing that was learnt before is lost."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
@@ -23,13 +21,13 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
-    def __init__(self, failure: BaseException, where: str) -> None:
+    def __init__(self, failure, where):
         super().__init__()
         self.failure = failure
         self.where = where
         self.num_calls = 0
 
-    def maybe_fail(self, where: str) -> None:
+    def maybe_fail(self, where):
         if where == self.where:
             loop = loop_of(self)
             is_at_client = loop.round_index == ROUND and loop.current_client == CLIENT
@@ -37,25 +35,25 @@ class Failing(Plain):
                 raise self.failure
             self.num_calls += is_at_client
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.maybe_fail("training_step")
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.maybe_fail("on_train_batch_start")
         if self.where == "skip" and self.trainer.current_epoch == ROUND:
             return -1
         return None
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     return FederatedLoop(seed=1)
 
 
 @pytest.fixture(scope="module")
 def models_after_rounds(tmp_path_factory):
     """The global model after each round of a fit without failures."""
-    models: list[Tensor] = []
+    models = []
     look = LambdaCallback(
         on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
@@ -94,7 +92,7 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
         assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
 
 
-def make_typed_data(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
+def make_typed_data(inputs, labels):
     """Two clients whose samples have these types, as they were stored."""
     x, y = toy_sets()[0].tensors
     inputs_stored = (10 * x).to(inputs)
@@ -103,21 +101,16 @@ def make_typed_data(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataMo
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
-INPUTS = {
-    "integers": torch.int32,
-    "truth values": torch.bool,
-    "doubles": torch.float64,
-    "small labels": torch.float32,
-}
-
-
-@pytest.mark.parametrize("kind", INPUTS)
-def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, kind):
-    inputs = INPUTS[kind]
-    labels = torch.int64
-    if kind == "small labels":
-        labels = torch.int32
-
+@pytest.mark.parametrize(
+    ("inputs", "labels"),
+    [
+        (torch.int32, torch.int64),
+        (torch.bool, torch.int64),
+        (torch.float64, torch.int64),
+        (torch.float32, torch.int32),
+    ],
+)
+def test_types_that_torch_refuses_are_named_with_the_client_and_a_remedy(tmp_path, inputs, labels):
     data = make_typed_data(inputs, labels)
     with pytest.raises(RuntimeError) as error:
         fit(make_loop(), tmp_path, Plain(), data, rounds=1)
@@ -173,7 +166,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
     loop = make_loop()
     module = Plain()
 
-    def item(index: int) -> Any:
+    def item(index):
         if index == bad[0] and loop.round_index == ROUND:
             raise StopIteration("bad sample")
         return samples[index]
@@ -201,7 +194,7 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
 
 
 def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path, monkeypatch):
-    def broken(*_: Any) -> None:
+    def broken(*_):
         raise ZeroDivisionError("half a model")
 
     with monkeypatch.context() as patched:

@@ -17,28 +17,28 @@ BATCH_SIZE = 5
 class Last(nn.Module):
     """Logits of three classes from whatever comes."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x.flatten(1)[:, :3].sin()
 
 
 class Twice(nn.Module):
     """One layer's weights in two places."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.tied = nn.Linear(4, 4)
         self.tied.weight = self.layer.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.tied(self.layer(self.layer(x)).relu())
 
 
-def draw_floats(*shape: int) -> Callable[[], Tensor]:
+def draw_floats(*shape):
     return lambda: torch.randn(BATCH_SIZE, *shape, dtype=torch.float64)
 
 
-def draw_words() -> Tensor:
+def draw_words():
     return torch.randint(0, 6, (BATCH_SIZE, 4))
 
 
@@ -81,7 +81,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
+def make_setting(name):
     """A module, a batch (x, y), and a direction: a tensor for each parameter."""
     torch.manual_seed(1)
     make, inputs = MODULES[name]
@@ -91,19 +91,19 @@ def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor
 
 
 def products_one_by_one(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    direction: dict[str, Tensor],
-) -> Tensor:
+    module,
+    x,
+    y,
+    direction,
+):
     """The inner product of the direction with the gradient of each sample's own loss."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
     def loss(
-        parameters: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-    ) -> Tensor:
+        parameters,
+        x,
+        y,
+    ):
         return F.cross_entropy(
             functional_call(
                 module,
@@ -209,11 +209,11 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     buffer = torch.empty_like(x)
     expected = []
 
-    def load_batch() -> None:
-        ghost.watch(None)
+    def load_batch():
+        ghost.remove()
         buffer.copy_(x.roll(len(expected), 0))
 
-    def pass_batch(size: int) -> None:
+    def pass_batch(size):
         loss = F.cross_entropy(
             module(buffer[:size]),
             y[:size],
@@ -221,7 +221,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
         )
         loss.backward()
 
-    def pass_watched_batch(size: int) -> None:
+    def pass_watched_batch(size):
         load_batch()
         inputs = buffer[:size].clone()
         expected.append(products_one_by_one(module, inputs, y[:size], validation_gradient))
@@ -234,7 +234,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     pass_batch(BATCH_SIZE)
     pass_watched_batch(3)
     # A batch that comes by without a pass.
-    ghost.watch(None)
+    ghost.remove()
     ghost.watch(2)
     expected.append(torch.zeros(2, dtype=torch.float64))
     pass_watched_batch(BATCH_SIZE)

@@ -2,14 +2,12 @@
 
 import copy
 import random
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam
@@ -26,23 +24,23 @@ from helpers.models import Plain, network
 class Masked(Plain):
     """Adds -inf to what it must not look at, from buffers and from a frozen parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("mask", torch.full((FEATURES, FEATURES), -torch.inf).triu(1))
         self.frozen = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         attention = (x[:, :, None] * x[:, None, :] + self.mask).softmax(-1)
         return self.net((attention @ x[:, :, None])[..., 0] + self.frozen.exp().sum() - 1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx).reshape(1)  # a loss of one element is a loss
 
 
 class MaskedByHand(Masked):
     """The same without anything infinite in its state."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         del self.frozen
         self.frozen = torch.tensor([0.0, -torch.inf])
@@ -51,7 +49,7 @@ class MaskedByHand(Masked):
     training_step = Plain.training_step
 
 
-def make_game_loop() -> FederatedLoop:
+def make_game_loop():
     return FederatedLoop(
         metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
     )
@@ -81,16 +79,16 @@ def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path)
 class Observer(Plain):
     """Its buffer starts at -inf and does not stay there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("largest", torch.tensor([-torch.inf, 0.0]))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         self.largest[0] = torch.maximum(self.largest[0], batch[0].max())
         return super().training_step(batch, batch_idx)
 
 
-def make_broken_module() -> Plain:
+def make_broken_module():
     module = Plain()
     with torch.no_grad():
         module.net[0].weight[0, 0] = torch.nan
@@ -98,7 +96,7 @@ def make_broken_module() -> Plain:
 
 
 class Grows(Plain):
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         if not hasattr(self, "late_layer"):
             self.late_layer = nn.Linear(1, 1)
 
@@ -106,11 +104,11 @@ class Grows(Plain):
 class Bank(Plain):
     """Its buffer gets its size when a client trains."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("bank", torch.empty(0))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         features = batch[0].flatten()
         self.bank = torch.cat([self.bank, features])
         return super().training_step(batch, batch_idx)
@@ -121,24 +119,24 @@ class BankOfEpoch(Bank):
 
     training_step = Plain.training_step
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.bank = torch.ones(4, 2)
 
 
 class OwnSchedule(torch.optim.lr_scheduler.StepLR):
     """Its state holds what refers to everything by name, as a wrapper does."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {**super().state_dict(), "wrapped": Wrapper()}
 
 
 class Wrapper:
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.wrapped, name)
 
 
 class WithOwnSchedule(Plain):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [OwnSchedule(optimizer, 1)]
 
@@ -190,16 +188,16 @@ def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):
 class FrozenBody(Plain):
     """A trained head on a frozen body, with constants."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(network(batch_norm=False))
         self.net[0].requires_grad_(False)
         self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
         self.register_buffer("tenths_of_rounds", torch.zeros(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x - self.mean)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         num_rounds = 1 + self.trainer.current_epoch
         self.tenths_of_rounds.fill_(0.1 * num_rounds)  # the same at all clients
         return super().training_step(batch, batch_idx)
@@ -231,18 +229,18 @@ def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
 class OneLogit(Plain):
     """A binary classifier as many are written: one logit, [B] or [B, 1]."""
 
-    def __init__(self, squeeze: bool) -> None:
+    def __init__(self, squeeze):
         super().__init__(nn.Linear(FEATURES, 1))
         self.squeeze = squeeze
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x).squeeze(1) if self.squeeze else self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         raise AssertionError("training had started")
 
 
-EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+EVERY = {"evaluation": ClientEvaluation(every=1)}
 
 
 @pytest.mark.parametrize(
@@ -265,17 +263,17 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatc
     """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
 
     class Restless(Plain):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(network(dropout=0.5))
             self.register_buffer("calls", torch.zeros(()))
 
-        def on_train_start(self) -> None:
+        def on_train_start(self):
             self.net[1].eval()  # a frozen BatchNorm
             self.modes = [layer.training for layer in self.modules()]
             self.calls_before = float(self.calls)
             self.generator_state = torch.get_rng_state()
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             self.calls += 1
             return self.net(x) + 1e-3 * torch.rand(1)
 
@@ -297,18 +295,24 @@ def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatc
     assert torch.equal(tried_model, untried_model)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """An ordinary module after a fit."""
+    return fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("plain"))
+
+
 class Thresholded(Plain):
     """Sets a buffer, which is not finite before, in each validation."""
 
-    def __init__(self, initial_threshold: float) -> None:
+    def __init__(self, initial_threshold):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(initial_threshold))
         self.thresholds_in_training: list[float] = []
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch, batch_idx):
         self.thresholds_in_training.append(float(self.threshold))
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self):
         weight = next(self.parameters())
         self.threshold.copy_(weight.detach().max())
 
@@ -318,13 +322,12 @@ class Thresholded(Plain):
     [torch.nan, -torch.inf],
 )
 def test_buffer_that_validation_makes_finite_is_the_validations_at_every_client(
-    tmp_path, threshold
+    tmp_path, plain, threshold
 ):
     module = fit(FederatedLoop(seed=1), tmp_path, Thresholded(threshold))
     weight = next(module.parameters())
     assert module.threshold == weight.max()
 
-    plain = fit(FederatedLoop(seed=1), tmp_path)
     for name, value in plain.state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
     assert torch.tensor(module.thresholds_in_training[-1]).isfinite()
@@ -351,8 +354,8 @@ class WithHiddenLayers(Plain):
 
     def __init__(
         self,
-        compile_layers: Callable[[nn.Module], nn.Module],
-    ) -> None:
+        compile_layers,
+    ):
         super().__init__()
         torch.manual_seed(2)
         layers = nn.Sequential(
@@ -362,7 +365,7 @@ class WithHiddenLayers(Plain):
         )
         self.layers = compile_layers(layers)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(self.layers(x))
 
 
@@ -379,30 +382,30 @@ def test_scripted_layers_train_as_the_same_layers_in_python(tmp_path):
 
 
 class WithNestedTensor(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         tensors = [torch.ones(2), torch.ones(3)]
         self.parts = torch.nested.nested_tensor(tensors)
 
 
 class WithSavedGraph(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         neighbours = torch.sparse.mm(self.graph, x.T)
         return self.net(neighbours.T)
 
 
 class WithMetaTensor(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.shape_only = torch.ones(2, device="meta")
 
 
 class WithSystemRandom(Plain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.entropy = random.SystemRandom()
 
@@ -410,7 +413,7 @@ class WithSystemRandom(Plain):
 class WithOtherClassifier(Plain):
     """Has a method of timm's name, of another meaning."""
 
-    def get_classifier(self, name: str) -> nn.Module:
+    def get_classifier(self, name):
         return getattr(self, name)
 
 
@@ -418,8 +421,7 @@ class WithOtherClassifier(Plain):
     "kind",
     [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
 )
-def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, kind):
-    module = fit(FederatedLoop(seed=1), tmp_path / "with", kind())
-    plain = fit(FederatedLoop(seed=1), tmp_path / "without")
+def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, plain, kind):
+    module = fit(FederatedLoop(seed=1), tmp_path, kind())
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], value)

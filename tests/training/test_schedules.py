@@ -3,16 +3,12 @@
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from flsv.federation import FederatedLoop
@@ -27,30 +23,28 @@ from helpers.models import Plain, network
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def make_linear(optimizer: Any, steps: int) -> Any:
+def make_linear(optimizer, steps):
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def make_one_cycle(optimizer: Any, steps: int) -> Any:
+def make_one_cycle(optimizer, steps):
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def make_warmup_and_cosine(optimizer: Any, steps: int) -> Any:
+def make_warmup_and_cosine(optimizer, steps):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_stairs(optimizer: Any, steps: int) -> Any:
+def make_stairs(optimizer, steps):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(
-        self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""
-    ) -> None:
+    def __init__(self, make, frequency=1, manual=""):
         super().__init__(network(batch_norm=False))
         self.make = make
         self.frequency = frequency
@@ -59,16 +53,16 @@ class Scheduled(Plain):
         self.shared = SimpleNamespace(rates=defaultdict(list))
 
     @property
-    def rates(self) -> dict[int, list[tuple[float, float]]]:
+    def rates(self):
         return self.shared.rates
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
         config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
         return [optimizer], [scheduler if self.manual == "epoch" else config]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         if self.manual:
             optimizer = self.optimizers()
@@ -82,45 +76,43 @@ class Scheduled(Plain):
 
         return loss
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         (group,) = optimizer.param_groups
-        client: Any = -1
+        client = -1
         for callback in self.trainer.callbacks:
             if isinstance(callback, FederatedLoop):
                 client = callback.current_client
 
         self.rates[client].append((group["lr"], group["momentum"]))
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         if self.manual == "epoch":
             self.lr_schedulers().step()
 
 
 class OneClient(L.LightningDataModule):
-    def __init__(self, client: int) -> None:
+    def __init__(self, client):
         super().__init__()
         self.data = toy_data()
         self.client = client
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage):
         self.data.setup("fit")
 
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         assert self.trainer is not None
         stream = generator_for(SEED, "shuffle", self.trainer.current_epoch, self.client, 0)
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
-def rates_of_client_alone(
-    module: Scheduled, client: int, folder: Path, **kwargs: Any
-) -> list[tuple[float, float]]:
+def rates_of_client_alone(module, client, folder, **kwargs):
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
     trainer.fit(module, OneClient(client))
     return module.rates[-1]
 
 
-KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
+KINDS = {
     "linear": (lambda: Scheduled(make_linear), {}),
     "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
     "every second step": (lambda: Scheduled(make_linear, frequency=2), {}),
@@ -147,7 +139,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         assert module.rates[client] == expected
 
 
-def ends_at_zero(module: Scheduled) -> None:
+def ends_at_zero(module):
     for rates in module.rates.values():
         assert [rate for rate, _ in rates] == pytest.approx(
             [0.1 * (1 - i / len(rates)) for i in range(len(rates))]
@@ -158,7 +150,7 @@ def ends_at_zero(module: Scheduled) -> None:
 class Opinionated(FixedCohort):
     """Goes by what rounds were: whom it draws in later ones is not known."""
 
-    def end_round(self, round: Any) -> None:
+    def end_round(self, round):
         self.last_round = round
 
 
@@ -184,7 +176,7 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
     for rates_and_steps in module.rates.values():
         rates = [rate for rate, _ in rates_and_steps]
         steps_per_round = len(rates) // 5
-        expected: list[float] = []
+        expected = []
         for rate in rates_of_rounds:
             expected += [rate] * steps_per_round
         assert rates == pytest.approx(expected)
@@ -193,20 +185,20 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
 class OfRounds(Scheduled):
     """Its scheduler is said to be stepped between rounds."""
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizers, (config,) = super().configure_optimizers()
         return optimizers, [config["scheduler"]]
 
 
 class Hidden(Scheduled):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         (optimizer,), (config,) = super().configure_optimizers()
         self.scheduler = config["scheduler"]
         return optimizer
 
 
 class Foreign(Plain):
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         self.temperature = torch.ones(2, requires_grad=True)
         return torch.optim.SGD([*self.parameters(), self.temperature], lr=0.1)
 
@@ -239,7 +231,7 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
 
 #: Of ``toy_data``.
 BATCH_SIZE = 8
-WAYS: list[Callable[[Any], float]] = [
+WAYS = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
@@ -251,13 +243,13 @@ WAYS: list[Callable[[Any], float]] = [
 class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
-    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
+    def __init__(self, ways):
         super().__init__(
             lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
         self.ways = ways
 
-    def length(self) -> float:
+    def length(self):
         (length,) = {read(self.trainer) for read in self.ways}
         return length
 
@@ -272,7 +264,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
     tmp_path,
 ):
     class AsksInSetup(Asking):
-        def setup(self, stage: str) -> None:
+        def setup(self, stage):
             self.length_in_setup = self.length()
 
     with warns("setup, where no client trains:"):
@@ -283,19 +275,19 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
 
 
 #: The number of steps after each step of :class:`CountsInItsGroups`. An attribute of the optimizer would be a client's.
-COUNTS_OF_STEPS: list[int] = []
+COUNTS_OF_STEPS = []
 
 
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
         COUNTS_OF_STEPS.clear()
         for group in self.param_groups:
             group["k"] = 0
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         result = super().step(closure)
         for group in self.param_groups:
             group["k"] += 1

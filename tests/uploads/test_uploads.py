@@ -1,6 +1,6 @@
 """Uploads in a row, and compression beyond tests/replay: what is kept, chance, what it costs, buffers."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
@@ -35,18 +35,18 @@ class HalvesAndRecords(Upload):
         self,
         reference: Literal["start", "global"] = "start",
         numbers: int = 0,
-    ) -> None:
+    ):
         self.reference = reference
         self.numbers = numbers
         self.updates: list[Tensor] = []
         self.positions: list[int] = []
 
-    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+    def apply(self, update, context):
         self.updates.append(update.clone())
         self.positions.append(context.position)
         return update / 2
 
-    def traffic(self, previous: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+    def traffic(self, previous, sent, context):
         assert torch.equal(sent, self.updates[-1] / 2)
         return previous + Traffic(self.numbers, 0.5)
 
@@ -96,10 +96,10 @@ def test_update_that_no_upload_concerns_is_sent_unchanged_and_counted_whole():
 
 
 def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path):
-    contexts: list[UploadContext] = []
+    contexts = []
 
     class CountsVisits(HalvesAndRecords):
-        def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        def apply(self, update, context):
             contexts.append(context)
             visits = context.state.get("visits", torch.tensor(0))
             context.state["visits"] = visits + 1
@@ -127,14 +127,12 @@ def test_upload_context_has_the_client_and_round_and_traffic_is_counted(tmp_path
     assert visits == [2, 2, 2]
 
 
-def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(
-    tmp_path,
-):
+def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_to_it(tmp_path):
     uploads = [HalvesAndRecords("global")]
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
-    numbers_received_by_round: list[list[int]] = []
+    numbers_received_by_round = []
 
-    def record(trainer: Any, module: Any) -> None:
+    def record(trainer, module) -> None:
         numbers_received = loop.channel.numbers(range(3), "down")
         numbers_received_by_round.append(numbers_received.tolist())
 
@@ -164,8 +162,8 @@ SEED = 4
 def make_context(
     client: int = 0,
     entries: int = 40,
-    state: Any = None,
-    **kwargs: Any,
+    state=None,
+    **kwargs,
 ) -> UploadContext:
     facts = {"round_index": 0, "state": {} if state is None else state, **kwargs}
     return UploadContext(client, num_clients=3, num_parameters=entries, **facts)
@@ -176,7 +174,7 @@ UPDATES = torch.randn(30, 40, generator=SEEDED)
 
 
 def test_compressed_updates_plus_the_kept_error_sum_to_all_updates():
-    state: dict[str, Tensor] = {}
+    state = {}
     sent = torch.zeros(40)
     for round_index, update in enumerate(UPDATES):
         original = update.clone()
@@ -201,7 +199,7 @@ def test_compressed_updates_plus_the_kept_error_sum_to_all_updates():
 
 
 def test_two_compressions_keep_their_errors_apart():
-    state: dict[str, Tensor] = {}
+    state = {}
 
     compressed = TopK(0.5).apply(UPDATES[0], make_context(state=state))
     TopK(0.1).apply(compressed, make_context(state=state, position=1))
@@ -263,8 +261,5 @@ def test_compressed_traffic_counts_indices_and_values():
 
 def test_compression_with_clients_own_start_models_is_refused(tmp_path):
     loop = FederatedLoop(personalizer=Standalone(), uploads=[TopK()], seed=SEED)
-    with (
-        warns("discarded"),
-        refused("did not send"),
-    ):
+    with warns("discarded"), refused("did not send"):
         fit(loop, tmp_path)

@@ -2,16 +2,16 @@
 be told and not used. And what may be part of a path."""
 
 import inspect
-from typing import Any
 
 import pytest
 
-from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv import FederatedDataModule, FederatedLoop
 from flsv.aggregation import GeometricMedian
 from flsv.attacks import SignFlip
 from flsv.filters import NormCap, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 from flsv.utilities.arguments import attribute_of, client_number, plain_name
+from helpers import refused
 from helpers.data import toy_data
 
 
@@ -21,18 +21,14 @@ def test_setting_an_argument_of_a_loop_names_replace():
 
     config = loop.config
     for name in inspect.signature(FederatedLoop).parameters:
-        with pytest.raises(
-            ConfigurationError, match=rf"\.{name} = 3 comes.*loop\.replace\({name}=3\)"
-        ):
+        with refused(rf"\.{name} = 3 comes.*loop\.replace\({name}=3\)"):
             setattr(loop, name, 3)
         assert getattr(loop, name) != 3
     assert loop.config is config
 
     for name in inspect.signature(FederatedDataModule).parameters:
         if not name.endswith("batch_size"):
-            with pytest.raises(
-                ConfigurationError, match=rf"{name} = 3.*late.*Module\(\.\.\., {name}=3\)"
-            ):
+            with refused(rf"{name} = 3.*late.*Module\(\.\.\., {name}=3\)"):
                 setattr(data, name, 3)
 
 
@@ -53,16 +49,16 @@ def test_replace_changes_given_arguments_and_keeps_the_rest():
 
 
 def test_lists_given_to_a_loop_cannot_change_it_later():
-    attacks: Any = [SignFlip(clients=[1])]
+    attacks = [SignFlip(clients=[1])]
     loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))
 
     assert len(loop.uploads) == 1
     for mapping in (loop.metrics, loop.strategies):
         with pytest.raises(TypeError, match="does not support item assignment"):
-            mapping["mine"] = None  # type: ignore[index]
+            mapping["mine"] = None
 
-    with pytest.raises(ConfigurationError, match=r"loop.replace\(seed=3\)"):
+    with refused(r"loop.replace\(seed=3\)"):
         loop.config.seed = 3
 
 
@@ -71,27 +67,27 @@ def test_plain_name_refuses_paths_and_other_types():
         assert plain_name(name) == name
 
     paths = ("", "..", "a/b", "a\\b", ".hidden", "a\0b", "a\n", "C:x")
-    for refused in (*paths, "x" * 101, 3):
-        with pytest.raises(ConfigurationError, match="picture .*expected a plain name"):
-            plain_name(refused, "picture")  # type: ignore[arg-type]
+    for name in (*paths, "x" * 101, 3):
+        with refused("picture .*expected a plain name"):
+            plain_name(name, "picture")
 
 
 def test_a_client_is_told_by_name_or_number():
     names = ["Boston", "Lyon"]
-    numbers = [client_number(client, names, "client") for client in ("Lyon", 0, "1")]
+    numbers = [client_number(client, names) for client in ("Lyon", 0, "1")]
 
     assert numbers == [1, 0, 1]
-    assert client_number("0", ["1", "0"], "client") == 1
+    assert client_number("0", ["1", "0"]) == 1
 
-    with pytest.raises(ConfigurationError, match=r"client=2:.*It has Boston, Lyon\."):
-        client_number(2, ["Boston", "Lyon"], "client")
+    with refused(r"client=2:.*It has Boston, Lyon\."):
+        client_number(2, ["Boston", "Lyon"])
 
 
 def test_failing_attribute_is_not_taken_for_a_missing_one():
     class Part:
         @property
-        def needs_classes(self) -> Any:
-            return self.misspelt  # type: ignore[attr-defined]
+        def needs_classes(self):
+            return self.misspelt
 
     assert attribute_of(Part(), "prior", 0.0) == 0.0
 

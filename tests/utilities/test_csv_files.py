@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,13 +14,13 @@ from flsv.utilities.csv_files import csv_text, read_rows, save_table
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
 
-def read_cells(path: Path) -> set[str]:
+def read_cells(path):
     """As a spreadsheet gets them."""
     with path.open(newline="", encoding="utf-8") as file:
         return set(itertools.chain(*csv.reader(file)))
 
 
-def is_formula(cell: str) -> bool:
+def is_formula(cell):
     """Return whether a spreadsheet takes a cell for a formula. A number alone is none."""
     try:
         float(cell)
@@ -47,7 +46,7 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(tmp_path_factory, tex
 
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path):
-    file = CSV(tmp_path / "contributions.csv", NAMES)
+    file = CSV(tmp_path / "contributions.csv")
     file.keep_rows_before(0)
     numbers = dict.fromkeys(range(len(NAMES)), -0.5)
     file.append(client_rows(0, "=sv", numbers, NAMES, column="0", class_name="=class"))

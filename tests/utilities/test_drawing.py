@@ -1,8 +1,6 @@
 """Names and pictures that matplotlib cannot bear do not stop a run."""
 
 import warnings
-from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -32,7 +30,7 @@ NAMES = [
 ]
 
 
-def picture_files(folder: Path) -> list[str]:
+def picture_files(folder):
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
@@ -57,12 +55,12 @@ def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
 
 
 class Undrawable(ClassSpecificShapley):
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
+    def plot(self, val=None, ax=None):
         raise MemoryError("no room")
 
 
 def test_a_picture_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch):
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise ValueError("Number of bins")
 
     monkeypatch.setattr("flsv.federation.reports.plot_partition", fail)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import itertools
 import logging
@@ -31,10 +30,6 @@ class Slots:
     def __init__(self, value):
         self.value = [value]
         self.__hidden = 0
-
-
-class SlotsOfBase(Slots):
-    pass
 
 
 class Holder:
@@ -90,16 +85,6 @@ def make_class_attribute(value):
     return type("Derived", (kind,), {})()
 
 
-def make_decorated_method(value):
-    return type("Decorated", (), {"draw": make_closure(value)})()
-
-
-def make_module(value):
-    layer = nn.Linear(1, 1)
-    layer.noise = value
-    return nn.Sequential(nn.Sequential(layer))
-
-
 def make_hooked(value):
     layer = nn.Linear(1, 1)
     layer.register_forward_hook(Holder(value))
@@ -139,33 +124,22 @@ def make_deep(value):
     return value
 
 
+#: A kind each of what the garbage collector refers to, and what it does not.
 HOLDERS = {
     "attribute": Holder,
     "slots": Slots,
-    "slots of a base": SlotsOfBase,
-    "dataclass": Record,
     "class": make_class_attribute,
-    "decorated method": make_decorated_method,
-    "list": lambda value: [0, [value]],
-    "tuple": lambda value: (0, (value,)),
-    "dict": lambda value: {"a": {1: value}},
+    "dict": lambda value: {"a": {1: (value,)}},
     "key": lambda value: {value: 1},
-    "set": lambda value: {value},
-    "deque": lambda value: collections.deque([value]),
-    "default dict": lambda value: collections.defaultdict(list, a=[value]),
-    "user dict": lambda value: collections.UserDict(a=value),
     "partial": lambda value: partial(max, partial(min, default=value)),
-    "method": lambda value: Holder(value).draw,
     "method of C": lambda value: [value].append,
     "closure": make_closure,
     "default": make_decorated,
     "property": lambda value: property(make_closure(value)),
     "cache": make_cached,
-    "iterator": lambda value: iter([value]),
     "itertools": lambda value: itertools.cycle([value]),
     "map": lambda value: map(make_closure(value), [1]),
     "generator": make_stream,
-    "module": make_module,
     "hook": make_hooked,
     "tensor": make_tensor_attribute,
     "array": make_object_array,
@@ -173,21 +147,18 @@ HOLDERS = {
     "cycle": make_cycle,
     "depth": make_deep,
 }
-GENERATORS = {
-    "torch": torch.Generator,
-    "numpy": np.random.default_rng,
-    "legacy": np.random.RandomState,
-    "random": random.Random,
-}
 
 
-@pytest.mark.parametrize("kind", GENERATORS)
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_generators_are_found_in_every_holder(holder, kind):
-    if holder in ("key", "set") and kind == "legacy":
-        pytest.skip("legacy generators cannot be hashed")
-    generator = GENERATORS[kind]()
+def test_generators_are_found_in_every_holder(holder):
+    generator = torch.Generator()
     assert find_generators(HOLDERS[holder](generator)) == [generator]
+
+
+@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState, random.Random])
+def test_generators_of_every_library_are_found(kind):
+    generator = kind()
+    assert find_generators([generator]) == [generator]
 
 
 def test_global_generators_are_left_out():
@@ -216,10 +187,10 @@ def test_closed_types_are_not_entered():
 @pytest.mark.parametrize(
     "data",
     [
-        [float(number) for number in range(10**6)],
-        [(str(number), number) for number in range(10**6)],
+        [float(number) for number in range(10**5)],
+        [(str(number), number) for number in range(10**5)],
         [{"image": str(number), "box": [number, 2]} for number in range(10**5)],
-        {str(number): (number, None) for number in range(10**6)},
+        {str(number): (number, None) for number in range(10**5)},
     ],
     ids=["numbers", "pairs", "records", "dictionary"],
 )

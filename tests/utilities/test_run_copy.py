@@ -3,24 +3,20 @@
 import pickle
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import lightning as L
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.nn.utils import parametrizations
 
 from flsv.utilities.run_copy import RunCopy
-from flsv.utilities.silent_logger import SilentLogger
 from helpers import make_generator, refused
 from helpers.fits import plain_trainer, state_vector
 from helpers.hidden_state import Base, make_data
 
 
-def load_copy(module: Any, folder: Path, **trainer_options: Any) -> tuple[Any, Any]:
+def load_copy(module, folder, **trainer_options):
     """Return the Trainer and the module of a copy of a run."""
     trainer = plain_trainer(folder, **trainer_options)
     run_copy = RunCopy(trainer, module, data=make_data())
@@ -28,13 +24,13 @@ def load_copy(module: Any, folder: Path, **trainer_options: Any) -> tuple[Any, A
     return copied_trainer, copied_module
 
 
-def run_copy_of(module: Any, folder: Path, data: Any = None) -> RunCopy:
+def run_copy_of(module, folder, data=None):
     trainer = plain_trainer(folder)
     return RunCopy(trainer, module, data=data or make_data())
 
 
 class Refers(L.Callback):
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module):
         self.module = module
         first_layer = module.net[0]
         self.first_layer = weakref.ref(first_layer)
@@ -45,8 +41,8 @@ class Refers(L.Callback):
         self.gone = weakref.ref(Base())
 
 
-def referring_callback_of(trainer: L.Trainer) -> Refers:
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+def referring_callback_of(trainer):
+    callbacks = trainer.callbacks
     (callback,) = (part for part in callbacks if isinstance(part, Refers))
     return callback
 
@@ -96,7 +92,7 @@ def test_parametrized_module_is_copied_with_its_weights(tmp_path):
 
 
 def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path):
-    module: Any = Base()
+    module = Base()
     weight = module.net[0].weight
     module.view = weight.data[:1]
     state_before = state_vector(module)
@@ -112,12 +108,12 @@ def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path):
     assert torch.equal(state_vector(next_module), state_before)
 
 
-def add_one(parameter: Any) -> None:
+def add_one(parameter):
     parameter.grad.add_(1)
 
 
 def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path):
-    module: Any = Base()
+    module = Base()
     weight = module.net[0].weight
     module.handle = weight.register_hook(lambda gradient: 3 * gradient)
     weight.register_post_accumulate_grad_hook(add_one)
@@ -135,7 +131,7 @@ def test_hooks_of_a_tensor_are_copied_and_can_be_removed(tmp_path):
 
 
 def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path):
-    module: Any = Base()
+    module = Base()
     module.generator = make_generator(4)
     torch.manual_seed(1)
     run_copy = run_copy_of(module, tmp_path)
@@ -156,7 +152,7 @@ def test_copy_begins_with_the_generators_and_settings_of_its_time(tmp_path):
 def test_data_are_shared_and_not_copied(tmp_path):
     data = make_data()
     data.setup("fit")
-    module: Any = Base()
+    module = Base()
     module.data = [data]
     run_copy = run_copy_of(module, tmp_path, data)
 
@@ -167,24 +163,8 @@ def test_data_are_shared_and_not_copied(tmp_path):
     assert copied_data.source is data.source
 
 
-def test_loggers_of_a_copy_write_nothing(tmp_path):
-    logger = CSVLogger(
-        tmp_path / "logs",
-        name="name",
-        version="version",
-    )
-
-    trainer, _ = load_copy(Base(), tmp_path, logger=logger)
-
-    (silent_logger,) = trainer.loggers
-    assert isinstance(silent_logger, SilentLogger)
-    silent_logger.log_metrics({"loss": 1.0}, step=0)
-    silent_logger.save()
-    assert list(tmp_path.rglob("*.csv")) == []
-
-
 def test_part_that_cannot_be_pickled_is_named_by_its_path(tmp_path):
-    module: Any = Base()
+    module = Base()
     numbers = (number for number in range(3))
     module.parts = {"files": [1, numbers]}
 
@@ -196,7 +176,7 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path):
     class OfAFunction(Base):
         """A worker does not find its class by a name."""
 
-    module: Any = OfAFunction()
+    module = OfAFunction()
     weight = module.net[0].weight
     module.view = weight.data[:1]
     state = state_vector(module)
@@ -219,10 +199,10 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path):
 
 
 def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path):
-    losses: list[float] = []
+    losses = []
 
     class Local(Base):  # pickle has no name for it, as for a class of a notebook
-        def loss(self, batch: Any) -> torch.Tensor:
+        def loss(self, batch):
             loss = super().loss(batch)
             losses.append(loss.item())
             return loss
@@ -240,14 +220,14 @@ def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path):
 def test_functions_that_share_a_variable_do_so_in_a_copy(tmp_path):
     count = 0
 
-    def add_one() -> None:
+    def add_one():
         nonlocal count
         count += 1
 
-    def read_count() -> int:
+    def read_count():
         return count
 
-    module: Any = Base()
+    module = Base()
     module.functions = [add_one, read_count]
 
     _, copied_module = load_copy(module, tmp_path)
@@ -265,7 +245,7 @@ def test_copy_survives_the_way_to_a_worker_after_its_fit(tmp_path):
     data = make_data()
     run_copy = RunCopy(trainer, module, data=data)
     data.trainer = trainer  # as Lightning sets it
-    trainer.run_copy = run_copy  # type: ignore[attr-defined]
+    trainer.run_copy = run_copy
 
     copied_by_worker = pickle.loads(cloudpickle.dumps(run_copy))
 

@@ -19,20 +19,13 @@ def test_streams_differ_by_every_part_of_their_name():
         ("a", 0, 1),
         ("a", 1, 0),
     ]
-    seeds = [
-        derive_seed(
-            seed,
-            *name,
-        )
-        for seed in (0, 1, -1, 2**63)
-        for name in names
-    ]
+    seeds = [derive_seed(seed, *name) for seed in (0, 1, -1, 2**63) for name in names]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_seed_global_rngs_makes_draws_repeat():
-    def draw() -> tuple[float, float, float]:
+    def draw():
         of_numpy = float(np.random.rand())  # noqa: NPY002
         return random.random(), of_numpy, torch.rand(()).item()
 

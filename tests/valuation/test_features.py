@@ -5,10 +5,11 @@ import timm
 import torch
 from sklearn.decomposition import PCA as SklearnPCA
 from torch import nn
+from torch.testing import assert_close
 
 from flsv.valuation import clients_of
 from flsv.valuation.features import BATCH_SIZE, PCA, Backbone, Penultimate
-from helpers import refused
+from helpers import make_generator, refused
 
 # Backbones
 
@@ -17,7 +18,7 @@ def make_images(
     channels: int = 1,
     side: int = 28,
 ) -> torch.Tensor:
-    seeded = torch.Generator().manual_seed(0)
+    seeded = make_generator()
     return torch.randn(3, channels, side, side, generator=seeded)
 
 
@@ -44,10 +45,7 @@ def test_backbone_features_of_a_timm_network_equal_timms_without_classifier(tmp_
         del weights[name]
 
     headless.load_state_dict(weights)
-    torch.testing.assert_close(
-        features,
-        headless(make_images(side=32)).detach(),
-    )
+    assert_close(features, headless(make_images(side=32)).detach())
 
 
 def test_random_weights_follow_from_the_seed_and_leave_the_global_generator_alone():
@@ -75,7 +73,7 @@ def draw_samples(samples: int, seed: int = 0) -> torch.Tensor:
         1,
         4,
         5,
-        generator=torch.Generator().manual_seed(seed),
+        generator=make_generator(seed),
     )
     scales = torch.linspace(0.1, 3, 20).view(1, 1, 4, 5)
 
@@ -103,7 +101,7 @@ def test_pca_components_equal_scikit_learns(by_moments):
     reference = SklearnPCA(4, svd_solver="full").fit(fitted_on.flatten(1).double().numpy())
     expected = torch.from_numpy(reference.transform(transformed.flatten(1).double().numpy()))
 
-    torch.testing.assert_close(
+    assert_close(
         components.abs(),
         expected.abs(),
         atol=1e-4,
@@ -112,7 +110,7 @@ def test_pca_components_equal_scikit_learns(by_moments):
 
     # One sign per component.
     mean_sign = (components * expected).sign().mean(0)
-    torch.testing.assert_close(mean_sign.abs(), torch.ones(4).double())
+    assert_close(mean_sign.abs(), torch.ones(4).double())
 
 
 @pytest.mark.parametrize("by_moments", [False, True])
@@ -134,12 +132,7 @@ def test_pca_fit_ignores_non_finite_rows(by_moments):
     components = pca(broken)
     expected = clean(x)[is_finite]
 
-    torch.testing.assert_close(
-        components[is_finite],
-        expected,
-        atol=1e-3,
-        rtol=1e-3,
-    )
+    assert_close(components[is_finite], expected, atol=1e-3, rtol=1e-3)
     assert components[7].isnan().all()
 
 
@@ -168,8 +161,8 @@ def test_penultimate_equals_the_network_without_its_last_layer():
     by_default = Penultimate()(x, module)
     before_named_layer = Penultimate(head="1")(x, module)
 
-    torch.testing.assert_close(by_default, module[:3](x).detach())
-    torch.testing.assert_close(before_named_layer, x.flatten(1))
+    assert_close(by_default, module[:3](x).detach())
+    assert_close(before_named_layer, x.flatten(1))
     assert not module[3]._forward_pre_hooks
     with refused("not a layer"):
         Penultimate(head="nope")(x, module)
@@ -177,7 +170,7 @@ def test_penultimate_equals_the_network_without_its_last_layer():
 
 def test_penultimate_of_a_head_called_twice_is_refused():
     class Twice(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.head = nn.Linear(12, 3)
 

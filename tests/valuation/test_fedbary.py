@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from flsv.core import Client, LocalData
 from flsv.core.local_data import _open_data
@@ -43,12 +44,12 @@ def make_nan_inputs(samples: int) -> Tensor:
 
 
 def value_clients(
-    sets: Any,
-    validation: Any = None,
+    sets,
+    validation=None,
     judge: bool = True,
     seed: int = 0,
-    **options: Any,
-) -> Any:
+    **options,
+):
     """The valuation of these clients' samples, and the clients."""
     clients = clients_of(sets)
     server = None
@@ -91,22 +92,14 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight():
     sets = [
         (
             x,
-            torch.where(
-                mislabeled,
-                (y + 1) % 3,
-                y,
-            ),
+            torch.where(mislabeled, (y + 1) % 3, y),
         ),
         draw_samples(90, 2),
     ]
 
     auroc = {}
     for weight in (0.0, 1.0):
-        _, clients = value_clients(
-            sets,
-            draw_samples(90, 0),
-            label_weight=weight,
-        )
+        _, clients = value_clients(sets, draw_samples(90, 0), label_weight=weight)
         gradients = clients[0].ask(sample_values).gradients
         auroc[weight] = roc_auc_score(mislabeled, gradients)
 
@@ -160,13 +153,7 @@ class Sealed(Tensor):
     """Something that follows from a client's samples: any use outside of an answer fails."""
 
     @classmethod
-    def __torch_function__(
-        cls,
-        function: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
         if _open_data.get() is None:
             raise AssertionError(
                 f"{function} on what follows from a client's samples, outside of the client"
@@ -179,13 +166,13 @@ class RecordsAnswers(Client):
 
     recorded_answers: list[Any]
 
-    def ask(self, question: Any, *args: Any, **kwargs: Any) -> Any:
-        def answer_and_record(local: Any) -> Any:
+    def ask(self, question, *args, **kwargs):
+        def answer_and_record(local):
             return self.unseal(question(local, *args, **kwargs))
 
         return super().ask(answer_and_record)
 
-    def unseal(self, answer: Any) -> Any:
+    def unseal(self, answer):
         if isinstance(answer, tuple):
             return tuple(map(self.unseal, answer))
 
@@ -203,14 +190,14 @@ class RecordsAnswers(Client):
         return answer
 
 
-def no_model(batches: Any) -> Any:
+def no_model(batches):
     raise AssertionError("there is no model")
 
 
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation):
-    recorded_answers: list[Any] = []
-    clients: list[RecordsAnswers] = []
+    recorded_answers = []
+    clients = []
     sets = [draw_samples(40, 1), draw_samples(40, 2)]
     for number, (x, y) in enumerate(sets):
         sealed_batches = [(x.as_subclass(Sealed), y.as_subclass(Sealed))]
@@ -267,12 +254,7 @@ def test_default_support_is_the_safe_support_of_the_smallest_client():
 
     by_default, _ = value_clients(sets, server, judge=False)
     support = safe_support(60)
-    by_name, _ = value_clients(
-        sets,
-        server,
-        judge=False,
-        support=support,
-    )
+    by_name, _ = value_clients(sets, server, judge=False, support=support)
 
     assert by_default.support == support
     distances = by_default.distances[:2]  # the third client has no samples
@@ -440,16 +422,14 @@ def test_fedbary_uses_custom_features_and_refuses_penultimate_ones_before_traini
     of_halves, _ = value_clients(sets, server, features=Half())
     of_pixels, _ = value_clients(sets, server, features=Pixels())
 
-    torch.testing.assert_close(of_halves.distances, of_pixels.distances / 2)
+    assert_close(of_halves.distances, of_pixels.distances / 2)
 
     with refused("there is none before training"):
         value_clients(sets, server, features="penultimate")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.45])
-def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(
-    share,
-):
+def test_outliers_are_flagged_whatever_their_share_each_class_by_its_own_center(share):
     num_samples = 900
     outlier_shift = 30  # standard deviations
     values = torch.randn(num_samples, generator=make_generator())
@@ -493,4 +473,4 @@ def test_deviations_take_the_larger_of_two_middle_distances():
     gradients = torch.tensor([-4.0, -1.0, 0.0, 0.0, 5.0])
     # The center is 0. Four gradients are not above it, at distances 4, 1, 0, 0, whose larger middle one is 1.
     expected = torch.tensor(5 / 1.4826)
-    torch.testing.assert_close(deviations(gradients)[-1], expected)
+    assert_close(deviations(gradients)[-1], expected)

@@ -85,21 +85,30 @@ class OwnModels(L.Callback):
             metric=_AUROC(data.num_classes),
             context=trainer.strategy.precision_plugin.forward_context,
         )
-        server, everybody = self.loop.space.read(pl_module), list(range(data.num_clients))
+        server_model = self.loop.space.read(pl_module)
+        all_clients = list(range(data.num_clients))
         # Evaluate one client at a time if clients have samples of their own, or unshared parts of the model.
-        alone = self.tests == "own" or bool(self.loop.space.private_names)
-        found: list[Tensor] = []
-        for clients in [[client] for client in everybody] if alone else [everybody]:
+        groups = [all_clients]
+        if self.tests == "own" or self.loop.space.private_names:
+            groups = [[client] for client in all_clients]
+
+        scores_of_groups: list[Tensor] = []
+        for clients in groups:
             if self.tests == "own":
-                evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
-            found.append(self._scores_of(clients, server, evaluate))
-        for name, columns in zip(("received", "trained", "global"), torch.cat(found, dim=1).mT):
-            self.scores[name] = dict(
-                zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns)
-            )
+                test_loader = data.client_loader(clients[0], "test")
+                evaluate = evaluate.with_batches(on_device(trainer, test_loader))
+            scores_of_groups.append(self._scores_of(clients, server_model, evaluate))
+        received, trained, global_scores = torch.cat(scores_of_groups, dim=1).mT
+        mean_global_scores = global_scores.mean(1, keepdim=True)
+        self.scores["received"] = dict(zip(MEASURES, received))
+        self.scores["trained"] = dict(zip(MEASURES, trained))
+        self.scores["global"] = dict(zip(MEASURES, mean_global_scores))
 
     def _scores_of(
-        self, clients: Sequence[int], server: Tensor, evaluate: ModelEvaluator
+        self,
+        clients: Sequence[int],
+        server: Tensor,
+        evaluate: ModelEvaluator,
     ) -> Tensor:
         """Compute the scores of the received, the trained and the global models of k clients, in this order,
         ``[3, k, number of measures]``.
@@ -114,16 +123,18 @@ class OwnModels(L.Callback):
         vectors = []
         for vector_by_client in (received, trained, {}):
             for client in clients:
-                vectors.append(vector_by_client.get(client, server))
+                vector = vector_by_client.get(client, server)
+                vectors.append(vector)
         # Equal models are evaluated only once.
-        distinct, positions = torch.stack(vectors).unique(dim=0, return_inverse=True)
+        models = torch.stack(vectors)
+        distinct, positions = models.unique(dim=0, return_inverse=True)
         positions = positions.cpu()  # as scores are
         shape = (3, len(clients), -1)
         scores = _values(evaluate, distinct)[positions].view(shape)
         if self.loop.space.private_names:
             (client,) = clients
             private = self.loop.clients[client].ask(kept_private)
-            evaluate_private = evaluate.on(None, partial(dict, private))
+            evaluate_private = evaluate.with_batches(None, partial(dict, private))
             private_scores = _values(evaluate_private, distinct)[positions].view(shape)
             # The global model has the server's entries where clients keep theirs.
             scores[:2] = private_scores[:2]

@@ -29,32 +29,61 @@ def Columns(**options: Any) -> Dictionary:  # it was a class
     rank_zero_deprecation(
         "columns goes with the next minor release: give dictionary=..., a data dictionary."
     )
-    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in list(options.items()):
+        if value is None:
+            del options[name]
     if "encoder" in options:
         return as_dictionary(options["encoder"])
 
-    columns: dict[str, dict[str, Any]] = defaultdict(dict)
     excluded = options.pop("exclude", [])
     if "features" in options:
         excluded = [REST]
-        columns |= {str(name): {} for name in options.pop("features")}
+    columns = _pop_columns(options)
+    read = _pop_notations(options)
+
+    # All other options are those of a data dictionary, or are refused by it.
+    plain = {
+        **options,
+        "columns": columns,
+        "excluded": excluded,
+        "read": read,
+    }
+    return Dictionary.from_plain(plain)
+
+
+def _pop_columns(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take the options that describe single columns."""
+    columns: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name in options.pop("features", ()):
+        columns[str(name)] = {}
     for name in options.pop("categorical", ()):
         columns[str(name)]["kind"] = CATEGORIES
-    for name, start in options.pop("dates", {}).items():
-        columns[str(name)]["kind"] = DAYS_SINCE_1970 if start == "days" else f"{DAYS}{start}"
+
+    start_dates = options.pop("dates", {})
+    for name, start_date in start_dates.items():
+        kind = f"{DAYS}{start_date}"
+        if start_date == "days":
+            kind = DAYS_SINCE_1970
+        columns[str(name)]["kind"] = kind
 
     gaps = options.pop("gaps", {})
     if not isinstance(gaps, Mapping):
         gaps = {REST: gaps}
     for name, marks in gaps.items():
-        columns[str(name)]["gaps"] = list(map(str, marks))
+        texts = [str(mark) for mark in marks]
+        columns[str(name)]["gaps"] = texts
+    return columns
 
-    file_format = {name: options.pop(name) for name in _FORMAT_OPTIONS if name in options}
+
+def _pop_notations(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take the options on how files are written."""
+    file_format = {}
+    for name in _FORMAT_OPTIONS:
+        if name in options:
+            file_format[name] = options.pop(name)
     read = {}
     for name, notation in options.pop("read", {}).items():
         read[name] = {**file_format, **notation}
     if file_format:
         read[REST] = file_format
-    # All other options are those of a data dictionary, or are refused by it.
-    plain = {**options, "columns": columns, "excluded": excluded, "read": read}
-    return Dictionary.from_plain(plain)
+    return read

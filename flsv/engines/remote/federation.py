@@ -90,7 +90,7 @@ def check_deployment(
 
 def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
     for role, strategy in strategies.items():
-        if strategy.needs_class_counts:
+        if strategy.needs_classes:
             raise ConfigurationError(
                 f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
                 "the others'. Choose another, or measure it in a simulation."
@@ -159,14 +159,12 @@ class RemoteFederation(IdleEngine):
             max_batches = work.steps or work.epochs * num_samples  # of one sample or more
             return max_batches * steps_of_batch
 
-        reports = expected_reports(config)
-        self.sites_of = lambda run_state, **options: RemoteSites(
+        self.sites_of = partial(
+            RemoteSites,
             directory,
-            run_state,
-            **options,
             rounds=trainer.max_epochs or 1,
             max_steps=max_steps,
-            reports=reports,
+            reports=expected_reports(config),
             num_classes=data.known_num_classes,
         )
         self._remote = self.sites_of(state)
@@ -186,7 +184,7 @@ class RemoteFederation(IdleEngine):
     def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
         """Do nothing: files about a site's data stay at the site."""
 
-    def received(self, instruct: Instruct) -> dict[int, Tensor]:
+    def received_models(self, instruct: Instruct) -> dict[int, Tensor]:
         personalizer = self._strategies.get("personalizer")
         if personalizer is None:
             return {}
@@ -202,12 +200,8 @@ class RemoteFederation(IdleEngine):
 
     def _make_manager(self) -> ClientManager:
         manager = super()._make_manager()
-
-        def round_index() -> int:
-            return self._state.round_index
-
         manager.clients = [
-            RemoteClient(client_id, local, manager.channel, self._remote, round_index)
+            RemoteClient(client_id, local, manager.channel, self._remote)
             for client_id, local in enumerate(manager.locals)
         ]
         return manager
@@ -239,7 +233,8 @@ class RemoteFederation(IdleEngine):
     def leave_out(self, clients: Collection[int]) -> None:
         """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
         super().leave_out(clients)
-        self._remote.count({update.client_id for update in self.updates}.difference(clients))
+        clients_with_updates = {update.client_id for update in self.updates}
+        self._remote.accept(clients_with_updates.difference(clients))
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
         scores = self._remote.score_own_models(instruct(self._clients_of_process()))
@@ -291,7 +286,7 @@ class RemoteSites:
         self._last_answers: dict[int, _LastAnswer] = {}
         self.discard()
 
-    def count(self, sites: Collection[int]) -> None:
+    def accept(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
         for site, visit in self._visits_of_round.items():
             if site in sites:
@@ -336,11 +331,12 @@ class RemoteSites:
         finite_updates = {}
         broken_sites = []  # whose model is not finite
         visits: dict[int, str] = {}  # by which a site finds the state that it has stored
+        packets = {}
         faults = {}
         for site, reply in replies.items():
             try:
-                packet = check_done(reply)
-                update, visits[site] = self._read_update(site, packet, device, space)
+                packets[site] = check_done(reply)
+                update, visits[site] = self._read_update(site, packets[site], device, space)
             except BadReply as error:
                 faults[site] = str(error)
                 continue
@@ -357,9 +353,9 @@ class RemoteSites:
         accepted_sites = [site for site in finite_updates if site not in faults]
         self._visits_of_round = {site: visits[site] for site in accepted_sites}
         for site in accepted_sites:
-            if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
+            if packets[site].plain.get("lost"):
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
-            self._warn_of_withheld(site, replies[site], [TRAINING_LOSS])
+            self._warn_of_withheld(site, packets[site], [TRAINING_LOSS])
         return [finite_updates[site] for site in accepted_sites], broken_sites
 
     def _read_update(
@@ -392,33 +388,28 @@ class RemoteSites:
         # `reports` holds a description for each site.
         counts = Counter(reports.values())
         highest_count = max(counts.values(), default=0)
-        most_frequent_reports = {
-            report for report, count in counts.items() if count == highest_count
-        }
-        if len(most_frequent_reports) == 1:
-            (self._majority_report,) = most_frequent_reports
+        most_frequent = {report for report, count in counts.items() if count == highest_count}
+        if len(most_frequent) == 1:
+            (self._majority_report,) = most_frequent
 
-        if self._majority_report in most_frequent_reports:
+        if self._majority_report in most_frequent:
             expected_report = self._majority_report
-            others_report = expected_report
+            reports_of_others = expected_report
         else:
             expected_report = None
-            alternatives = " or ".join(sorted(most_frequent_reports))
-            others_report = f"do not agree: {alternatives}"
+            reports_of_others = f"do not agree: {' or '.join(sorted(most_frequent))}"
         faults = {}
         for site, report in reports.items():
             if report != expected_report:
-                faults[site] = f"it reports {report}, the others {others_report}"
+                faults[site] = f"it reports {report}, the others {reports_of_others}"
         return faults
 
-    def ask(
-        self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def ask(self, site: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Let a site call the function ``question`` on its data, and return the result."""
         if isinstance(question, partial):
             all_args = (*question.args, *args)
             all_kwargs = {**question.keywords, **kwargs}
-            return self.ask(site, round_index, question.func, all_args, all_kwargs)
+            return self.ask(site, question.func, all_args, all_kwargs)
         name = name_of_question(question)
         expected = self._expected_answer(site, question, args, kwargs)
 
@@ -431,7 +422,12 @@ class RemoteSites:
         info = {**self._run_info(site), "counted": visit_before}
         packet = Packet(
             "ask",
-            {"question": name, "arguments": plain, "round": round_index, **info},
+            {
+                "question": name,
+                "arguments": plain,
+                "round": self._state.round_index,
+                **info,
+            },
             on_cpu(tensors),
         )
 
@@ -524,18 +520,19 @@ class RemoteSites:
         when: str = "",
         kind: str | None = OF_VALUES,
     ) -> str:
-        # Both texts may come from a site.
-        printable_event = printable(event)
+        """Record an event at a site, and the reason ``why`` if there is one. Return a sentence for a warning, which
+        also says ``when``.
+        """
+        event = printable(event)  # both texts may come from a site
         reason = printable(why)
-        clause = ""
-        if reason:
-            clause = f": {reason}"
-        self._state.note(site, f"{printable_event}{clause}", kind)
+        clause = f": {reason}" if reason else ""
+        self._state.note(site, f"{event}{clause}", kind)
         site_name = self.directory.names[site]
-        return f"site {site_name!r} (client {site}) {printable_event}{when}{clause}."
+        return f"site {site_name!r} (client {site}) {event}{when}{clause}."
 
-    def _warn(self, site: int, *words: Any, **kind: Any) -> None:
-        warnings.warn(self._note(site, *words, **kind), stacklevel=3)
+    def _warn(self, site: int, event: str, *arguments: Any, **options: Any) -> None:
+        """Record an event at a site, and warn of it. The arguments are those of :meth:`_note`."""
+        warnings.warn(self._note(site, event, *arguments, **options), stacklevel=3)
 
 
 def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
@@ -556,11 +553,9 @@ class RemoteClient(Client):
         data: LocalData,
         channel: Channel,
         remote: RemoteSites,
-        round_index: Callable[[], int],
     ) -> None:
         super().__init__(id, data, channel)
         self._remote = remote
-        self._round_index = round_index
 
     def _answer(
         self,
@@ -568,8 +563,7 @@ class RemoteClient(Client):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        round_index = self._round_index()
-        return self._remote.ask(self.id, round_index, question, args, kwargs)
+        return self._remote.ask(self.id, question, args, kwargs)
 
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]

@@ -207,9 +207,9 @@ class Site:
             )
 
     def _needed_reports(self) -> list[str]:
+        """Return the names of the losses and reports without which the run cannot do."""
         report_names: list[str] = []
-        metrics = self._config.metrics.values()
-        if any("losses" in needs_of(metric) for metric in metrics):
+        if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
         for strategy in self._config.strategies.values():
             report_names += strategy.reports
@@ -235,7 +235,7 @@ class Site:
         )
         self.policy.check_told(self._needed_reports())
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
-        trainer = self._trainer(packet, packet.plain["rounds"], visit)
+        trainer = self._make_trainer(packet, packet.plain["rounds"], visit)
         module = self._make_module()
         loader = visit.loader(trainer)
         if self._config.is_private:
@@ -345,18 +345,19 @@ class Site:
         return answer
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
-        # A fit without any round prepares the trainer.
+        """Return ``compute(trainer)``, with the Trainer as it is at the start of a fit. The fit has no round."""
         results: list[Any] = []
 
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
             results.append(compute(trainer))
 
         callback = LambdaCallback(on_fit_start=on_fit_start)
-        trainer = self._trainer(packet, rounds=0, callback=callback)
+        trainer = self._make_trainer(packet, rounds=0, callback=callback)
         trainer.fit(self._make_module(), self._data.client_loader(client=0))
         return results[0]
 
-    def _trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
+    def _make_trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
+        """Make a Trainer whose first epoch has the number of the message's round."""
         options = {**_QUIET_TRAINER_OPTIONS, **self._trainer_options}
         options["callbacks"] = [*options.get("callbacks", []), callback]
         options["max_epochs"] = rounds

@@ -132,7 +132,7 @@ class Directory:
             entry_by_name = entries.get("sites", entries)
             for site, name in enumerate(self.names):
                 if name in entry_by_name:
-                    self._enter(site, entry_by_name[name])
+                    self._store_announcement(site, entry_by_name[name])
         except Unwilling as error:
             raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -140,8 +140,8 @@ class Directory:
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
 
-    def _enter(self, site: int, announced: Mapping[str, Any]) -> None:
-        """Note a site's numbers of samples, and its first hash of samples."""
+    def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
+        """Store a site's numbers of samples, and the first hash of its samples that it has told."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
         self.sizes[site] = sizes
@@ -175,13 +175,16 @@ class Directory:
         self.dictionary_hash = common_hash(hashes)
 
     def _why_not_all_sites(self) -> str:
+        """Return an error's text on the sites for which the server has waited in vain."""
         # All sites have sizes in the file if none is missing: then no site can be reached.
         missing_sites = self._sites_without_sizes() or range(len(self.names))
-        names_of_absent: list[str] = []
-        names_of_silent: list[str] = []
+        names_of_absent = []
+        names_of_silent = []
         for site in missing_sites:
-            names = names_of_silent if site in self._asked_sites else names_of_absent
-            names.append(self.names[site])
+            if site in self._asked_sites:
+                names_of_silent.append(self.names[site])
+            else:
+                names_of_absent.append(self.names[site])
 
         reasons = []
         if names_of_silent:
@@ -296,7 +299,7 @@ class Directory:
             yield site_at_address[address], reply
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
-        # `nodes` holds each address's registered name.
+        """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
         addresses = {}
         for address, name in nodes.items():
             if name not in self.names:
@@ -316,6 +319,7 @@ class Directory:
         return addresses
 
     def _take_greeting(self, site: int, reply: Reply, strict: bool) -> None:
+        """Read a site's answer to the server's first message. With ``strict`` raise an error if it cannot take part."""
         name = self.names[site]
         try:
             plain = check_done(reply).plain
@@ -335,7 +339,7 @@ class Directory:
             self._greeted_sites.add(site)
             self._dictionary_hashes[site] = dictionary_hash
             self._fault_by_name.pop(name, None)
-            self._enter(site, announced)
+            self._store_announcement(site, announced)
             self._write_book()
 
     def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.intervals import interval_over_seeds
-from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
+from flsv.functional.shapley.exact import all_coalitions, check_enumerable, shapley_of_table
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
     check_num_players,
@@ -167,14 +167,11 @@ def few_coalitions_shapley(
 
 def _exact_values(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from the utilities ``[2^n, M]`` of all coalitions, in any order."""
-    coalitions = map(tuple, masks.tolist())
-    utility_of_coalition = dict(zip(coalitions, utilities))
-
-    def utility(coalition_masks: Tensor) -> Tensor:
-        rows = [utility_of_coalition[tuple(mask)] for mask in coalition_masks.tolist()]
-        return torch.stack(rows)
-
-    return exact_shapley(utility, masks.shape[1]).values
+    # In a table of all coalitions, bit i of a coalition's number says whether player i is a member.
+    bits = 1 << torch.arange(masks.shape[1])
+    numbers = (masks.cpu() * bits).sum(1)
+    table = utilities[numbers.argsort()]
+    return shapley_of_table(table)
 
 
 def _fitted_values(

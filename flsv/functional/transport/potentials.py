@@ -128,7 +128,7 @@ def _potentials(
     stage_eps = max(1.0, final_eps)
     while stage_eps > final_eps:
         f, g = _half_step(relative_cost, f, g, stage_eps)
-        _fill_plan(plan, relative_cost, f, g, stage_eps)
+        _write_plan(plan, relative_cost, f, g, stage_eps)
         u, v, _, _ = _scale_both(plan, ITERATIONS_PER_STAGE)
         f = f + stage_eps * u
         g = g + stage_eps * v
@@ -137,7 +137,7 @@ def _potentials(
     iterations_left = MAX_FINAL_ITERATIONS
     while True:
         f, g = _half_step(relative_cost, f, g, final_eps)
-        _fill_plan(plan, relative_cost, f, g, final_eps)
+        _write_plan(plan, relative_cost, f, g, final_eps)
         u, v, steps, error = finish(plan, iterations_left)
         f = f + final_eps * u
         g = g + final_eps * v
@@ -182,16 +182,19 @@ def _half_step(
     return (f + next_f) / 2, (g + next_g) / 2
 
 
-def _fill_plan(
+def _write_plan(
     plan: Tensor,
     cost: Tensor,
     f: Tensor,
     g: Tensor,
     eps: float,
 ) -> None:
-    """Write exp((f_i + g_j - cost_ij) / eps) into the plan."""
-    torch.sub(g, cost, out=plan).add_(f[:, None])
-    plan.div_(eps).exp_()
+    """Write exp((f_i + g_j - cost_ij) / eps) into entry (i, j) of ``plan [m, m2]``, or 0 if this is tiny."""
+    # In place, since such a matrix may take hundreds of MB.
+    torch.sub(g, cost, out=plan)
+    plan.add_(f[:, None])
+    plan.div_(eps)
+    plan.exp_()
     plan.masked_fill_(plan < MIN_MASS, 0.0)
 
 
@@ -199,6 +202,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
     """Scale a plan to uniform marginals. Return the log factors of rows and columns, the number of steps and the
     error.
     """
+    # Factors a_i, b_j are sought with mean_j a_i plan_ij b_j = 1 and mean_i a_i plan_ij b_j = 1.
     m, m2 = plan.shape
     row_factors = plan.new_ones(m)
     column_factors = plan.new_ones(m2)
@@ -208,7 +212,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
         row_means = (plan @ column_factors / m2).clamp(min=TINY)
         column_means = (row_factors @ plan / m).clamp(min=TINY)
         error = float((row_factors * row_means - 1).abs().mean())
-        # The mean, of logarithms, of the old factor and of one that makes the marginal uniform.
+        # 1 / row_means are the factors that make the rows uniform: the new factor is the geometric mean with the old.
         row_factors = (row_factors / row_means).sqrt()
         column_factors = (column_factors / column_means).sqrt()
         steps += 1
@@ -219,46 +223,49 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
     :func:`_scale_both`.
     """
+    # u and v are the logarithms of the factors. The step that makes one side's marginal uniform is taken omega times.
     m, m2 = plan.shape
     u = plan.new_zeros(m)
     v = plan.new_zeros(m2)
     omega = 1.0
     max_omega = MAX_OMEGA
-    previous_step = math.inf
+    previous_step_size = math.inf
     error = math.inf
     steps = 0
     while steps < iterations:
-        u_of_start, v_of_start = u, v
+        initial_u = u
+        initial_v = v
         for _ in range(ITERATIONS_PER_CHECK):
-            columns = u.exp() @ plan / m
-            down = -columns.clamp(min=TINY).log() - v
-            v = v + omega * down
-            rows = plan @ v.exp() / m2
-            across = -rows.clamp(min=TINY).log() - u
-            u = u + omega * across
+            column_means = (u.exp() @ plan / m).clamp(min=TINY)
+            step_of_v = -column_means.log() - v
+            v = v + omega * step_of_v
+            row_means = (plan @ v.exp() / m2).clamp(min=TINY)
+            step_of_u = -row_means.log() - u
+            u = u + omega * step_of_u
         steps += ITERATIONS_PER_CHECK
-        step = float(across.abs().mean() + down.abs().mean())
-        if not math.isfinite(step):
+        step_size = float(step_of_u.abs().mean() + step_of_v.abs().mean())
+        if not math.isfinite(step_size):
             # Far from the limit, over-relaxation can diverge; omega = 1 never does.
-            u, v = u_of_start, v_of_start
+            u = initial_u
+            v = initial_v
             max_omega = 1 + (omega - 1) / 2
             omega = 1.0
-            previous_step = math.inf
+            previous_step_size = math.inf
             continue
 
         # The remaining steps are a geometric series.
-        rate = (step / previous_step) ** (1 / ITERATIONS_PER_CHECK)
+        rate = (step_size / previous_step_size) ** (1 / ITERATIONS_PER_CHECK)
         rate = max(rate, omega - 1)
         error = math.inf
         if rate < 1:
-            error = step / (1 - rate)
+            error = step_size / (1 - rate)
         largest_u = float(u.abs().max())
         largest_v = float(v.abs().max())
         if error < MAX_ERROR or max(largest_u, largest_v) > MAX_LOG_SCALING:
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)
-        previous_step = step
+        previous_step_size = step_size
     return u, v, steps, error
 
 

@@ -112,7 +112,7 @@ class FedDynServer(Aggregator):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         vector, weights = super().aggregate(round, contributions)  # the mean of the cohort's models
         num_parameters = round.space.num_parameters
-        cohort_update = round.matrix.combine(weights, num_parameters)
+        cohort_update = round.matrix.first_columns(num_parameters).combine(weights)
         # Clients outside the cohort count as updates of zero.
         mean_update = cohort_update * (len(round) / self._num_clients)
 

@@ -22,7 +22,7 @@ A sample is one element of the data set. For a language model it is a piece of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -231,7 +231,7 @@ class InRunValues(ClientAlgorithm):
             step = len(self._learning_rates)
             self._watched_batches.append(_WatchedBatch(step, samples, classes))
         else:
-            self._ghost_products.watch(None)
+            self._ghost_products.remove()
 
     def gradients(
         self,
@@ -418,9 +418,12 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 class GhostProducts:
     """Hooks that compute the inner product of a reference vector with each sample's part of a batch's gradient."""
 
+    # With (dL/dy)_z the gradient of the batch's loss at a layer's output for sample z, and f(x_z; g) its output with
+    # the reference g in place of its parameters, the layer adds <(dL/dy)_z, f(x_z; g)> to the product of sample z.
+
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
-        self.batch_size: int | None = None  # of the next batch, None if it is not watched
+        self.batch_size: int | None = None  # of the watched batch
         self._device: torch.device | None = None
         parameters = list(module.parameters())
         if parameters:
@@ -443,18 +446,15 @@ class GhostProducts:
                 twin = _copy_with_reference(layer, layer_reference)
                 self._watched_layers.append((layer, name, twin))
 
-    def watch(self, batch_size: int | None) -> None:
-        """Compute products for the next batch, which has ``batch_size`` samples. With None compute none."""
+    def watch(self, batch_size: int) -> None:
+        """Compute products for the next batch, which has ``batch_size`` samples."""
         self.batch_size = batch_size
-        if batch_size is None:  # a hook that does nothing costs, too
-            self.remove()
-            return
         products = torch.zeros(batch_size, dtype=torch.float64, device=self._device)
         self._products.append(products)
-        if self._handles:
+        if self._handles:  # the hooks of the batch before
             return
         for layer, name, twin in self._watched_layers:
-            hook = self._hook(name, twin)
+            hook = partial(self._after_forward, name, twin)
             self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
 
     def take(self) -> Tensor:
@@ -466,35 +466,36 @@ class GhostProducts:
 
     def remove(self) -> None:
         """Remove the hooks until the next :meth:`watch`."""
+        self.batch_size = None
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
-        """Return the forward hook for the layer ``name``. ``twin`` has the reference as parameters."""
-
-        def hook(
-            layer: nn.Module,
-            args: Any,
-            kwargs: Any,
-            output: Any,
-        ) -> None:
-            batch_size = self.batch_size
-            if batch_size is None or not torch.is_grad_enabled() or not output.requires_grad:
-                return  # a pass that is not watched, or has no gradient
-            if batch_size == 0 or len(output) != batch_size:
-                raise ConfigurationError(
-                    f"layer {name!r} gives {len(output)} rows for a batch of {batch_size} samples, so that rows cannot "
-                    "be assigned to samples. In-run values need layers whose first dimension is the batch."
-                )
-            with torch.no_grad():
-                twin_output = twin.forward(*args, **kwargs)
-            add_products = partial(
-                _add_products, products=self._products[-1], twin_output=twin_output
+    def _after_forward(
+        self,
+        name: str,
+        twin: nn.Module,
+        layer: nn.Module,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+    ) -> None:
+        """Let the backward pass add what a layer contributes to the samples' products. torch calls this after each
+        forward pass of the layer ``name``, with its arguments and its output. ``twin`` is the layer with the reference
+        as parameters.
+        """
+        has_gradient = torch.is_grad_enabled() and output.requires_grad
+        if not has_gradient:
+            return
+        if self.batch_size == 0 or len(output) != self.batch_size:
+            raise ConfigurationError(
+                f"layer {name!r} gives {len(output)} rows for a batch of {self.batch_size} samples, so that rows "
+                "cannot be assigned to samples. In-run values need layers whose first dimension is the batch."
             )
-            output.register_hook(add_products)  # is called with the gradient of the output
-
-        return hook
+        with torch.no_grad():
+            twin_output = twin.forward(*args, **kwargs)
+        add_products = partial(_add_products, products=self._products[-1], twin_output=twin_output)
+        output.register_hook(add_products)  # is called with the gradient of the output
 
 
 def _add_products(
@@ -503,7 +504,7 @@ def _add_products(
     products: Tensor,
     twin_output: Tensor,
 ) -> None:
-    # products [B]; both outputs [B, entries of a sample's output], in the twin's type
+    """Add each sample's product of ``output_gradient`` and ``twin_output``, both ``[B, ...]``, to ``products [B]``."""
     flat_twin_output = twin_output.flatten(1)
     flat_gradient = output_gradient.detach().flatten(1).to(flat_twin_output.dtype)
     layer_products = torch.linalg.vecdot(flat_gradient, flat_twin_output)

@@ -123,7 +123,7 @@ class MoreauSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             # theta <- theta - lr (grad f(theta) + lamda (theta - w))
-            for group, personal_weights, shared_weights in self._groups():
+            for group, personal_weights, shared_weights in self._trained_weights():
                 gradients = [theta.grad for theta in personal_weights if theta.grad is not None]
                 step = torch._foreach_sub(personal_weights, shared_weights)
                 torch._foreach_mul_(step, group["lamda"])
@@ -132,7 +132,7 @@ class MoreauSGD(torch.optim.Optimizer):
                 torch._foreach_sub_(personal_weights, step)
 
         # w <- w - outer_lr lamda (w - theta)
-        for group, personal_weights, shared_weights in self._groups():
+        for group, personal_weights, shared_weights in self._trained_weights():
             outer_step = group["outer_lr"] * group["lamda"]
             torch._foreach_lerp_(shared_weights, personal_weights, outer_step)
         return loss
@@ -145,16 +145,17 @@ class MoreauSGD(torch.optim.Optimizer):
                 if theta in self.state:
                     theta.copy_(self.state[theta]["shared"])
 
-    def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
-        """Yield each parameter group with its trained parameters (theta) and their shared weights (w)."""
+    def _trained_weights(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+        """Yield each parameter group with its personal weights theta that have a gradient, and w for each of them."""
         for group in self.param_groups:
             personal_weights = [theta for theta in group["params"] if theta.grad is not None]
-            if not personal_weights:
-                continue
-            shared_weights = []
-            for theta in personal_weights:
-                state = self.state[theta]
-                if not state:  # w begins at the model that the client was sent
-                    state["shared"] = theta.clone()
-                shared_weights.append(state["shared"])
-            yield group, personal_weights, shared_weights
+            if personal_weights:
+                shared_weights = [self._shared_weight(theta) for theta in personal_weights]
+                yield group, personal_weights, shared_weights
+
+    def _shared_weight(self, theta: Tensor) -> Tensor:
+        """Return the shared weight w beside a personal one. It begins at the model that the client was sent."""
+        state = self.state[theta]
+        if "shared" not in state:
+            state["shared"] = theta.clone()
+        return state["shared"]

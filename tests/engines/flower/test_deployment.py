@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,29 +14,19 @@ from flwr.app import RecordDict
 from flsv.engines.flower import from_record, to_record
 from flsv.engines.remote import Packet
 from helpers.ports import free_ports
-from helpers.sites import BIN, SECONDS, assert_template_equals_one_process
+from helpers.sites import BIN, SECONDS, assert_template_equals_one_process, first_commands
 
 pytestmark = pytest.mark.flower
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
-
-
-def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the first commands of the guide, but for those that install what is installed here."""
-    (block,) = re.findall(
-        r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL
-    )
-    installation, commands = block.split("flsv init", 1)
-    assert len(installation.splitlines()) == 2  # and nothing else is left out
-
+def run_commands_of_page(folder):
     # Others on this machine may run the commands of the page, too.
     first_port = f"port={free_ports(1)[0]}"
-    commands = commands.replace("port=9101", first_port)
+    commands = first_commands("deployment.md").replace("port=9101", first_port)
     assert first_port in commands
 
     stop_at_the_end = "trap 'kill $(jobs -p) 2> /dev/null' EXIT"
-    script = f"set -e; {stop_at_the_end}\nflsv init{commands}"
+    script = f"set -e; {stop_at_the_end}\n{commands}"
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
     return subprocess.run(

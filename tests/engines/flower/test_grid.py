@@ -2,9 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -27,12 +25,12 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 class Grid:
     """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
 
-    def __init__(self, patience: float, error: int | None = None) -> None:
+    def __init__(self, patience, error=None):
         self.sent: list[Message] = []
         self._patience = patience
         self._error = error
 
-    def address_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def address_messages(self, messages):
         for message in messages:
             # What Flower sets when it sends a message, and nobody else can.
             message.metadata.__dict__.update(
@@ -41,14 +39,14 @@ class Grid:
             self.sent.append(message)
         return messages
 
-    def get_nodes(self) -> list[NodeInfo]:
+    def get_nodes(self):
         return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
 
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+    def push_messages(self, messages):
         addressed = self.address_messages(messages)
         return [message.metadata.message_id for message in addressed]
 
-    def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
+    def pull_messages(self, message_ids):
         replies = []
         for message_id in message_ids:
             message = self.sent[position_of_message(message_id)]
@@ -66,28 +64,28 @@ class Grid:
 
         return replies
 
-    def _slow_message(self) -> Message:
+    def _slow_message(self):
         """The earliest message to the second node; the earliest of all, where it has none."""
 
-        def order(message: Message) -> tuple[bool, int]:
+        def order(message):
             metadata = message.metadata
             return metadata.dst_node_id != 2, position_of_message(metadata.message_id)
 
         return min(self.sent, key=order)
 
 
-def position_of_message(message_id: str) -> int:
+def position_of_message(message_id):
     return int(message_id.removeprefix("m"))
 
 
-def make_training_packets(round_index: int) -> dict[int, Packet]:
+def make_training_packets(round_index):
     packet = Packet("train", {"round": round_index})
     return {1: packet, 2: packet}
 
 
 def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
     grid = Grid(patience=float("inf"))
-    transport = GridTransport(grid)  # type: ignore[arg-type]
+    transport = GridTransport(grid)
     # By the names of their registration.
     assert transport.present() == {
         1: "Boston",
@@ -99,7 +97,7 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
     replies = dict(transport.exchange(packets, seconds))
 
     assert list(replies) == [1]
-    assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
+    assert replies[1].plain == {"answer_to_round": 0}
     assert len(grid.sent) == 2
     for message in grid.sent:
         assert message.metadata.ttl <= seconds + 0.05
@@ -114,14 +112,14 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
 class SlowGrid(Grid):
     """Sends messages only after their time."""
 
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+    def push_messages(self, messages):
         time.sleep(0.3)
         return super().push_messages(messages)
 
 
 def test_reply_in_time_is_read_although_the_server_itself_is_late():
     grid = SlowGrid(patience=float("inf"))
-    transport = GridTransport(grid)  # type: ignore[arg-type]
+    transport = GridTransport(grid)
 
     packets = make_training_packets(0)
     replies = dict(transport.exchange(packets, 0.2))
@@ -142,7 +140,7 @@ def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
 def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     grid = Grid(patience=1, error=code)
-    transport = GridTransport(grid)  # type: ignore[arg-type]
+    transport = GridTransport(grid)
 
     packets = make_training_packets(0)
     replies = dict(transport.exchange(packets, 5.0))
@@ -151,10 +149,10 @@ def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     with pytest.raises(BadReply, match=rf"gone \(code {code}\)") as error:
         check_done(replies[2])
     assert isinstance(error.value, Unwilling) is (code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
-    assert replies[1].plain == {"answer_to_round": 0}  # type: ignore[union-attr]
+    assert replies[1].plain == {"answer_to_round": 0}
 
 
-def make_context(run_id: int, **node_config: Any) -> Context:
+def make_context(run_id, **node_config):
     return Context(
         run_id=run_id,
         node_id=1,
@@ -164,7 +162,7 @@ def make_context(run_id: int, **node_config: Any) -> Context:
     )
 
 
-def greet(app: Any, **node_config: Any) -> Packet:
+def greet(app, **node_config):
     """Return what a site says when it is greeted."""
     packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
     greeting = Message(to_record(packet), 1, "query")
@@ -176,7 +174,7 @@ def greet(app: Any, **node_config: Any) -> Packet:
 
 
 def test_client_app_reads_the_policy_of_its_nodes_configuration():
-    app = client_app(ClassifierClient, lambda node: None, FederatedLoop)  # type: ignore[arg-type,return-value]
+    app = client_app(ClassifierClient, lambda node: None, FederatedLoop)
 
     reply = greet(app, policy="/nowhere.toml")
 
@@ -190,7 +188,7 @@ def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
 
     with refused("works with.*clients' class counts"):
-        app(grid=None, context=make_context(run_id=7))  # type: ignore[arg-type]
+        app(grid=None, context=make_context(run_id=7))
 
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["status"] == "failed"

@@ -1,31 +1,21 @@
 """NVFlare's server and three sites with their certificates, as the guide starts them."""
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
 
-from helpers.sites import BIN, SECONDS, assert_template_equals_one_process
+from helpers.sites import BIN, SECONDS, assert_template_equals_one_process, first_commands
 
 pytestmark = [pytest.mark.nvflare, pytest.mark.long]
 
-PAGE = Path(__file__).parents[3] / "docs" / "nvflare.md"
 
-
-def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the first commands of the guide, but for those that install what is installed here."""
-    pattern = r"## Try it on one machine\n.*?```bash\n(.*?)```"
-    (block,) = re.findall(pattern, PAGE.read_text(), flags=re.DOTALL)
-    installation, commands = block.split("flsv init", 1)
-    assert len(installation.splitlines()) == 2  # and nothing else is left out
-
+def run_commands_of_page(folder):
     stop_at_the_end = "trap 'nvflare poc stop' EXIT"
-    script = f"set -e; {stop_at_the_end}\nflsv init{commands}"
+    script = f"set -e; {stop_at_the_end}\n{first_commands('nvflare.md')}"
     env = {
         **os.environ,
         "HOME": str(folder),  # NVFlare writes its settings there

@@ -5,9 +5,7 @@ import json
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import lightning as L
 import pytest
@@ -15,7 +13,6 @@ import torch
 
 pytest.importorskip("nvflare", reason="needs nvflare: make nvflare")
 
-from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -48,10 +45,10 @@ def job(tmp_path, monkeypatch):
 
 
 def server_of(
-    rounds: int,
-    *callbacks: L.Callback,
-    timeout: float = 60.0,
-) -> RemoteServer:
+    rounds,
+    *callbacks,
+    timeout=60.0,
+):
     return RemoteServer(
         make_mlp_module,
         make_shapfed_loop,
@@ -71,25 +68,25 @@ def server_of(
 class AbortAfter(L.Callback):
     """Somebody who aborts the job after a round."""
 
-    def __init__(self, round_index: int, abort_signal: Signal) -> None:
+    def __init__(self, round_index, abort_signal):
         self._round_index = round_index
         self._abort_signal = abort_signal
 
     def on_train_epoch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-    ) -> None:
+        trainer,
+        pl_module,
+    ):
         if trainer.current_epoch == self._round_index:
             self._abort_signal.trigger(True)
 
 
-def status_of(run_folder: Path) -> str:
+def status_of(run_folder):
     text = (run_folder / "status.json").read_text()
     return str(json.loads(text)["status"])
 
 
-def trainings(job: Job) -> list[int]:
+def trainings(job):
     """The rounds of all messages that ask for training."""
     packets = [from_shareable(task.data) for task in job.tasks]
     return [packet.plain["round"] for packet in packets if packet.kind == "train"]
@@ -125,7 +122,7 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     job,
     tmp_path,
 ):
-    def lose_lyon_then_boston(site: str, task: Task) -> bool:
+    def lose_lyon_then_boston(site, task):
         is_second_round = from_shareable(task.data).plain.get("round") == 1
         if not is_second_round:
             job.present = set(NAMES)
@@ -147,8 +144,8 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     assert weighed[3] == set(NAMES)
 
 
-def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
-    names: list[set[str]] = [set() for _ in range(rounds)]
+def sites_with_weight_by_round(path, rounds):
+    names = [set() for _ in range(rounds)]
     with path.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "weight":
@@ -161,7 +158,7 @@ def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
 def test_site_without_a_process_is_not_waited_for(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def die_without_an_answer(site: str, task: Task) -> bool:
+    def die_without_an_answer(site, task):
         job.present.remove(site)
         return False
 
@@ -175,7 +172,7 @@ def test_site_without_a_process_is_not_waited_for(job):
 def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def keep_the_server_busy(site: str, task: Task) -> bool:
+    def keep_the_server_busy(site, task):
         time.sleep(0.3)
         return True
 
@@ -188,7 +185,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
 def test_abort_cancels_the_task_of_a_site(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def abort_without_an_answer(site: str, task: Task) -> bool:
+    def abort_without_an_answer(site, task):
         job.abort_signal.trigger(True)
         return False
 
@@ -226,11 +223,11 @@ def test_hospitals_with_a_merged_dictionary_are_those_of_one_process(job, tmp_pa
     assert torch.equal(torch.cat([weight.flatten() for weight in weights]), loop.state.model())
 
 
-def make_site_table(table: Any, dictionary: Any, node: Any) -> Any:
+def make_site_table(table, dictionary, node):
     return make_data(table, dictionary=dictionary)
 
 
-def greet_lyon(job: Job, context: Any = None) -> dict[str, Any]:
+def greet_lyon(job, context=None):
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
     greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})
@@ -255,20 +252,10 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
 
     policy.unlink()
     (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
-    reply = greet_lyon(job)
-    assert "its policy /nowhere.toml cannot be read" in reply["error"]
+    assert "/nowhere.toml cannot be read" in greet_lyon(job)["error"]
 
 
-MISSPELT_NAMES = [
-    "flsv-sites.toml",
-    "flsv_site.toml",
-    "FLSV-site.toml",
-    "fslv-site.tml",
-    "flsv-site.toml.txt",
-    "site.toml",
-    "policy.toml",
-    "flsv-node.tml",
-]
+MISSPELT_NAMES = ["flsv_site.toml", "fslv-site.tml", "policy.toml", "flsv-node.tml"]
 
 
 def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
@@ -318,7 +305,7 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
 
 def test_name_of_something_else_in_a_job_is_refused(job):
     with refused("is no flsv.engines.remote.RemoteServer"):
-        job.run("a server")  # type: ignore[arg-type]
+        job.run("a server")
     job.run(server_of(rounds=0))
     job.executors["Lyon"] = FlsvExecutor("os:path")
 

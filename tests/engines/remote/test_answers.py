@@ -1,28 +1,24 @@
 """Answers of one site that cannot be: they are no answers, whatever was asked, and the run goes on without them."""
 
 import importlib
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flsv.core import FederationState, LocalData, NoAnswer
+from flsv.core import NoAnswer
 from flsv.core.answers import expected_answer
-from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.federation import RemoteSites
+from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
 from helpers import refused
 from helpers.sites import (
     ADDRESSES,
     LYON_ADDRESS,
-    NAMES,
     Replay,
     announcement,
+    sites_that_reply,
 )
 
 NUM_CLASSES = 3
@@ -36,7 +32,7 @@ VALUES = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)
 TWO_MODELS = torch.zeros(2, 6)
 COALITIONS = torch.tensor([[False], [True]])
 #: The arguments of each question of flsv.
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
+ARGUMENTS = {
     "flsv.personalization.pfedsv:collaborate": ([MODEL, MODEL], None),
     "flsv.personalization.fedfomo:mix_models": ([MODEL, MODEL], 6),
     "flsv.core.round:started_from": (),
@@ -46,7 +42,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "flsv.games.judges:judge_coalitions": (TWO_MODELS, COALITIONS, SCORE),
 }
 #: An answer to each question.
-ANSWERS: dict[str, Any] = {
+ANSWERS = {
     "flsv.personalization.pfedsv:collaborate": VALUES,
     "flsv.personalization.fedfomo:mix_models": VALUES,
     "flsv.core.round:started_from": MODEL,
@@ -57,18 +53,18 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def as_tensor(answer: Any) -> Tensor:
+def as_tensor(answer):
     if isinstance(answer, Tensor):
         return answer
     return torch.tensor(answer, dtype=torch.float64)
 
 
-def convert_answer(answer: Any, dtype: torch.dtype) -> Tensor:
+def convert_answer(answer, dtype):
     numbers = as_tensor(answer)
     return numbers.clamp_min(0).to(dtype)
 
 
-def fill_answer(answer: Any, number: float) -> Any:
+def fill_answer(answer, number):
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
@@ -80,7 +76,7 @@ def fill_answer(answer: Any, number: float) -> Any:
 
 
 #: Ten ways to spoil an answer. "missing" is a reply without one.
-WAYS: dict[str, Callable[[Any], Any]] = {
+WAYS = {
     "another dtype": partial(convert_answer, dtype=torch.float16),
     "complex": partial(convert_answer, dtype=torch.complex64),
     "uint16": partial(convert_answer, dtype=torch.uint16),
@@ -94,33 +90,24 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def make_reply(answer: Any) -> Packet:
+def make_reply(answer):
     plain, tensors = pack(answer)
     return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
 
 
-def make_sites(folder: Path, reply: Packet) -> RemoteSites:
+def make_sites(folder, reply):
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
     hello = Packet("hello", announcement(sizes))
     transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
     transport.says["ask"] = {LYON_ADDRESS: reply}
-    book = folder / "book.json"
-    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
-    directory.gather()
-
-    state = FederationState(run="0" * 16, num_clients=3)
-    state.global_vector = MODEL
-    return RemoteSites(
-        directory,
-        state,
-        rounds=1,
-        max_steps=lambda site, samples: samples,
-        num_classes=NUM_CLASSES,
-    )
+    sites = sites_that_reply(folder, transport, num_classes=NUM_CLASSES)
+    sites.directory.gather()
+    sites._state.global_vector = MODEL
+    return sites
 
 
-def question_named(name: str) -> Callable[..., Any]:
+def question_named(name):
     module_name, _, function = name.partition(":")
     module = importlib.import_module(module_name)
     return getattr(module, function)
@@ -135,8 +122,8 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
     # What is not declared could not be told from a spoiled answer.
     assert expected_answer(question) is not None
 
-    def ask_lyon(sites: RemoteSites) -> Any:
-        return sites.ask(site=1, round_index=0, question=question, args=arguments, kwargs={})
+    def ask_lyon(sites):
+        return sites.ask(site=1, question=question, args=arguments, kwargs={})
 
     received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
     assert torch.equal(as_tensor(received), as_tensor(answer))
@@ -156,11 +143,11 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
         assert sites._accepted_visits == {}, manner
 
 
-def undeclared(local: LocalData) -> int:
+def undeclared(local):
     return int(local.class_counts.sum())
 
 
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with refused("Declare what its answer must"):
-        sites.ask(1, 0, undeclared, (), {})
+        sites.ask(1, undeclared, (), {})

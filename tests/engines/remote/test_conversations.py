@@ -1,13 +1,10 @@
 """Sites that are asked the same question answer at the same time."""
 
-from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.core import Client
 from flsv.engines.remote.conversations import Conversations
@@ -26,10 +23,10 @@ from helpers.sites import (
 class Echoes:
     """An exchange in which each site repeats its packet's text, and that notes who was asked at once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sites_of_exchanges: list[list[int]] = []
 
-    def __call__(self, packets: Mapping[int, Packet]) -> dict[int, Any]:
+    def __call__(self, packets):
         self.sites_of_exchanges.append(list(packets))
         replies = {}
         for site, packet in packets.items():
@@ -37,22 +34,22 @@ class Echoes:
         return replies
 
 
-def make_clients(count: int) -> list[Client]:
-    data: Any = None
+def make_clients(count):
+    data = None
     return [Client(number, data) for number in range(count)]
 
 
-def make_question(text: str) -> Packet:
+def make_question(text):
     return Packet("ask", {"text": text}, {})
 
 
 def replies_of_client(
-    conversations: Conversations,
-    num_questions: Sequence[int],
-    client: Client,
-) -> list[Any]:
+    conversations,
+    num_questions,
+    client,
+):
     """Ask a client as many questions as it has in the list, and return its replies."""
-    replies: list[Any] = []
+    replies = []
     for number in range(num_questions[client.id]):
         packet = make_question(f"{client.id}.{number}")
         reply = conversations.ask(client.id, packet)
@@ -85,7 +82,7 @@ def test_an_error_ends_all_conversations_and_is_raised():
     conversations = Conversations(Echoes())
     ended = []
 
-    def talk(client: Client) -> None:
+    def talk(client):
         try:
             conversations.ask(client.id, make_question("first"))
             if client.id == 1:
@@ -102,7 +99,7 @@ def test_an_error_ends_all_conversations_and_is_raised():
 
 
 def test_a_failed_exchange_ends_all_conversations():
-    def fail(packets: Mapping[int, Packet]) -> dict[int, Any]:
+    def fail(packets):
         raise ConnectionError("the network is away")
 
     conversations = Conversations(fail)
@@ -115,7 +112,7 @@ def test_a_failed_exchange_ends_all_conversations():
 def test_another_site_is_not_asked_within_a_conversation():
     conversations = Conversations(Echoes())
 
-    def talk(client: Client) -> None:
+    def talk(client):
         conversations.ask(1 - client.id, make_question("for the other"))
 
     with pytest.raises(RuntimeError, match="conversation with site 0"):
@@ -126,7 +123,7 @@ def test_conversations_compute_as_their_caller_does():
     conversations = Conversations(Echoes())
     clients = make_clients(2)
 
-    def autograd_modes(client: Client) -> tuple[bool, bool]:
+    def autograd_modes(client):
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     with torch.no_grad():
@@ -140,7 +137,7 @@ def test_conversations_compute_as_their_caller_does():
     assert with_gradients == [(True, False)] * 2
 
 
-def make_client_valued_loop() -> FederatedLoop:
+def make_client_valued_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"value": CumulativeShapley(judges="clients")},
@@ -151,18 +148,18 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
     remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange
-    num_asked_sites: list[int] = []
+    num_asked_sites = []
 
     def noted_exchange(
-        packets: Mapping[int, Packet],
-        seconds: float,
-    ) -> Iterator[tuple[int, Any]]:
+        packets,
+        seconds,
+    ):
         kinds = {packet.kind for packet in packets.values()}
         if kinds == {"ask"}:
             num_asked_sites.append(len(packets))
         return exchange(packets, seconds)
 
-    transport.exchange = noted_exchange  # type: ignore[method-assign]
+    transport.exchange = noted_exchange
     remote = remotely.fit()
     local = fit_in_one_process(tmp_path / "local", make_client_valued_loop, **SPLITS)
 

@@ -1,15 +1,13 @@
 """A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClientEvaluation, FederatedDataModule, FederatedLoop
@@ -26,7 +24,7 @@ NUM_CLASSES = 2
 ROUNDS = 3
 LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
 GUESSES = range(10)
-EVALUATED: Mapping[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
 LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 JUDGE = "flsv.games.judges:judge"
@@ -36,33 +34,33 @@ STARTED_FROM = "flsv.core.round:started_from"
 class OneWeightPerSample(L.LightningModule):
     """Its prediction of each sample is a weight of its own, so that a server can set each prediction."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(NUM_SAMPLES, NUM_CLASSES, bias=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return self.linear(inputs)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, labels = batch
         return nn.functional.cross_entropy(self(inputs), labels)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class SiteData(L.LightningDataModule):
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), LABELS), batch_size=8)
 
 
-def make_data() -> FederatedDataModule:
+def make_data():
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
     return FederatedDataModule(SiteData(), OneClient(), splits=splits)
 
 
-def model_that_picks(sample: int | None) -> Tensor:
+def model_that_picks(sample):
     """A model that gives class 1 to one sample, and class 0 to all others."""
     weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
     weights[0] = 1.0
@@ -74,8 +72,8 @@ def model_that_picks(sample: int | None) -> Tensor:
 class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
-        all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
+    def __init__(self, folder, **options):
+        all_options = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)
         self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
@@ -87,11 +85,11 @@ class CuriousServer:
 
     def send(
         self,
-        kind: str,
-        tensors: Any = None,
-        model: Tensor | None = None,
-        **fields: Any,
-    ) -> Packet:
+        kind,
+        tensors=None,
+        model=None,
+        **fields,
+    ):
         plain = {
             "agreement": self.agreement,
             "greeting": "0" * 16,
@@ -111,13 +109,13 @@ class CuriousServer:
             sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
 
-    def test(self, sample: int | None, **fields: Any) -> Any:
+    def test(self, sample, **fields):
         """The accuracy of a model that picks a sample, None if it is not told."""
         model = model_that_picks(sample)
         reply = self.send("test", model=model, **fields)
         return reply.plain.get("accuracy")
 
-    def ask(self, question: str, *arguments: Any, **fields: Any) -> Any:
+    def ask(self, question, *arguments, **fields):
         packed, tensors = pack((arguments, {}))
         fields = {"question": question, "arguments": packed, **fields}
         reply = self.send("ask", tensors, **fields)
@@ -126,17 +124,17 @@ class CuriousServer:
         return unpack(reply.plain["answer"], reply.tensors)
 
 
-def score_of_others(server: CuriousServer, sample: int | None) -> Any:
+def score_of_others(server, sample):
     # A site's own weight of 0 leaves the aggregate as the server has made it.
     model = model_that_picks(sample)
     return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
 
 
-def loss_of(server: CuriousServer, sample: int | None) -> Any:
+def loss_of(server, sample):
     return server.ask(LOCAL_LOSS, model_that_picks(sample))
 
 
-def differences(ask: Callable[[int | None], Any]) -> list[Any]:
+def differences(ask):
     """Labels, or members, by the answers about a model that picks nothing, and about others that pick a sample."""
     reference = ask(None)
     answers = [ask(sample) for sample in GUESSES]
@@ -145,52 +143,13 @@ def differences(ask: Callable[[int | None], Any]) -> list[Any]:
     return [answer > reference for answer in answers if answer is not None]
 
 
-def labels_by_tests_of_one_round(server: CuriousServer) -> list[Any]:
-    return differences(server.test)
-
-
-def labels_by_tests_without_training(server: CuriousServer) -> list[Any]:
-    server.test(None)
-    return differences(lambda sample: server.test(sample, round=2))
-
-
-def labels_by_tests_after_the_run(server: CuriousServer) -> list[Any]:
-    rounds = iter(range(ROUNDS + 1, 100))
-    return differences(lambda sample: server.test(sample, round=next(rounds)))
-
-
-def labels_by_tests_of_other_runs(server: CuriousServer) -> list[Any]:
-    runs = iter(range(100))
-    return differences(lambda sample: server.test(sample, run=f"{next(runs):016x}", counted=None))
-
-
-def labels_by_tests_as_another_client(server: CuriousServer) -> list[Any]:
-    return differences(lambda sample: server.test(sample, client=1, counted=None))
-
-
-def labels_by_tests_of_more_classes(server: CuriousServer) -> list[Any]:
-    return differences(lambda sample: server.test(sample, classes=7))
-
-
-def labels_by_tests_without_evaluation(server: CuriousServer) -> list[Any]:
-    return differences(server.test)
-
-
-def labels_by_scores_of_the_others(server: CuriousServer) -> list[Any]:
-    return differences(partial(score_of_others, server))
-
-
-def labels_by_judging(server: CuriousServer) -> list[Any]:
+def labels_by_judging(server):
     models = [model_that_picks(sample) for sample in GUESSES]
     answer = server.ask(JUDGE, torch.stack(models))
     return [] if answer is None else answer.tolist()
 
 
-def members_by_losses(server: CuriousServer) -> list[Any]:
-    return differences(partial(loss_of, server))
-
-
-def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
+def splits_by_other_greetings(server):
     replies = [
         server.send("hello", client=1),
         server.send("hello", client=2),
@@ -200,7 +159,7 @@ def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
     return [reply.plain for reply in replies if reply.kind != "failed"]
 
 
-def members_by_hashes(server: CuriousServer) -> list[Any]:
+def members_by_hashes(server):
     guess = make_data()
     guess.deal_from(0)
     hash_of_guess = sample_hashes(guess)["0"]
@@ -208,18 +167,14 @@ def members_by_hashes(server: CuriousServer) -> list[Any]:
     return [guess for guess in guesses if guess[:16] in server.greeting.plain["contents"]]
 
 
-def model_that_the_site_started_from(server: CuriousServer) -> list[Any]:
-    answer = server.ask(STARTED_FROM)
-    return [] if answer is None else [answer]
-
-
-def rows_by_other_functions(server: CuriousServer) -> list[Any]:
-    questions = ["builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
+def rows_by_other_functions(server):
+    """By functions that are no questions of the loop, and by that for the model that the site started from."""
+    questions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
     answers = [server.ask(question) for question in questions]
     return [answer for answer in answers if answer is not None]
 
 
-def rows_by_errors(server: CuriousServer) -> list[Any]:
+def rows_by_errors(server):
     replies = [
         server.send("train", model=torch.zeros(3)),
         server.send("train", model=model_that_picks(None), classes=1),
@@ -229,28 +184,58 @@ def rows_by_errors(server: CuriousServer) -> list[Any]:
     return [text for text in texts if "tensor" in text]
 
 
-ATTEMPTS: Mapping[Callable[[CuriousServer], list[Any]], Mapping[str, Any]] = {
-    labels_by_tests_of_one_round: EVALUATED,
-    labels_by_tests_without_training: EVALUATED,
-    labels_by_tests_after_the_run: {**EVALUATED, "sampler": UniformSampler(2)},
-    labels_by_tests_of_other_runs: EVALUATED,
-    labels_by_tests_as_another_client: EVALUATED,
-    labels_by_tests_of_more_classes: EVALUATED,
-    labels_by_tests_without_evaluation: {},
-    labels_by_scores_of_the_others: {"metrics": {"fedce": ContributionEstimation()}},
-    labels_by_judging: EVALUATED,
-    members_by_losses: {"sampler": PowerOfChoice(2, 3)},
-    splits_by_other_greetings: EVALUATED,
-    members_by_hashes: EVALUATED,
-    model_that_the_site_started_from: {},
-    rows_by_other_functions: EVALUATED,
-    rows_by_errors: EVALUATED,
+def labels_by_tests(server, **fields):
+    """By the accuracy of models that pick a sample, with these fields, each a value or all values in turn."""
+
+    def test(sample):
+        values = {}
+        for name, value in fields.items():
+            values[name] = next(value) if isinstance(value, Iterator) else value
+        return server.test(sample, **values)
+
+    return differences(test)
+
+
+def labels_by_tests_without_training(server):
+    server.test(None)
+    return labels_by_tests(server, round=2)
+
+
+def labels_by_tests_of_other_runs(server):
+    runs = (f"{number:016x}" for number in range(100))
+    return labels_by_tests(server, run=runs, counted=None)
+
+
+ATTEMPTS = {
+    "tests of one round": (EVALUATED, labels_by_tests),
+    "tests without training": (EVALUATED, labels_by_tests_without_training),
+    "tests after the run": (
+        {**EVALUATED, "sampler": UniformSampler(2)},
+        lambda server: labels_by_tests(server, round=iter(range(ROUNDS + 1, 100))),
+    ),
+    "tests of other runs": (EVALUATED, labels_by_tests_of_other_runs),
+    "tests as another client": (EVALUATED, partial(labels_by_tests, client=1, counted=None)),
+    "tests of more classes": (EVALUATED, partial(labels_by_tests, classes=7)),
+    "tests without evaluation": ({}, labels_by_tests),
+    "scores of the others": (
+        {"metrics": {"fedce": ContributionEstimation()}},
+        lambda server: differences(partial(score_of_others, server)),
+    ),
+    "judging": (EVALUATED, labels_by_judging),
+    "losses": (
+        {"sampler": PowerOfChoice(2, 3)},
+        lambda server: differences(partial(loss_of, server)),
+    ),
+    "other greetings": (EVALUATED, splits_by_other_greetings),
+    "hashes": (EVALUATED, members_by_hashes),
+    "other functions": ({}, rows_by_other_functions),
+    "errors": (EVALUATED, rows_by_errors),
 }
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.__name__)
-def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, attempt):
-    server = CuriousServer(tmp_path, **ATTEMPTS[attempt])
+@pytest.mark.parametrize(("options", "attempt"), ATTEMPTS.values(), ids=ATTEMPTS)
+def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, options, attempt):
+    server = CuriousServer(tmp_path, **options)
     assert attempt(server) == []
 
 

@@ -3,15 +3,12 @@
 import json
 import shutil
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop
@@ -44,7 +41,7 @@ GARBAGE = Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("answer", {"answer": _plain, "visit": "0" * 64}, _tensors)
 
 
-def make_judging_loop(personalizer: Any) -> FederatedLoop:
+def make_judging_loop(personalizer):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer()
     )
@@ -64,7 +61,7 @@ make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2)
 def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, instead, words):
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
-    def spoil_two_answers(address: int, packet: Packet, reply: Packet) -> Any:
+    def spoil_two_answers(address, packet, reply):
         if packet.kind != "ask":
             return reply
         visit = address, packet.plain["round"]
@@ -75,7 +72,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
     states_of_osaka = []
 
     class Recorder(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             relevance = find_loop(trainer.callbacks).contributions["relevance"]
             relevances.append(relevance.by_class.clone())
             states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
@@ -108,13 +105,13 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
 def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     """One site is silent in round 0, all of them in round 1."""
 
-    def spoil_answers(address: int, packet: Packet, reply: Packet) -> Any:
+    def spoil_answers(address, packet, reply):
         if packet.kind != "ask":
             return reply
         is_spoiled = address == LYON_ADDRESS or packet.plain["round"] == 1
         return WRONG_SHAPE if is_spoiled else reply
 
-    def make() -> FederatedLoop:
+    def make():
         return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
@@ -130,11 +127,11 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     assert values.isnan().tolist() == [False, True, False]
 
 
-def lose_update(reply: Packet) -> None:
+def lose_update(reply):
     return None
 
 
-def enlarge_update(reply: Packet) -> Packet:
+def enlarge_update(reply):
     huge_vector = 1e6 * reply.tensors["vector"]
     return Packet("update", reply.plain, {**reply.tensors, "vector": huge_vector})
 
@@ -153,12 +150,6 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
     killed and goes on from its checkpoint, too."""
 
-    def spoil_lyons_updates(address: int, packet: Packet, reply: Packet) -> Any:
-        is_lyons_update = packet.kind == "train" and address == LYON_ADDRESS
-        if is_lyons_update and packet.plain["round"] in (1, 2):
-            return spoil_update(reply)
-        return reply
-
     make = partial(
         make_shapfed_loop,
         aggregator=FedAvg("uniform"),
@@ -167,16 +158,11 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
         filters=[OutlierFilter(exclude=exclude)],
     )
     remote = SitesInProcess(tmp_path, make)
-    remote.transport.on_reply = spoil_lyons_updates
-    options = {
-        "callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)],
-        "enable_checkpointing": True,
-    }
+    remote.transport.change_replies("train", spoil_update, [LYON_ADDRESS], rounds=[1, 2])
 
     with warns("left out of"):
-        remote.fit(rounds=3, **options)
-
-    loop = remote.fit(rounds=4, ckpt_path=tmp_path / "ckpt/last.ckpt", **options)
+        remote.go_on_until(3)
+    loop = remote.go_on_until(4)
     assert loop.participations.tolist() == [4, 2, 4]
     assert rounds_of_site_states(tmp_path, "Lyon") == [0, 3]
 
@@ -188,7 +174,7 @@ def test_lost_or_excluded_update_leaves_the_sites_control_variate_unchanged(
     torch.testing.assert_close(variate, variates.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def rounds_of_site_states(folder: Path, name: str) -> list[int]:
+def rounds_of_site_states(folder, name):
     rounds = []
     for state in load_site_states(folder, name):
         *_, round_index = state["who"]
@@ -199,10 +185,10 @@ def rounds_of_site_states(folder: Path, name: str) -> list[int]:
 class HurriedSite:
     """A site that is given no time in round 1."""
 
-    def __init__(self, site: Any) -> None:
+    def __init__(self, site):
         self.site = site
 
-    def answer(self, packet: Packet) -> Packet:
+    def answer(self, packet):
         plain = dict(packet.plain)
         if packet.kind == "train" and plain["round"] == 1:
             plain["seconds"] = 0.0
@@ -232,7 +218,7 @@ def test_absent_site_keeps_its_value(tmp_path):
     values_by_round = {}
 
     class OsakaComesBack(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def on_train_epoch_end(self, trainer, pl_module):
             values = find_loop(trainer.callbacks).contributions["cssv"]
             values_by_round[trainer.current_epoch] = values.clone()
             remote.transport.sites[OSAKA_ADDRESS] = osaka
@@ -241,13 +227,9 @@ def test_absent_site_keeps_its_value(tmp_path):
     told_before = announcement({"train": train_samples_of_osaka, "val": 0, "test": 0})
     entry = {**told_before["sizes"], "contents": told_before["contents"]}
     (tmp_path / "book.json").write_text(json.dumps({"Osaka": entry}))
-    with warns(r"'Osaka' \(client 2\).*round 1:") as warned:
+    with warns(r"'Osaka' \(client 2\).*round 1:"):
         loop = remote.fit(callbacks=[OsakaComesBack()])
 
-    messages = [str(warning.message) for warning in warned]
-    (message,) = [message for message in messages if "has lost its folder" in message]
-
-    assert message.startswith("site 'Osaka'")
     assert loop.participations.tolist() == [3, 3, 2]
     assert values_by_round[0][2].isnan().all()
     assert values_by_round[0][:2].isfinite().all()
@@ -257,10 +239,8 @@ def test_absent_site_keeps_its_value(tmp_path):
 def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     tmp_path,
 ):
-    def answer_with_a_word_at_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
-        if packet.kind == "ask" and address == LYON_ADDRESS:
-            return Packet(reply.kind, {**reply.plain, "answer": "high"})
-        return reply
+    def answer_with_a_word(reply):
+        return Packet(reply.kind, {**reply.plain, "answer": "high"})
 
     make = partial(
         make_shapfed_loop,
@@ -269,7 +249,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
         sampler=PowerOfChoice(2, 3),
     )
     federation = SitesInProcess(tmp_path, make)
-    federation.transport.on_reply = answer_with_a_word_at_lyon
+    federation.transport.change_replies("ask", answer_with_a_word, [LYON_ADDRESS])
 
     with warns("It is chosen last"):
         loop = federation.fit()
@@ -278,7 +258,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     assert loop.participations.tolist() == [3, 0, 3]
 
 
-def make_standalone_loop() -> FederatedLoop:
+def make_standalone_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={},
@@ -290,14 +270,12 @@ def make_standalone_loop() -> FederatedLoop:
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
 
-    def lose_lyons_folder(address: int, packet: Packet, reply: Packet) -> Packet:
-        is_lost = packet.kind == "train" and packet.plain["round"] == 1
-        if is_lost and address == LYON_ADDRESS:
-            shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
+    def lose_folder(reply):
+        shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")
         return reply
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.on_reply = lose_lyons_folder
+    remote.transport.change_replies("train", lose_folder, [LYON_ADDRESS], rounds=[1])
     with warns("'Lyon' .*no longer held what"):
         loop = remote.fit(rounds=4)
 
@@ -323,10 +301,7 @@ def test_aggregator_that_divides_by_reported_steps_is_refused_at_sites(tmp_path,
         remote.fit(rounds=1)
 
 
-def fill_reports_of_lyon(address: int, packet: Packet, reply: Packet, number: float) -> Packet:
-    if packet.kind != "train" or address != LYON_ADDRESS:
-        return reply
-
+def fill_reports(reply, number):
     tensors = dict(reply.tensors)
     for name, tensor in reply.tensors.items():
         if name.startswith("report/"):
@@ -348,7 +323,9 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
     believable_number = 100.0
     for number in (believable_number, 3e38, 1e-300, -1.0):
         remote = SitesInProcess(tmp_path / f"{number}", make)
-        remote.transport.on_reply = partial(fill_reports_of_lyon, number=number)
+        remote.transport.change_replies(
+            "train", partial(fill_reports, number=number), [LYON_ADDRESS]
+        )
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             model = remote.fit().state.model()
@@ -372,7 +349,7 @@ def test_site_that_reports_no_cluster_is_left_out_and_changes_no_model(tmp_path,
     """A report that is used as an index must be one: a fraction would be a cluster of its own."""
     vectors_by_address = {}
 
-    def change_cluster_of_lyon(address: int, packet: Packet, reply: Packet) -> Packet:
+    def change_cluster_of_lyon(address, packet, reply):
         if packet.kind != "train":
             return reply
 
@@ -413,20 +390,18 @@ class SampleList(list[Any]):
     """A data set whose samples can be changed."""
 
 
-def use_integer_images(samples: SampleList) -> None:
+def use_integer_images(samples):
     samples[:] = [(image.int(), label) for image, label in samples]
 
 
-def change_samples_of_sites(
-    patch: pytest.MonkeyPatch, change: Callable[[SampleList], None]
-) -> None:
+def change_samples_of_sites(patch, change):
     """Each site changes its samples as it loads them."""
     load = sites.SiteData.train_dataloader
 
-    def train_dataloader(data: sites.SiteData) -> DataLoader[Any]:
+    def train_dataloader(data):
         samples = SampleList(load(data).dataset)
         change(samples)
-        return DataLoader(samples, batch_size=BATCH_SIZE)  # type: ignore[arg-type]  # map-style
+        return DataLoader(samples, batch_size=BATCH_SIZE)  # map-style
 
     patch.setattr(sites.SiteData, "train_dataloader", train_dataloader)
 
@@ -437,7 +412,7 @@ def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog)
     with pytest.raises(RuntimeError, match="no site.*model. No client"):
         SitesInProcess(tmp_path, FederatedLoop).fit(rounds=1)
 
-    notes: list[str] = []
+    notes = []
     for record in caplog.records:
         if record.exc_info:
             error = record.exc_info[1]
@@ -446,12 +421,12 @@ def test_sites_log_names_types_that_torch_refuses(tmp_path, monkeypatch, caplog)
 
 
 def test_data_that_grow_at_a_site_are_named(tmp_path, monkeypatch):
-    samples_of_sites: list[SampleList] = []
+    samples_of_sites = []
     # The samples stay as they are, and are remembered.
     change_samples_of_sites(monkeypatch, samples_of_sites.append)
     remote = SitesInProcess(tmp_path, FederatedLoop)
 
-    def grow_after_greeting(address: int, packet: Packet, reply: Packet) -> Packet:
+    def grow_after_greeting(address, packet, reply):
         if packet.kind == "hello":  # the site has just loaded its samples
             samples = samples_of_sites[-1]
             samples.append(samples[0])

@@ -3,17 +3,14 @@
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from flsv.core import ClientUpdate, FederationState, Instruction, NoAnswer, Traffic
+from flsv.core import ClientUpdate, Instruction, NoAnswer, Traffic
 from flsv.engines.engine import shared_space
-from flsv.engines.remote import Directory, Packet
-from flsv.engines.remote.federation import RemoteSites
+from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
 from helpers import warns
@@ -21,12 +18,12 @@ from helpers.sites import (
     ADDRESSES,
     BOSTON_ADDRESS,
     LYON_ADDRESS,
-    NAMES,
     OSAKA_ADDRESS,
     Replay,
     announcement,
     make_mlp_module,
     make_shapfed_loop,
+    sites_that_reply,
 )
 
 SAMPLES = 40
@@ -68,7 +65,7 @@ IMPOSSIBLE_TENSOR = (RuntimeError, TypeError, OverflowError, ValueError, IndexEr
 
 
 @st.composite
-def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
+def draw_tensor(draw, like):
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     is_tensor = draw(st.integers(0, 9)) > 0
     if not is_tensor:
@@ -85,7 +82,7 @@ def draw_tensor(draw: st.DrawFn, like: torch.Tensor) -> Any:
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
-def draw_tensor_of_type(draw: st.DrawFn, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def draw_tensor_of_type(draw, shape, dtype):
     tensor = torch.zeros(shape).to(dtype)
 
     has_a_number = tensor.numel() and draw(st.booleans())
@@ -99,10 +96,10 @@ def draw_tensor_of_type(draw: st.DrawFn, shape: Any, dtype: torch.dtype) -> torc
     return convert(tensor)
 
 
-def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
+def packet_variants(good):
     """Variants of a packet."""
     fields = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
-    some_fields = st.fixed_dictionaries({}, optional=fields)  # type: ignore[arg-type]
+    some_fields = st.fixed_dictionaries({}, optional=fields)
     plain = st.builds(dict, some_fields) | PLAIN
     like = next(iter(good.tensors.values()), torch.zeros(3))
     sent = {}
@@ -112,11 +109,11 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
     names = st.sampled_from(["report/", "report/x", "0", "x"]) | st.integers()
 
     def packet_of(
-        kind: Any,
-        plain: Any,
-        tensors: Any,
-        more_tensors: Any,
-    ) -> Packet | None:
+        kind,
+        plain,
+        tensors,
+        more_tensors,
+    ):
         try:
             return Packet(kind, plain, {**tensors, **more_tensors})
         except ValueError:
@@ -132,7 +129,7 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
         packet_of,
         st.just(good.kind) | KINDS,
         plain | st.just(good.plain),
-        st.fixed_dictionaries(sent),  # type: ignore[arg-type]
+        st.fixed_dictionaries(sent),
         more_tensors,
     ).filter(bool)
 
@@ -148,7 +145,7 @@ VISIT = "0" * 64
 ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
 
-def make_update(client: int, **reports: torch.Tensor) -> Packet:
+def make_update(client, **reports):
     if not reports:
         reports = {"change": torch.full((5,), 0.5 + client)}
 
@@ -166,13 +163,12 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
 
 
 def make_sites(
-    folder: Path,
-    kind: str = "hello",
-    packet_of_lyon: Any = HELLO,
-) -> tuple[RemoteSites, Replay]:
+    folder,
+    kind="hello",
+    packet_of_lyon=HELLO,
+):
     """Lyon sends this, the others what they should; nobody is in the book."""
-    book = folder / "book.json"
-    book.unlink(missing_ok=True)
+    (folder / "book.json").unlink(missing_ok=True)
 
     transport = Replay()
     transport.says = {
@@ -187,15 +183,7 @@ def make_sites(
 
     transport.says[kind][LYON_ADDRESS] = packet_of_lyon
 
-    directory = Directory(transport, NAMES, {}, book, timeout=1, wait=0.2)
-    state = FederationState(run="0" * 16, num_clients=3)
-    sites = RemoteSites(
-        directory,
-        state,
-        rounds=1,
-        max_steps=lambda site, samples: samples,
-        reports={"change": None},
-    )
+    sites = sites_that_reply(folder, transport, reports={"change": None})
 
     return sites, transport
 
@@ -266,9 +254,7 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
     arguments = (torch.zeros(3), 0.5)
 
     try:
-        answer = sites.ask(
-            site=1, round_index=0, question=leave_self_out, args=arguments, kwargs={}
-        )
+        answer = sites.ask(site=1, question=leave_self_out, args=arguments, kwargs={})
     except NoAnswer as error:
         words = str(error)
         assert words.startswith("site 'Lyon' (client 1) ")

@@ -1,18 +1,16 @@
 """What a site misses changes values. The verdict says so, wherever the site was missing."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
-from flsv.results.verdict import PaymentInputs, doubt_inputs, verdict_of
+from flsv.results.verdict import PaymentInputs, inputs_of_events, verdict_of
 from helpers.sites import (
     LYON_ADDRESS,
     NAMES,
@@ -25,7 +23,7 @@ COALITION = "is left out of a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
-def make_shadow_loop() -> FederatedLoop:
+def make_shadow_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"shadow": ShadowShapley(performance="negative_loss")},
@@ -33,22 +31,22 @@ def make_shadow_loop() -> FederatedLoop:
     )
 
 
-def lose(reply: Packet) -> None:
+def lose(reply):
     return None
 
 
-def spoil(reply: Packet) -> Packet:
+def spoil(reply):
     return Packet("update", reply.plain, {"vector": reply.tensors["vector"] * torch.nan})
 
 
 class Federation(SitesInProcess):
     """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
 
-    def __init__(self, folder: Path, change: Any, in_run: bool) -> None:
+    def __init__(self, folder, change, in_run):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 
-        def on_reply(address: int, packet: Packet, reply: Packet) -> Any:
+        def on_reply(address, packet, reply):
             if packet.kind != "train":
                 return reply
             if self.run_id is None:
@@ -75,7 +73,7 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
 
     (event,) = loop.events
     assert event.client == 1
-    inputs = doubt_inputs(open_run(tmp_path).record["events"], NAMES)
+    inputs = inputs_of_events(open_run(tmp_path).record["events"], NAMES)
     assert inputs["incidents"] == words
 
     payable = PaymentInputs(values=[0.3, 0.2, 0.1], by="accuracy", source="trainings", seeds=3)
@@ -88,4 +86,4 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]
-    assert doubt_inputs(events, NAMES)["incidents"] == ""
+    assert inputs_of_events(events, NAMES)["incidents"] == ""

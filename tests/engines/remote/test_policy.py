@@ -5,14 +5,11 @@ import math
 import multiprocessing
 import re
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from flsv import ClientEvaluation, FederatedLoop
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.deployment import answer_or_failure
@@ -38,18 +35,17 @@ from helpers.sites import (
     make_mlp_module,
     make_shapfed_loop,
     make_site,
+    training_packet,
 )
 
 
-def make_private_loop() -> FederatedLoop:
+def make_private_loop():
     return make_shapfed_loop(
         uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None
     )
 
 
-def make_sites_with_policy(
-    tmp_path: Path, make: Any, policy: SitePolicy, **data: Any
-) -> SitesInProcess:
+def make_sites_with_policy(tmp_path, make, policy, **data):
     """Boston has a policy, the others have none."""
     remote = SitesInProcess(tmp_path, make, **data)
     remote.transport.sites[BOSTON_ADDRESS] = make_site(tmp_path, 0, make, policy=policy, **data)
@@ -103,7 +99,7 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
 def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     kinds_of_answers = set()
 
-    def record_kind(address: int, packet: Packet, reply: Packet) -> Packet:
+    def record_kind(address, packet, reply):
         if packet.kind == "ask":
             kinds_of_answers.add((address, reply.kind))
         return reply
@@ -121,7 +117,7 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     }
 
 
-def make_fedce_loop() -> FederatedLoop:
+def make_fedce_loop():
     return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
 
@@ -130,17 +126,17 @@ class ByLoss(ContributionMetric):
 
     per_class = False
 
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+    def init_states(self, num_clients, num_classes):
         self.losses_by_round: list[list[float]] = []
 
-    def update(self, client_ids: Tensor, losses: Tensor) -> None:
+    def update(self, client_ids, losses):
         self.losses_by_round.append(losses.tolist())
 
-    def compute(self) -> Tensor:
+    def compute(self):
         return torch.zeros(self.num_clients or 0)
 
 
-def make_judging_loop(metric: Any, **options: Any) -> FederatedLoop:
+def make_judging_loop(metric, **options):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options
     )
@@ -149,9 +145,9 @@ def make_judging_loop(metric: Any, **options: Any) -> FederatedLoop:
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
     make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
-    replies: dict[tuple[str, int], list[Packet]] = {}  # by kind and address
+    replies = {}  # by kind and address
 
-    def record_reply(address: int, packet: Packet, reply: Packet) -> Packet:
+    def record_reply(address, packet, reply):
         replies.setdefault((packet.kind, address), []).append(reply)
         return reply
 
@@ -173,7 +169,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     events = {event.what.split(":")[0] for event in loop.events}
     assert "does not tell training_loss" in events
 
-    def first_loss(address: int) -> float:
+    def first_loss(address):
         first_update = replies["train", address][0]
         return first_update.plain["loss"]
 
@@ -214,18 +210,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
         remote.fit(server_data=ServerData())
 
     # Within a run, as by a policy that has been changed.
-    visit = {
-        "run": "0" * 16,
-        "greeting": "0" * 16,
-        "clients": 3,
-        "client": 0,
-        "classes": 10,
-        "rounds": 1,
-        "round": 0,
-        "seed": 0,
-    }
-    packet = Packet("train", {**visit, "counted": None}, {"start": torch.zeros(1)})
-    reply = remote.transport.sites[BOSTON_ADDRESS].answer(packet)
+    reply = remote.transport.sites[BOSTON_ADDRESS].answer(training_packet(classes=10))
 
     assert f"does not let it tell '{name}'" in reply.plain["error"]
 
@@ -233,7 +218,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
     make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
-def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
+def check_that_a_policy_can_allow(score, folder, make):
     remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
     loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
@@ -242,7 +227,7 @@ def check_that_a_policy_can_allow(score: str, folder: Path, make: Any) -> None:
 HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
 
 
-@pytest.mark.parametrize("name", ["Policy", "polcy", "policy_file"])
+@pytest.mark.parametrize("name", ["Policy", "policy_file"])
 def test_configuration_of_a_node_with_a_misspelt_policy_is_refused(tmp_path, name):
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
     node = {"folder": str(tmp_path), name: "flsv-site.toml"}
@@ -255,7 +240,7 @@ WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 
 
 def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_path):
-    def make() -> FederatedLoop:
+    def make():
         return make_judging_loop(ContributionEstimation(performance="balanced_accuracy"))
 
     check_that_a_policy_can_allow("balanced_accuracy", tmp_path / "a", make)
@@ -269,7 +254,7 @@ def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_p
 def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
     tmp_path,
 ):
-    def make() -> FederatedLoop:
+    def make():
         judged_by_loss = PartialFederatedShapley(
             judges="clients", performance="val_loss", mode="min"
         )
@@ -346,7 +331,7 @@ def test_damaged_ledger_is_refused(tmp_path, damaged):
 NOISE_OF_MULTIPLIER_1 = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
 
-def spend_twice_without_a_limit(ledger_path: Path) -> None:
+def spend_twice_without_a_limit(ledger_path):
     unlimited = SitePolicy()
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
@@ -370,14 +355,14 @@ def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path):
     limited = SitePolicy(max_epsilon=10.0)
     spend_twice_without_a_limit(ledger_path)
 
-    without_noise: list[GaussianPrivacy] = []
+    without_noise = []
     SitePolicy().spend(without_noise, ledger_path)  # its epsilon is infinite
 
     with pytest.raises(Refused, match="one more update after 3"):
         limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 
-def spend_repeatedly(ledger: Path, times: int) -> None:
+def spend_repeatedly(ledger, times):
     for _ in range(times):
         SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
@@ -421,7 +406,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
     assert re.search(expected, sentences[0])
 
 
-def answer_to_greeting(client: SiteClient, **node: str) -> dict[str, Any]:
+def answer_to_greeting(client, **node):
     """Return what a network would send back."""
     answer = partial(client.answer, HELLO, node, "the server")
     return dict(answer_or_failure(answer).plain)
@@ -443,7 +428,7 @@ def test_policy_file_is_read_at_every_message(tmp_path):
 
 
 def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
-    def no_data(node: Any) -> Any:
+    def no_data(node):
         raise ValueError("could not convert string to float: 'John Smith'")
 
     client = SiteClient(make_mlp_module, no_data, make_shapfed_loop)

@@ -1,12 +1,10 @@
 """What leaves a private site follows from its noised update and public settings: no field of an answer tells more."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import lightning as L
 import pytest
@@ -15,9 +13,9 @@ from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import FedAvg
-from flsv.core import ClientUpdate, Instruction
+from flsv.core import Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site, site as site_module
@@ -47,7 +45,7 @@ SKIPS = 88.0
 
 
 class Reacts(ClassifierClient):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if (batch[0] == FAILS).any():
             raise ValueError(f"a sample of {FAILS}")
         if (batch[0] == SKIPS).any():
@@ -55,14 +53,12 @@ class Reacts(ClassifierClient):
         return super().training_step(batch, batch_idx)
 
 
-def make_module(kind: type[ClassifierClient] = Reacts) -> ClassifierClient:
+def make_module(kind=Reacts):
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_samples(
-    pixel: float = 0.0, seed: int = 0, label: int = 9, largest_label: int = 9
-) -> FederatedDataModule:
+def make_samples(pixel=0.0, seed=0, label=9, largest_label=9):
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     generator = make_generator(seed)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
@@ -71,7 +67,7 @@ def make_samples(
     labels[::4] = largest_label
 
     class SiteData(L.LightningDataModule):
-        def train_dataloader(self) -> DataLoader:
+        def train_dataloader(self):
             return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
@@ -87,8 +83,7 @@ DATA = {
     "at which steps are left out": partial(make_samples, pixel=SKIPS),
 }
 #: Settings of federations that private sites take part in.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "FedAvg": {},
+SETTINGS = {
     "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
@@ -97,10 +92,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_private_loop(
-    noise: float = 1.0, compressed: bool = False, **options: Any
-) -> FederatedLoop:
-    uploads: list[Any] = [GaussianPrivacy(1.0, noise)]
+def make_private_loop(noise=1.0, compressed=False, **options):
+    uploads = [GaussianPrivacy(1.0, noise)]
     if compressed:
         uploads.append(TopK(0.1))
     return make_shapfed_loop(
@@ -108,9 +101,7 @@ def make_private_loop(
     )
 
 
-def make_training_message(
-    model: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
-) -> Packet:
+def make_training_message(model, index=0, counted=None, **tensors):
     info = {
         "run": RUN,
         "greeting": RUN,
@@ -123,7 +114,7 @@ def make_training_message(
     return instruction_packet(instruction, info)
 
 
-def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
+def messages_of_server(global_vector, visit):
     """All that a server may send, to a site that has trained in ``visit``."""
     later = make_training_message(global_vector, 1, visit)
     arguments, tensors = pack(((), {}))
@@ -145,11 +136,9 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
     }
 
 
-def collect_answers(
-    folder: Path, data: Any, make_loop: Any, model: Tensor, noted_updates: list[ClientUpdate]
-) -> dict[str, Any]:
+def collect_answers(folder, data, make_loop, model, noted_updates):
     """All fields of all answers, and of the updates that they were made of."""
-    values: dict[str, Any] = {}
+    values = {}
     site = Site(make_module, data, make_loop, folder)
     first_packet = make_training_message(model)
     packets = {
@@ -169,7 +158,7 @@ def collect_answers(
     return values
 
 
-def are_equal(value: Any, expected: Any) -> bool:
+def are_equal(value, expected):
     """Return whether two answers are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
@@ -190,7 +179,7 @@ def are_equal(value: Any, expected: Any) -> bool:
 def fixed_noise(monkeypatch):
     """The noised vector is held fixed, so that every difference is one that noise does not hide."""
 
-    def constant(self: GaussianPrivacy, update: Tensor, context: Any) -> Tensor:
+    def constant(self, update, context):
         return torch.full_like(update, 0.01)
 
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
@@ -201,9 +190,9 @@ def fixed_noise(monkeypatch):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
     """A field that is added to packets or updates is compared, too."""
-    updates: list[ClientUpdate] = []
+    updates = []
 
-    def record_update(update: ClientUpdate, *arguments: Any, **options: Any) -> Packet:
+    def record_update(update, *arguments, **options):
         updates.append(update)
         return update_packet(update, *arguments, **options)
 
@@ -300,11 +289,11 @@ class Client(ClassifierClient):
     is_answering = False
 
 
-def make_failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
+def make_failing(hook, error):
     class FailingClient(Client):
         pass
 
-    def fail_while_answering(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fail_while_answering(self, *args, **kwargs):
         if Client.is_answering:
             raise error("what a sample says")
         inherited_hook = getattr(super(FailingClient, self), hook)
@@ -315,12 +304,12 @@ def make_failing(hook: str, error: type[BaseException]) -> Callable[[], Classifi
 
 
 def answer_of_site(
-    folder: Path,
-    make_client: Callable[[], ClassifierClient] = lambda: make_module(Client),
-    make_data: Callable[[], FederatedDataModule] = make_samples,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    **changed_fields: Any,
-) -> Packet:
+    folder,
+    make_client=lambda: make_module(Client),
+    make_data=make_samples,
+    options=MappingProxyType({}),
+    **changed_fields,
+):
     """Return what a site answers to the message of a first round with some changed fields."""
     make_loop = partial(make_private_loop, **options)
     client = make_client()
@@ -336,7 +325,7 @@ def answer_of_site(
         Client.is_answering = False
 
 
-def assert_same_message(reply: Packet, expected: Packet) -> None:
+def assert_same_message(reply, expected):
     assert reply.kind == expected.kind == "update"
     assert are_equal(reply.plain, expected.plain)
     assert are_equal(reply.tensors, expected.tensors)
@@ -355,33 +344,33 @@ def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_pa
 
 
 class Skips(Client):
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+    def on_train_batch_start(self, batch, batch_idx):
         return -1
 
 
 class Stops(Client):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.trainer.should_stop = True
         return super().training_step(batch, batch_idx)
 
 
 class Grows(Client):
-    def on_train_end(self) -> None:
+    def on_train_end(self):
         self.network.extra = nn.Linear(3, 3)
 
 
 class Replaces(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.network = nn.Linear(64, 3)
 
 
 class Widens(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         self.double()
 
 
 class LosesItsUpdate(Client):
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_):
         for parameter in self.parameters():
             parameter.data.fill_(float("nan"))
 

@@ -3,13 +3,10 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
@@ -20,7 +17,6 @@ from helpers.sites import (
     LYON_ADDRESS,
     NAMES,
     ROUNDS,
-    Make,
     SitesInProcess,
     assert_same_runs,
     make_mlp_module,
@@ -29,27 +25,17 @@ from helpers.sites import (
 )
 
 
-class Server:
+class Server(SitesInProcess):
     """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
     checkpoint."""
 
-    def __init__(self, folder: Path, make: Make, shared: Path) -> None:
-        self.remote = SitesInProcess(folder, make)
-        sites_by_address = {}
+    def __init__(self, folder, make, shared):
+        super().__init__(folder, make)
         for client, address in enumerate(ADDRESSES):
-            sites_by_address[address] = make_site(shared, client, make)
-        self.remote.transport.sites = sites_by_address
-        self.checkpoint = folder / "ckpt" / "last.ckpt"
-
-    def go_on_until(self, rounds: int) -> FederatedLoop:
-        saving = ModelCheckpoint(self.checkpoint.parent, save_last=True)
-        ckpt = self.checkpoint if self.checkpoint.is_file() else None
-        return self.remote.fit(
-            rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt
-        )
+            self.transport.sites[address] = make_site(shared, client, make)
 
 
-def make_scaffold_loop(**options: Any) -> FederatedLoop:
+def make_scaffold_loop(**options):
     return make_shapfed_loop(
         **{
             "aggregator": FedAvg("uniform"),
@@ -79,8 +65,8 @@ def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
     assert_same_runs(last_compressed_loop, compressed_alone)
 
 
-def make_broken_module() -> Any:
-    def fail() -> None:
+def make_broken_module():
+    def fail():
         raise OSError("the disk is gone")
 
     client_module = make_mlp_module()
@@ -100,7 +86,7 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     assert run["validation"] is None
 
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
-    server.remote.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
+    server.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
     with (
         warns("no longer held") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),

@@ -1,29 +1,21 @@
 """Sites with tables read them by one data dictionary, and give what one process gives."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pandas as pd
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.data import (
     Dictionary,
     FederatedDataModule,
     IIDPartitioner,
     OneClient,
-    Partitioner,
 )
 from flsv.engines.remote import (
-    Directory,
     Packet,
-    RemoteData,
-    RemoteFederation,
     RemoteServer,
     Site,
     agreement,
@@ -32,7 +24,6 @@ from flsv.privacy import GaussianPrivacy
 from flsv.report import write_report
 from flsv.results.record import read_record
 from helpers import refused, warns
-from helpers.fits import trainer_for
 from helpers.hospitals import (
     DICTIONARY,
     FEATURES,
@@ -47,6 +38,7 @@ from helpers.sites import (
     ADDRESSES,
     NAMES,
     OSAKA_ADDRESS,
+    SitesInProcess,
     SiteTransport,
     assert_same_runs,
     make_shapfed_loop,
@@ -55,68 +47,41 @@ from helpers.sites import (
 MERGED = merged_dictionary()
 
 
-class Hospitals:
-    """Sites in this process, and the server's start."""
+class Hospitals(SitesInProcess):
+    """Sites with tables, and what the server has asked and was told."""
+
+    num_classes = 2
 
     def __init__(
         self,
-        folder: Path,
-        tables: Mapping[str, pd.DataFrame] = TABLES,
-        make: Any = make_shapfed_loop,
-        dictionary: Any = MERGED,
-        partitioners: Sequence[Partitioner] = (),
-    ) -> None:
-        self.folder = folder
-        self.make = make
-        sites = {}
-        for site, (name, table) in enumerate(tables.items()):
-            options: dict[str, Any] = {"dictionary": dictionary}
-            if partitioners:
-                options["partitioner"] = partitioners[site]
-            make_site_data = partial(make_data, table, **options)
-            sites[ADDRESSES[site]] = Site(make_module, make_site_data, make, folder / name)
-
-        self.transport = SiteTransport(sites)
+        folder,
+        tables=TABLES,
+        make=make_shapfed_loop,
+        dictionary=MERGED,
+        partitioners=(),
+    ):
+        self.tables = list(tables.values())
+        self.dictionary = dictionary
+        self.partitioners = partitioners
         self.requests: list[Packet] = []
         self.replies: list[Packet] = []
+        super().__init__(folder, make, make_module)
         self.transport.on_reply = self._note
 
-    def _note(self, address: int, packet: Packet, reply: Packet) -> Packet:
+    def make_site(self, client):
+        options = {"dictionary": self.dictionary}
+        if self.partitioners:
+            options["partitioner"] = self.partitioners[client]
+        make_site_data = partial(make_data, self.tables[client], **options)
+        return Site(make_module, make_site_data, self.make, self.tmp / NAMES[client])
+
+    def _note(self, address, packet, reply):
         self.requests.append(packet)
         self.replies.append(reply)
         return reply
 
-    def directory(self) -> Directory:
-        directory = Directory(
-            self.transport,
-            NAMES,
-            agreement(make_module(), self.make()),
-            self.folder / "book.json",
-            timeout=1,
-            wait=0.2,
-        )
-        directory.gather()
 
-        return directory
-
-    def fit(self, server_data: Any, rounds: int = 2) -> FederatedLoop:
-        directory = self.directory()
-        data = RemoteData(
-            NAMES,
-            sizes=[directory.sizes[site] for site in range(len(NAMES))],
-            contents=[directory.contents[site] for site in range(len(NAMES))],
-            num_classes=2,
-            server_data=server_data,
-            dictionary_hash=directory.dictionary_hash,
-        )
-        loop = self.make().replace(engine=partial(RemoteFederation, directory))
-        trainer = trainer_for(loop, self.folder, rounds)
-        trainer.fit(make_module(), data)
-        trainer.save_checkpoint(self.folder / "last.ckpt")
-        return loop
-
-
-def server_data(dictionary: Any = MERGED) -> FederatedDataModule:
+def server_data(dictionary=MERGED):
     return make_data(VAL, val=VAL, dictionary=dictionary)
 
 
@@ -126,7 +91,7 @@ def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
     drafted, data = fit(tmp_path / "drafted")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
-    remote = sites.fit(server_data())
+    remote = sites.fit(rounds=2, server_data=server_data())
 
     assert_same_runs(local, drafted)
     assert_same_runs(remote, drafted)
@@ -151,7 +116,7 @@ class CountedClient(OneClient):
 
     num_calls = 0
 
-    def partition(self, *arguments: Any) -> list[torch.Tensor]:
+    def partition(self, *arguments):
         self.num_calls += 1
         return super().partition(*arguments)
 
@@ -159,7 +124,7 @@ class CountedClient(OneClient):
 def test_data_are_set_up_once_at_each_site(tmp_path):
     partitioners = [CountedClient() for _ in TABLES]
     federation = Hospitals(tmp_path, partitioners=partitioners)
-    federation.fit(server_data())
+    federation.fit(rounds=2, server_data=server_data())
 
     assert [partitioner.num_calls for partitioner in partitioners] == [1, 1, 1]
 
@@ -189,7 +154,7 @@ def test_folder_of_a_run_whose_sites_agreed_on_an_encoder_is_refused(tmp_path):
         server.serve(transport, "run")
 
 
-def make_private_loop() -> FederatedLoop:
+def make_private_loop():
     return make_shapfed_loop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
 
 
@@ -266,7 +231,7 @@ def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
 
 
 class Arrays(L.LightningDataModule):
-    def train_dataloader(self) -> Any:
+    def train_dataloader(self):
         samples = torch.utils.data.TensorDataset(torch.zeros(9, FEATURES), torch.arange(9) % 2)
         return torch.utils.data.DataLoader(samples, batch_size=3, shuffle=True)
 
@@ -288,7 +253,7 @@ class Arrays(L.LightningDataModule):
 def test_server_without_the_dictionary_of_the_sites_is_refused(tmp_path, make_server_data):
     message = f"The data dictionaries differ: the sites: {MERGED.hash}; the server: "
     with refused(message):
-        Hospitals(tmp_path).fit(make_server_data())
+        Hospitals(tmp_path).fit(server_data=make_server_data())
 
 
 def test_sites_of_which_some_have_no_table_are_named(tmp_path):

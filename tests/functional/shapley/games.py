@@ -95,14 +95,6 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
         # A runway costs what its largest plane needs.
         return (masks * costs).amax(dim=1)
 
-    def win_majority(masks: Tensor) -> Tensor:
-        sizes = masks.sum(dim=1)
-        return (sizes > n / 2).double()
-
-    def square_size(masks: Tensor) -> Tensor:
-        sizes = masks.sum(dim=1)
-        return sizes.double() ** 2
-
     def stay_constant(masks: Tensor) -> Tensor:
         return torch.full((len(masks),), 0.3)
 
@@ -118,21 +110,18 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
     num_users = torch.arange(n, 0, -1)
     airport_values = (pieces / num_users).cumsum(0)
 
-    equal_values = torch.ones(n, dtype=torch.float64)
     return {
         "additive": (add, weights),
         "glove": (make_pair_of_gloves, glove_values),
         "airport": (build_runway, airport_values),
-        "majority": (win_majority, equal_values / n),
-        "symmetric": (square_size, equal_values * n),
-        "constant": (stay_constant, equal_values * 0),
+        "constant": (stay_constant, torch.zeros(n, dtype=torch.float64)),
     }
 
 
 class Watched:
     """A utility that counts, and fails when a coalition is asked for twice."""
 
-    def __init__(self, utility: Game) -> None:
+    def __init__(self, utility: Game):
         self.utility = utility
         self.coalitions: set[tuple[bool, ...]] = set()
 

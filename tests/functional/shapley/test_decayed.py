@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.shapley.decayed import round_shares
@@ -77,7 +78,7 @@ def test_decayed_shapley_is_the_sum_by_hand(rows, options, expected):
     values = decayed_shapley(rounds, **options)
 
     by_hand = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(values, by_hand, equal_nan=True)
+    assert_close(values, by_hand, equal_nan=True)
 
 
 def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares():
@@ -92,9 +93,9 @@ def test_multi_round_indices_are_sums_of_values_shares_and_decayed_shares():
     decayed_shares = torch.zeros(3, dtype=torch.float64)
     for index in range(10):
         decayed_shares += 0.8 ** (index + 1) * shares[index]
-    torch.testing.assert_close(indices["SOR"], values.sum(0))
-    torch.testing.assert_close(indices["MR"], shares.sum(0))
-    torch.testing.assert_close(indices["TMR"], decayed_shares)
+    assert_close(indices["SOR"], values.sum(0))
+    assert_close(indices["MR"], shares.sum(0))
+    assert_close(indices["TMR"], decayed_shares)
 
 
 def test_float32_values_that_cancel_have_bounded_shares():

@@ -13,8 +13,9 @@ from functional.shapley.games import (
     make_table_game,
     shapley_by_all_orders,
 )
+from torch.testing import assert_close
 
-from flsv.functional import ESTIMATORS, ShapleyEstimate
+from flsv.functional import ESTIMATORS
 from helpers import make_generator, refused
 
 PLAIN_GTG = partial(ESTIMATORS["gtg"], truncation=None, round_truncation=None, convergence=None)
@@ -99,7 +100,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
             budget=60,
             generator=make_generator(),
         )
-        torch.testing.assert_close(
+        assert_close(
             estimate.values.sum(),
             table[-1] - table[0],
         )
@@ -107,7 +108,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
 
     if name != "surrogate":  # whose kernel depends on the game
         values_of_a, values_of_b, values_of_sum = values
-        torch.testing.assert_close(values_of_a + values_of_b, values_of_sum)
+        assert_close(values_of_a + values_of_b, values_of_sum)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -162,7 +163,6 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
     ("dtype", "expected_dtype"),
     [
         pytest.param(torch.float64, torch.float64, id="float64"),
-        pytest.param(torch.float32, torch.float32, id="float32"),
         pytest.param(torch.float16, torch.float32, id="float16"),
         pytest.param(torch.int64, torch.float32, id="int64"),
     ],
@@ -170,42 +170,24 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
 def test_estimators_give_values_of_full_precision(name, dtype, expected_dtype):
     table = (make_random_table(5) * 10).to(dtype)
 
-    estimate = ESTIMATORS[name](
-        make_table_game(table),
-        5,
-        generator=make_generator(),
-    )
+    estimate = ESTIMATORS[name](make_table_game(table), 5, generator=make_generator())
 
-    assert isinstance(estimate, ShapleyEstimate)
     assert estimate.values.dtype == expected_dtype
     assert estimate.stderr.dtype == expected_dtype
-    assert estimate.values.shape == (5,)
-    assert estimate.stderr.shape == (5,)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_keep_columns_and_dtypes(name):
+def test_estimators_value_each_column_by_itself(name):
     table = make_random_table(5)
     two_columns = torch.stack([table, 2 * table], dim=1)
     one_column = table[:, None]
 
-    of_two = ESTIMATORS[name](
-        make_table_game(two_columns),
-        5,
-        generator=make_generator(),
-    )
-    of_one = ESTIMATORS[name](
-        make_table_game(one_column),
-        5,
-        generator=make_generator(),
-    )
+    of_two = ESTIMATORS[name](make_table_game(two_columns), 5, generator=make_generator())
+    of_one = ESTIMATORS[name](make_table_game(one_column), 5, generator=make_generator())
 
     assert of_two.values.shape == (5, 2)
     assert of_two.stderr.shape == (5, 2)
-    torch.testing.assert_close(
-        2 * of_two.values[:, 0],
-        of_two.values[:, 1],
-    )
+    assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
     assert of_one.values.shape == (5, 1)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.functional import (
     exact_shapley,
@@ -25,10 +26,11 @@ from flsv.functional.shapley.surrogate import (
     gram,
     membership,
 )
+from helpers import make_generator
 
 
 def make_quadratic_game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = make_generator(seed)
     sums, averages = torch.rand(2, n, generator=generator, dtype=torch.float64)
     return sums, averages
 
@@ -42,16 +44,13 @@ def play_quadratic_game(masks: Tensor, sums: Tensor, averages: Tensor) -> Tensor
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_few_coalitions_shapley_of_all_coalitions_is_exact(n):
     table = make_random_table(n, 1)
-    order = torch.randperm(
-        2**n,
-        generator=torch.Generator().manual_seed(n),
-    )
+    order = torch.randperm(2**n, generator=make_generator(n))
     masks = few_coalitions(n, "all")[order]
 
     estimate = few_coalitions_shapley(masks, make_table_game(table)(masks))
 
     exact = torch.from_numpy(shapley_by_all_orders(table))
-    torch.testing.assert_close(estimate.values, exact)
+    assert_close(estimate.values, exact)
     assert estimate.stderr.tolist() == [0.0] * n
     assert estimate.evaluations == 2**n
 
@@ -69,11 +68,7 @@ def test_equal_utilities_give_zero_values_and_errors():
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize(
     "kernel",
-    [
-        membership,
-        averaged_membership,
-        gaussian(0.3),
-    ],
+    [membership, averaged_membership, gaussian(0.3)],
 )
 def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
@@ -95,7 +90,7 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     value_covariance = torch.stack([apply_shapley(row) for row in left_product])
 
     expected_variance = torch.full((n,), prior_variance(kernel, n)).double()
-    torch.testing.assert_close(
+    assert_close(
         value_covariance.diagonal(),
         expected_variance,
         rtol=0,
@@ -127,7 +122,7 @@ def test_few_coalitions_shapley_equals_the_surrogate_of_its_kernels(n, design):
     unexplained_gain = unexplained[1] - unexplained[0]
     expected = surrogate.shapley()[:, 0] + unexplained_gain / n
 
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
+    assert_close(values, expected, rtol=0, atol=1e-9)
 
 
 def test_standard_errors_match_real_errors_in_noisy_games():
@@ -138,7 +133,7 @@ def test_standard_errors_match_real_errors_in_noisy_games():
         sums, averages = make_quadratic_game(6, seed)
         play = partial(play_quadratic_game, sums=sums, averages=averages)
         exact = exact_shapley(play, 6)
-        generator = torch.Generator().manual_seed(seed)
+        generator = make_generator(seed)
         deviations = torch.randn(len(masks), generator=generator, dtype=torch.float64)
         utilities = play(masks) + noise * deviations
 
@@ -152,11 +147,9 @@ def test_standard_errors_match_real_errors_in_noisy_games():
 
 
 @pytest.mark.parametrize("design", ["all", "singles"])
-def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(
-    design,
-):
+def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_seeds(design):
     masks = few_coalitions(3, design)
-    seeded = torch.Generator().manual_seed(0)
+    seeded = make_generator()
     table = torch.rand(2, len(masks), generator=seeded).double()
 
     values, half = retrained_shapley(masks, table)
@@ -165,10 +158,10 @@ def test_retrained_shapley_averages_each_seeds_values_with_the_interval_over_see
     by_seed = torch.stack([estimate.values for estimate in estimates])
     stderr = torch.stack([estimate.stderr for estimate in estimates])
 
-    torch.testing.assert_close(values, by_seed.mean(0))
+    assert_close(values, by_seed.mean(0))
 
     expected = interval_over_seeds(by_seed, stderr.mean(0))
-    torch.testing.assert_close(half, expected)
+    assert_close(half, expected)
     assert (stderr == 0).all() == (design == "all")
 
 
@@ -199,7 +192,7 @@ def test_interval_over_seeds_equals_that_by_hand():
         of_seeds = student_quantile**2 * variance / num_seeds
         of_fit = (NORMAL_QUANTILE * stderr) ** 2
         expected.append((of_seeds + of_fit).sqrt())
-    torch.testing.assert_close(
+    assert_close(
         half_widths,
         torch.stack(expected),
         rtol=1e-6,
@@ -264,7 +257,7 @@ def test_designs_have_the_documented_numbers_of_coalitions():
     }
 
     for design, expected_number in expected_numbers.items():
-        assert len(few_coalitions(7, design)) == expected_number  # type: ignore[arg-type]
+        assert len(few_coalitions(7, design)) == expected_number
     assert torch.equal(few_coalitions(7), few_coalitions(7, "both"))
     assert torch.equal(few_coalitions(7, "auto"), few_coalitions(7, "both"))
     assert len(few_coalitions(3)) == 2**3  # all

@@ -5,14 +5,15 @@ import pytest
 import torch
 from functional.shapley.games import shapley_by_all_orders
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
 from flsv.functional.shapley.exact import all_coalitions
-from helpers import refused
+from helpers import make_generator, refused
 
 
 def slopes_of_players(n: int) -> Tensor:
-    return torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return torch.randn(n, dtype=torch.float64, generator=make_generator(n))
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.3])
@@ -22,12 +23,8 @@ def test_gradient_shapley_equals_enumeration_of_the_linear_game(n, fixed, lr):
     slopes = slopes_of_players(n)
     masks = all_coalitions(n).double()
     if fixed:
-        seeded = torch.Generator().manual_seed(3)
-        weights = torch.rand(
-            n,
-            dtype=torch.float64,
-            generator=seeded,
-        )
+        seeded = make_generator(3)
+        weights = torch.rand(n, dtype=torch.float64, generator=seeded)
         shares = masks * weights
         values = gradient_shapley(slopes, weighting=weights, server_lr=lr)
     else:
@@ -73,7 +70,7 @@ def test_step_weights_equal_the_movement_under_torchs_sgd(momentum):
             parameter.grad = torch.full_like(parameter, gradient)
             optimizer.step()
         movement = -parameter.detach()[0]
-        torch.testing.assert_close(movement, weights[gradient_step])
+        assert_close(movement, weights[gradient_step])
 
 
 def test_no_step_has_no_weight():
@@ -82,7 +79,7 @@ def test_no_step_has_no_weight():
 
 def test_class_values_and_rest_sum_to_the_clients_gradient_shapley():
     server_lr = 0.7
-    generator = torch.Generator().manual_seed(3)
+    generator = make_generator(3)
     slopes_by_class = torch.randn(3, 2, generator=generator)
     slopes = torch.randn(3, generator=generator)
     weights = torch.tensor([0.2, 0.5, 0.3])
@@ -91,8 +88,5 @@ def test_class_values_and_rest_sum_to_the_clients_gradient_shapley():
 
     values_by_class = server_lr * weights[:, None] * slopes_by_class
     total = gradient_shapley(slopes.double(), weighting=weights, server_lr=server_lr)
-    torch.testing.assert_close(
-        values[:, :2],
-        values_by_class.double(),
-    )
-    torch.testing.assert_close(values.sum(1), total)
+    assert_close(values[:, :2], values_by_class.double())
+    assert_close(values.sum(1), total)

@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from torch.testing import assert_close
 
 from flsv.functional import predicted_shapley
 from flsv.functional.shapley import halving_games, mixtures
@@ -18,50 +20,22 @@ NUM_CLASSES = 3
 TOLERANCE = 1e-5  # outputs are float32
 
 
-def make_trained(
-    num_clients,
-    count=1,
-    num_classes=NUM_CLASSES,
-    seed=0,
-):
+def make_trained(num_clients, count=1):
     """Clients alone, the halves of some halvings and all clients, with logits that depend on the members."""
-    generator = make_generator(seed)
+    generator = make_generator()
     singles = torch.eye(num_clients, dtype=torch.bool)
-    client_logits = 2 * torch.randn(
-        num_clients,
-        NUM_SAMPLES,
-        num_classes,
-        generator=generator,
-    )
+    noise = torch.randn(num_clients, NUM_SAMPLES, NUM_CLASSES, generator=generator)
+    client_logits = 2 * noise
     names = [f"client {client}" for client in range(num_clients)]
     halves = choose_halvings(client_logits, names, count, logits=True)
-    masks = torch.cat(
-        [
-            singles,
-            halves,
-            torch.ones(
-                1,
-                num_clients,
-                dtype=torch.bool,
-            ),
-        ]
-    )
-    sizes = torch.randint(
-        20,
-        90,
-        (num_clients,),
-        generator=generator,
-    )
+    everybody = torch.ones(1, num_clients, dtype=torch.bool)
+    masks = torch.cat([singles, halves, everybody])
+    sizes = torch.randint(20, 90, (num_clients,), generator=generator)
 
     shares = coalition_shares(masks, sizes).float()
     outputs = torch.einsum("tn,nvm->tvm", shares, client_logits)
     outputs += 0.3 * torch.randn(outputs.shape, generator=generator)
-    return TrainedOutputs(
-        masks=masks,
-        outputs=outputs,
-        weights=sizes,
-        logits=True,
-    )
+    return TrainedOutputs(masks=masks, outputs=outputs, weights=sizes, logits=True)
 
 
 def untrained_masks(trained):
@@ -75,13 +49,7 @@ def untrained_masks(trained):
 
 
 def softmax(logits):
-    powers = np.exp(
-        logits
-        - logits.max(
-            -1,
-            keepdims=True,
-        )
-    )
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
@@ -96,13 +64,7 @@ def members_of(mask):
 def outputs_by_members(trained):
     masks = trained.masks.numpy()
     outputs = trained.outputs.double().numpy()
-    return {
-        members_of(mask): logits
-        for mask, logits in zip(
-            masks,
-            outputs,
-        )
-    }
+    return {members_of(mask): logits for mask, logits in zip(masks, outputs)}
 
 
 def class_logits_by_hand(members, outputs, sizes):
@@ -152,7 +114,7 @@ def test_transported_interpolation_equals_its_formula(num_clients, count):
         members = members_of(mask)
         expected = interpolate(members, transported, trained)
         expected = expected + class_logits_by_hand(members, outputs, sizes)
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+        assert_allclose(logits, expected, atol=TOLERANCE)
 
 
 def cuts_by_hand(members, coalitions):
@@ -189,18 +151,8 @@ def test_blocks_equal_an_enumeration_of_cuts(num_clients, count):
         for cut in cuts_by_hand(members_of(mask), list(outputs)):
             block_sizes = [sizes[list(block)].sum() for block in cut]
             probabilities = [softmax(outputs[block]) for block in cut]
-            means.append(
-                np.average(
-                    probabilities,
-                    axis=0,
-                    weights=block_sizes,
-                )
-            )
-        np.testing.assert_allclose(
-            softmax(logits),
-            np.mean(means, 0),
-            atol=TOLERANCE,
-        )
+            means.append(np.average(probabilities, axis=0, weights=block_sizes))
+        assert_allclose(softmax(logits), np.mean(means, 0), atol=TOLERANCE)
 
 
 def combiner_loss_by_hand(coefficients, features, trained):
@@ -229,22 +181,14 @@ def features_by_hand(members, trained):
         weights=weights,
     )
     classes = class_logits_by_hand(members, outputs, sizes)
-    return np.stack(
-        [
-            center(np.log(by_size)),
-            mean_logits,
-            center(
-                np.log(
-                    np.mean(
-                        probabilities,
-                        0,
-                    )
-                )
-            ),
-            np.broadcast_to(classes, by_size.shape),
-        ],
-        -1,
-    )
+    mean_probabilities = np.mean(probabilities, 0)
+    features = [
+        center(np.log(by_size)),
+        mean_logits,
+        center(np.log(mean_probabilities)),
+        np.broadcast_to(classes, by_size.shape),
+    ]
+    return np.stack(features, -1)
 
 
 def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
@@ -259,10 +203,7 @@ def test_combiner_is_a_sum_of_four_logits_that_minimizes_its_loss():
 
     # The coefficients that the predictions show, by least squares.
     coefficients, residuals, *_ = np.linalg.lstsq(
-        of_untrained.reshape(
-            -1,
-            4,
-        ),
+        of_untrained.reshape(-1, 4),
         predicted.reshape(-1),
         rcond=None,
     )
@@ -286,38 +227,24 @@ def test_kriged_residuals_equal_their_formula():
     }
     masks = untrained_masks(trained)
 
-    predicted = (
-        halving_games.with_kriged_residuals(
-            trained,
-            combined,
-        )(masks)
-        .double()
-        .numpy()
-    )
+    kriged = halving_games.with_kriged_residuals(trained, combined)
+    predicted = kriged(masks).double().numpy()
 
     for mask, logits in zip(masks, predicted):
         residual = interpolate(members_of(mask.numpy()), missed, trained)
         expected = center(combined(mask[None])[0].double().numpy()) + residual
-        np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+        assert_allclose(logits, expected, atol=TOLERANCE)
 
 
 def game_of(trained):
     """The trained coalitions with the empty one, their accuracies and the function that scores outputs."""
     generator = make_generator(1)
-    labels = torch.randint(
-        NUM_CLASSES,
-        (NUM_SAMPLES,),
-        generator=generator,
-    )
+    labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=generator)
 
     def accuracy(outputs):
         return (outputs.argmax(-1) == labels).double().mean(-1)
 
-    empty = torch.zeros(
-        1,
-        trained.masks.shape[1],
-        dtype=torch.bool,
-    )
+    empty = torch.zeros_like(trained.masks[:1])
     masks = torch.cat([empty, trained.masks])
     outputs = torch.cat([torch.zeros_like(trained.outputs[:1]), trained.outputs])
     return masks, outputs, accuracy
@@ -341,7 +268,7 @@ def test_values_are_those_of_the_mean_of_four_tables():
     ).values
 
     expected = shapley_of_table(table[:, None])[:, 0]
-    torch.testing.assert_close(
+    assert_close(
         values,
         expected,
         rtol=0,
@@ -362,14 +289,14 @@ def test_two_and_three_players(num_clients):
         masks, utilities, outputs, trained.weights, accuracy, logits=True
     ).values
 
-    torch.testing.assert_close(
+    assert_close(
         values.sum(),
         utilities[-1] - utilities[0],
     )
     if num_clients == 2:
         without_others = utilities[1:3] - utilities[0]
         with_other = utilities[3] - utilities[1:3].flip(0)
-        torch.testing.assert_close(values, (without_others + with_other) / 2)
+        assert_close(values, (without_others + with_other) / 2)
 
 
 def test_a_player_whose_model_knows_one_class_has_finite_predictions():
@@ -401,10 +328,10 @@ def test_regressions_have_the_interpolation_and_blocks():
     predictions = halving_games.halving_predictions(targets)
 
     assert len(predictions) == 2
-    torch.testing.assert_close(
+    assert_close(
         predictions[0](masks),
         interpolate(masks),
     )
     weights = halving_games.block_weights(masks, targets.masks, targets.weights)
     expected = weights.float() @ targets.outputs
-    torch.testing.assert_close(predictions[1](masks), expected)
+    assert_close(predictions[1](masks), expected)

@@ -29,18 +29,9 @@ def costs_by_hand(outputs):
     rows = rows - rows.mean(0)
     players = range(len(outputs))
     costs = {}
-    for half in itertools.combinations(
-        players,
-        len(outputs) // 2,
-    ):
+    for half in itertools.combinations(players, len(outputs) // 2):
         other_half = tuple(player for player in players if player not in half)
-        pairs = [
-            *itertools.combinations(
-                half,
-                2,
-            ),
-            *itertools.combinations(other_half, 2),
-        ]
+        pairs = [*itertools.combinations(half, 2), *itertools.combinations(other_half, 2)]
         cosines = []
         for i, j in pairs:
             product_of_norms = np.linalg.norm(rows[i]) * np.linalg.norm(rows[j])
@@ -51,14 +42,7 @@ def costs_by_hand(outputs):
 
 def partitions_of(masks):
     halves = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
-    return [
-        frozenset(halves[row : row + 2])
-        for row in range(
-            0,
-            len(halves),
-            2,
-        )
-    ]
+    return [frozenset(pair) for pair in zip(halves[::2], halves[1::2])]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +54,7 @@ def test_the_halvings_are_those_with_the_least_cosines(num_players):
     costs = costs_by_hand(outputs)
     expected = sorted(costs, key=costs.__getitem__)[:3]
 
-    masks = choose_halvings(
-        outputs,
-        names_of(num_players),
-        3,
-        logits=True,
-    )
+    masks = choose_halvings(outputs, names_of(num_players), 3, logits=True)
 
     assert partitions_of(masks) == expected
 
@@ -90,74 +69,36 @@ def test_permuting_the_players_permutes_the_halvings(num_players, are_alike):
     if are_alike:  # so that only names decide
         outputs = outputs[:1].expand_as(outputs)
     names = names_of(num_players)
-    order = torch.randperm(
-        num_players,
-        generator=make_generator(3),
-    )
+    order = torch.randperm(num_players, generator=make_generator(3))
     permuted_names = [names[player] for player in order.tolist()]
 
     masks = choose_halvings(outputs, names, 2, logits=True)
-    permuted = choose_halvings(
-        outputs[order],
-        permuted_names,
-        2,
-        logits=True,
-    )
+    permuted = choose_halvings(outputs[order], permuted_names, 2, logits=True)
 
     assert torch.equal(permuted, masks[:, order])
 
 
 def test_the_search_finds_the_best_of_all_partitions(monkeypatch):
     outputs = make_outputs(10)
-    compared = choose_halvings(
-        outputs,
-        names_of(10),
-        2,
-        logits=True,
-    )
+    compared = choose_halvings(outputs, names_of(10), 2, logits=True)
 
     monkeypatch.setattr(halvings, "MAX_COMPARED", 0)
-    searched = choose_halvings(
-        outputs,
-        names_of(10),
-        2,
-        logits=True,
-    )
+    searched = choose_halvings(outputs, names_of(10), 2, logits=True)
 
-    assert torch.equal(
-        searched[:2],
-        compared[:2],
-    )
+    assert torch.equal(searched[:2], compared[:2])
 
 
 def test_halves_of_one_player_are_left_out():
-    assert (
-        len(
-            choose_halvings(
-                make_outputs(2),
-                ["a", "b"],
-                2,
-                logits=True,
-            )
-        )
-        == 0
-    )
-    of_three = choose_halvings(
-        make_outputs(3),
-        ["a", "b", "c"],
-        5,
-        logits=True,
-    )
+    of_two = choose_halvings(make_outputs(2), ["a", "b"], 2, logits=True)
+    of_three = choose_halvings(make_outputs(3), ["a", "b", "c"], 5, logits=True)
+
+    assert len(of_two) == 0
     assert of_three.sum(1).tolist() == [2, 2, 2]
 
 
 def test_names_must_be_distinct():
     with pytest.raises(ValueError, match="3 distinct names"):
-        choose_halvings(
-            make_outputs(3),
-            ["a", "b", "a"],
-            logits=True,
-        )
+        choose_halvings(make_outputs(3), ["a", "b", "a"], logits=True)
 
 
 def test_regressions_are_compared_by_their_outputs():

@@ -28,22 +28,11 @@ def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
 )
 def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     for seed in range(20):
-        weights = (
-            torch.rand(
-                12,
-                generator=make_generator(seed),
-                dtype=torch.float64,
-            )
-            ** 4
-            + 1e-6
-        )
+        weights = torch.rand(12, generator=make_generator(seed), dtype=torch.float64) ** 4 + 1e-6
         p = importance_probabilities(weights, m)
         np.testing.assert_allclose(
             p.numpy(),
-            probabilities_by_bisection(
-                weights.numpy(),
-                m,
-            ),
+            probabilities_by_bisection(weights.numpy(), m),
             atol=1e-6,
         )
         assert p.sum() == pytest.approx(m)
@@ -54,24 +43,9 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m):
     ("weights", "m", "expected"),
     [
         (
-            [1, 1, 1, 1],
-            2,
-            [0.5] * 4,
-        ),
-        (
-            [5, 5, 1, 1],
-            3,
-            [1, 1, 0.5, 0.5],
-        ),
-        (
             [0, 0, 0, 0],
             3,
             [0.75] * 4,
-        ),
-        (
-            [2, 0, 0, 2],
-            1,
-            [0.5, 0, 0, 0.5],
         ),
         (
             [2, 0, 0, 0],
@@ -87,11 +61,6 @@ def test_importance_probabilities_equal_the_optimum_by_bisection(m):
             [1e-30, 1e30, 1e-30],
             2,
             [0.5, 1, 0.5],
-        ),
-        (
-            [3, 2, 1, 0],
-            4,
-            [1, 1, 1, 1],
         ),
     ],
 )

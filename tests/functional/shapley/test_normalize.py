@@ -26,9 +26,7 @@ NAN = float("nan")
                 [1, NAN],
             ],
         ),
-        ([1e9, 1e9, 1e9], "min-max", [0.5] * 3),
         ([-0.2, -0.2, -0.2 * (1 + 1e-15)], "min-max", [0.5] * 3),
-        ([NAN, 2.0], "min-max", [NAN, 0.5]),
         ([], "min-max", []),
         ([-1.0, 0.0, 2.0, 4.0, NAN], "positive", [0.0, 0.0, 0.5, 1.0, NAN]),
         ([-2.0, -1.0], "positive", [0.0, 0.0]),
@@ -36,10 +34,7 @@ NAN = float("nan")
     ],
 )
 def test_normalized_shapley_values_equal_those_by_hand(values, how, expected):
-    normalized = normalize_shapley(
-        torch.tensor(values, dtype=torch.float64),
-        how,
-    )
+    normalized = normalize_shapley(torch.tensor(values, dtype=torch.float64), how)
 
     by_hand = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(normalized, by_hand, equal_nan=True)

@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from functional.shapley.games import (
-    make_accuracy_table,
-    make_random_table,
-    make_table_game,
-)
+from functional.shapley.games import make_accuracy_table, make_random_table, make_table_game
+from torch.testing import assert_close
 
 from flsv.functional import exact_shapley, gtg_shapley, permutation_shapley
 from flsv.functional.shapley.game import MemoizedGame
@@ -35,14 +32,12 @@ def test_running_mean_and_stderr_over_batches_equal_those_of_all_samples():
         moments.add(batch)
 
     assert moments.count == count
-    torch.testing.assert_close(moments.mean, samples.mean(dim=0))
-    torch.testing.assert_close(moments.stderr, samples.std(dim=0) / count**0.5)
+    assert_close(moments.mean, samples.mean(dim=0))
+    assert_close(moments.stderr, samples.std(dim=0) / count**0.5)
 
 
 @pytest.mark.parametrize("truncation", [None, 0.0, 0.1, 0.5])
-def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
-    truncation,
-):
+def test_marginals_along_orders_equal_a_plain_loop_with_truncation(truncation):
     n = 6
     table = make_random_table(6)
     orders = random_permutations(50, n, make_generator())
@@ -60,7 +55,7 @@ def test_marginals_along_orders_equal_a_plain_loop_with_truncation(
                 new = table[coalition]
             expected[player] = new - value
             value = new
-        torch.testing.assert_close(row, expected)
+        assert_close(row, expected)
 
 
 def test_permutation_stderr_is_nan_without_two_different_pairs_of_orders():
@@ -120,7 +115,7 @@ def test_gtg_convergence_stops_after_the_minimum_number_of_permutations():
 
     # 30 permutations of 29 coalitions each, and the empty and the grand one.
     assert estimate.evaluations <= 2 + 30 * 29
-    torch.testing.assert_close(estimate.values, weights)
+    assert_close(estimate.values, weights)
 
 
 def test_gtg_has_converged_after_30_permutations_that_agree():

@@ -1,12 +1,11 @@
 """Predicted outputs: against scikit-learn's Gaussian process, enumerations by hand, and what symmetry demands."""
 
-import itertools
-import math
-
 import pytest
 import torch
+from functional.shapley.games import shapley_by_all_orders
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+from torch.testing import assert_close
 
 from flsv.functional import exact_shapley, few_coalitions, predicted_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -67,11 +66,11 @@ def test_interpolation_equals_the_scikit_learn_gaussian_process(design):
     predicted = process.predict(coalition_shares(masks, sizes).numpy())
     expected = mean + torch.from_numpy(predicted)
 
-    torch.testing.assert_close(interpolated, expected, rtol=0, atol=1e-8)
+    assert_close(interpolated, expected, rtol=0, atol=1e-8)
 
 
 def values_by_hand(trained, outputs, sizes, accuracy):
-    """Return Shapley values of the mean of both games, by the definition and one coalition at a time."""
+    """Return Shapley values of the mean of both games, one coalition at a time."""
     outputs_by_members = {}
     for mask, logits in zip(trained, outputs):
         members = tuple(mask.nonzero().flatten().tolist())
@@ -85,17 +84,11 @@ def values_by_hand(trained, outputs, sizes, accuracy):
         mixed = mix_by_hand(members, outputs_by_members, sizes)
         return float(accuracy(interpolated[None]) + accuracy(mixed[None])) / 2
 
-    num_clients = len(sizes)
-    values = torch.zeros(num_clients, dtype=torch.float64)
-    for client in range(num_clients):
-        other_clients = [j for j in range(num_clients) if j != client]
-        for size in range(num_clients):
-            weight = 1 / (num_clients * math.comb(num_clients - 1, size))
-            for members in itertools.combinations(other_clients, size):
-                joined = tuple(sorted((*members, client)))
-                values[client] += weight * (utility(joined) - utility(members))
-
-    return values
+    table = []
+    for mask in all_coalitions(len(sizes)):
+        members = tuple(mask.nonzero().flatten().tolist())
+        table.append(utility(members))
+    return torch.from_numpy(shapley_by_all_orders(torch.tensor(table, dtype=torch.float64)))
 
 
 def interpolate_by_hand(members, trained, outputs, sizes):
@@ -129,7 +122,7 @@ def test_values_are_those_of_an_enumeration_by_hand(design):
     estimate = predicted_shapley(trained, utilities, outputs, sizes, accuracy, logits=True)
 
     expected = values_by_hand(trained, outputs, sizes, accuracy)
-    torch.testing.assert_close(
+    assert_close(
         estimate.values,
         expected,
         rtol=0,
@@ -159,11 +152,11 @@ def test_logits_are_centered_and_those_of_one_client_capped_at_1_5_times_the_med
 
     sums = capped.sum(-1)
     zeros = torch.zeros_like(sums)
-    torch.testing.assert_close(sums, zeros)
+    assert_close(sums, zeros)
     norms = capped.norm(dim=-1).mean(1)  # [T], means over samples
     norms_of_clients = norms[is_single]
     max_norm = MAX_NORM_RATIO * norms_of_clients.median()
-    torch.testing.assert_close(norms_of_clients[0], max_norm)
+    assert_close(norms_of_clients[0], max_norm)
 
 
 def test_predicted_values_of_a_class_equal_those_of_its_game():
@@ -192,7 +185,7 @@ def test_predicted_values_of_a_class_equal_those_of_its_game():
             lambda predictions, label=label: recalls(predictions)[:, label],
             logits=True,
         )
-        torch.testing.assert_close(estimate.values[:, label], estimate_of_class.values)
+        assert_close(estimate.values[:, label], estimate_of_class.values)
 
 
 def test_predicted_values_of_a_linear_regression_are_exact():
@@ -222,7 +215,7 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     )
 
     exact = shapley_of_table(utilities[:, None])[:, 0]  # masks are in the table's order
-    torch.testing.assert_close(
+    assert_close(
         estimate.values,
         exact,
         rtol=0.01,

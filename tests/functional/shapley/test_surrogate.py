@@ -2,16 +2,12 @@
 
 from functools import partial
 from math import comb
-from typing import Any
 
 import pytest
 import torch
-from functional.shapley.games import (
-    make_accuracy_table,
-    make_random_table,
-    make_table_game,
-)
+from functional.shapley.games import make_accuracy_table, make_random_table, make_table_game
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.functional import surrogate_shapley
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -49,7 +45,7 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
 
     predicted = surrogate(coalitions)
     assert predicted.shape == (2**n, 2)
-    torch.testing.assert_close(surrogate.shapley(), shapley_of_table(predicted))
+    assert_close(surrogate.shapley(), shapley_of_table(predicted))
 
     residuals = (utilities - predicted)[observed]
     mean_square = residuals.square().mean(dim=0)
@@ -88,7 +84,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
         dual_of_others = torch.linalg.solve(system, targets[is_other])
         prediction = matrix[coalition, is_other] @ dual_of_others
         residual = (targets[coalition] - prediction) * scale
-        torch.testing.assert_close(left_out[coalition], residual)
+        assert_close(left_out[coalition], residual)
 
 
 def ridge_penalty(matrix: Tensor, dual: Tensor, targets: Tensor) -> float:
@@ -125,7 +121,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse():
 
     values, _ = adjusted_values(fit, game, sample)
 
-    first_halves_of_pairs = torch.cat([layer.masks for layer in sample.layers])
+    first_halves_of_pairs = torch.cat([stratum.masks for stratum in sample.strata])
     nobody = torch.zeros(num_players)
     everybody = torch.ones(num_players)
     empty_and_grand = torch.stack([nobody, everybody]).bool()
@@ -134,25 +130,25 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse():
     residuals = (game(masks) - surrogate(masks))[:, 0]
     expected = surrogate.shapley()[:, 0] + values_by_maximum_sample_reuse(masks, residuals)
 
-    torch.testing.assert_close(values[:, 0], expected)
+    assert_close(values[:, 0], expected)
 
 
 def set_of_rows(masks: Tensor) -> set[tuple[bool, ...]]:
     return set(map(tuple, masks.tolist()))
 
 
-def assert_layer_has_no_pair_twice(layer: Any) -> None:
-    """Nor a coalition of another size; and a layer of singles has all of them."""
-    sizes = layer.masks.sum(dim=1)
-    assert (sizes == layer.size).all()
+def assert_no_pair_twice(stratum):
+    """Nor a coalition of another size; and a stratum of singles has all of them."""
+    sizes = stratum.masks.sum(dim=1)
+    assert (sizes == stratum.size).all()
 
-    coalitions = set_of_rows(layer.masks)
-    complements = set_of_rows(~layer.masks)
-    assert len(coalitions) == len(layer.masks)
+    coalitions = set_of_rows(stratum.masks)
+    complements = set_of_rows(~stratum.masks)
+    assert len(coalitions) == len(stratum.masks)
     assert not coalitions & complements, "a pair counted twice"
 
-    if layer.size == 1:
-        assert len(coalitions) == layer.capacity
+    if stratum.size == 1:
+        assert len(coalitions) == stratum.capacity
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
@@ -165,9 +161,9 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n):
 
         sample.draw(total)
 
-        assert sum(len(layer.masks) for layer in sample.layers) == total
-        for layer in sample.layers:
-            assert_layer_has_no_pair_twice(layer)
+        assert sum(len(stratum.masks) for stratum in sample.strata) == total
+        for stratum in sample.strata:
+            assert_no_pair_twice(stratum)
 
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
@@ -176,7 +172,7 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
 
     sample.draw(4000)
 
-    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    counts = {stratum.size: len(stratum.masks) for stratum in sample.strata}
     middle = 20
     for size in (5, 10, 15):
         ratio = middle * (n - middle) / (size * (n - size))
@@ -191,12 +187,7 @@ def test_standard_errors_of_the_surrogate_are_near_the_spread_over_seeds():
     variances = []
     for seed in range(60):
         generator = make_generator(seed)
-        estimate = surrogate_shapley(
-            game,
-            7,
-            budget=60,
-            generator=generator,
-        )
+        estimate = surrogate_shapley(game, 7, budget=60, generator=generator)
         values.append(estimate.values)
         variances.append(estimate.stderr.square())
 
@@ -226,7 +217,7 @@ def test_kernel_shapley_equals_the_exact_values_of_kernel_games(name, n):
     values = kernel_shapley(kernel, everything)
 
     expected = shapley_of_table(table).T
-    torch.testing.assert_close(values, expected)
+    assert_close(values, expected)
 
 
 def test_kernels_are_inner_products_of_features():
@@ -243,7 +234,7 @@ def test_kernels_are_inner_products_of_features():
 
     for kernel, features in features_by_kernel.items():
         products = features @ features.T
-        torch.testing.assert_close(gram(kernel, members, members), products)
+        assert_close(gram(kernel, members, members), products)
 
 
 def test_gaussian_kernel_falls_with_the_distance_of_averages():
@@ -258,4 +249,4 @@ def test_gaussian_kernel_falls_with_the_distance_of_averages():
 
     squared_distances = torch.cdist(averages, averages).square()
     expected = torch.exp(-squared_distances / (2 * squared_width))
-    torch.testing.assert_close(matrix, expected)
+    assert_close(matrix, expected)

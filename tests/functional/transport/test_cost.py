@@ -5,6 +5,7 @@ import pytest
 import scipy.linalg
 import torch
 from functional.transport.samples import make_labeled
+from numpy.testing import assert_allclose
 from torch import Tensor
 
 from flsv.functional import class_statistics, label_embedding
@@ -24,11 +25,11 @@ def test_class_means_and_deviations_equal_numpys_per_class():
     for row, label in enumerate([0, 2, 5]):
         rows = x[y == label].numpy()
         assert diagonal.counts[row] == len(rows)
-        np.testing.assert_allclose(diagonal.means[row], rows.mean(0))
-        np.testing.assert_allclose(diagonal.deviations[row], rows.std(0))
+        assert_allclose(diagonal.means[row], rows.mean(0))
+        assert_allclose(diagonal.deviations[row], rows.std(0))
         covariances = np.cov(rows.T, bias=True)
         root = scipy.linalg.sqrtm(covariances)
-        np.testing.assert_allclose(full.deviations[row], root, atol=1e-9)
+        assert_allclose(full.deviations[row], root, atol=1e-9)
 
 
 def test_classes_without_statistics_are_refused():
@@ -67,20 +68,10 @@ def stack_vectors_by_hand(
 def test_label_embedding_equals_stacked_vectors_in_numpy(covariance):
     x, y = make_labeled(0)
 
-    embedding = label_embedding(
-        x,
-        y,
-        covariance=covariance,
-        label_weight=3.0,
-    )
+    embedding = label_embedding(x, y, covariance=covariance, label_weight=3.0)
 
-    vectors = stack_vectors_by_hand(
-        x,
-        y,
-        covariance,
-        label_weight=3.0,
-    )
-    np.testing.assert_allclose(embedding, vectors, atol=1e-9)
+    vectors = stack_vectors_by_hand(x, y, covariance, label_weight=3.0)
+    assert_allclose(embedding, vectors, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows_per_chunk", [100, 1, 7])

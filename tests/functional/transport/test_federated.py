@@ -8,6 +8,7 @@ import pytest
 import torch
 from functional.transport.samples import wasserstein_distance
 from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.functional import (
     FederatedBarycenter,
@@ -58,15 +59,10 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     client = TransportClient(x, allow_reconstruction=True)
     server = TransportServer(x2)
 
-    distances = play(
-        client,
-        server,
-        support=150,
-        rounds=20,
-    )
+    distances = play(client, server, support=150, rounds=20)
 
     exact = wasserstein_distance(x, x2)
-    torch.testing.assert_close(
+    assert_close(
         distances[-1],
         exact,
         rtol=1e-3,
@@ -81,12 +77,7 @@ def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_on
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
 
-    distances = play(
-        client,
-        server,
-        support=support,
-        rounds=8,
-    )
+    distances = play(client, server, support=support, rounds=8)
 
     assert server.gamma is not None
     assert server.gamma.shape == (support, 5)
@@ -102,10 +93,10 @@ def test_servers_distance_is_the_sum_of_both_ways():
 
     for _ in range(3):
         answer, distance = client.answer(gamma)
-        torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
+        assert_close(distance, wasserstein_distance(x, gamma))
         to_server = wasserstein_distance(gamma, x2)
         gamma = server.step(answer, distance)
-        torch.testing.assert_close(server.distance, distance + to_server)
+        assert_close(server.distance, distance + to_server)
 
 
 NUM_CLIENT_SAMPLES = 40
@@ -114,11 +105,7 @@ NUM_CLIENT_SAMPLES = 40
 def share_of_reconstructed_samples(support: int) -> float:
     """The share of a client's samples that a server which keeps to the protocol works out of two answers, to 1e-3."""
     x = torch.rand(NUM_CLIENT_SAMPLES, 5, generator=make_generator())
-    server_x = torch.rand(
-        60,
-        5,
-        generator=make_generator(1),
-    )
+    server_x = torch.rand(60, 5, generator=make_generator(1))
     server = TransportServer(server_x)
     client = TransportClient(x, allow_reconstruction=True)
     guesses = []
@@ -208,7 +195,7 @@ def test_reported_distances_are_the_wasserstein_distances_to_the_barycenter():
     result = make_barycenter(samples, 25)
 
     distances = [wasserstein_distance(x, result.support_points) for x in samples]
-    torch.testing.assert_close(
+    assert_close(
         result.distances,
         torch.stack(distances),
         rtol=1e-2,

@@ -7,14 +7,12 @@ import ot
 import pytest
 import torch
 from functional.transport.samples import make_blobs, make_labeled
+from numpy.testing import assert_allclose
 from scipy.special import logsumexp
 from torch import Tensor
+from torch.testing import assert_close
 
-from flsv.functional import (
-    calibrated_gradient,
-    client_values,
-    label_embedding,
-)
+from flsv.functional import calibrated_gradient, client_values, label_embedding
 from flsv.functional.transport.cost import squared_costs
 from flsv.functional.transport.potentials import entropic_potentials, self_potential
 from helpers import make_generator, warns
@@ -84,11 +82,7 @@ def test_potentials_equal_those_of_pot_for_slowly_converging_problems(blur):
 
     for potential, expected in zip(potentials, potentials_by_pot(cost, eps)):
         centered = potential - potential.mean()
-        np.testing.assert_allclose(
-            centered,
-            expected,
-            atol=1e-4 * expected.std(),
-        )
+        assert_allclose(centered, expected, atol=1e-4 * expected.std())
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.001])
@@ -103,7 +97,7 @@ def test_self_potential_is_a_fixed_point_of_the_symmetric_sinkhorn_update(blur):
     # f_i = -eps log mean_j exp((f_j - cost_ij) / eps)
     exponents = (potential - cost.numpy()) / eps
     log_means = logsumexp(exponents, axis=1) - np.log(len(x))
-    np.testing.assert_allclose(potential, -eps * log_means, atol=1e-3 * eps)
+    assert_allclose(potential, -eps * log_means, atol=1e-3 * eps)
 
 
 def test_potentials_that_do_not_converge_warn():
@@ -128,7 +122,7 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale):
     exact = debiased_potential(x, x2, blur=0.02)
     tolerance = 0.01 * float(exact.std())
 
-    torch.testing.assert_close(
+    assert_close(
         (scaled / scale**2).double(),
         exact,
         atol=tolerance,
@@ -139,8 +133,8 @@ def test_float32_potentials_at_any_scale_agree_with_float64(scale):
 def test_calibrated_gradient_equals_fedbarys_equation_11():
     f = torch.randn(9, generator=make_generator())
     expected = torch.stack([f[i] - (f.sum() - f[i]) / 8 for i in range(9)])
-    torch.testing.assert_close(calibrated_gradient(f), expected)
-    torch.testing.assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
+    assert_close(calibrated_gradient(f), expected)
+    assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
 
 
@@ -167,11 +161,11 @@ def test_features_and_labels_parts_sum_to_the_whole_value():
     for label in range(4):
         is_label = y == label
         expected[is_label] -= expected[is_label].mean()
-    torch.testing.assert_close(of_both, expected, atol=1e-3, rtol=1e-3)
+    assert_close(of_both, expected, atol=1e-3, rtol=1e-3)
     assert float(of_both.sum()) == pytest.approx(0, abs=1e-2)
 
     gradient = calibrated_gradient(debiased_potential(x, x2, 0.1))
-    torch.testing.assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
+    assert_close(of_features, gradient, atol=1e-3, rtol=1e-3)
 
 
 def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels():
@@ -182,12 +176,7 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
 
     cost = squared_costs(x, x2)
     eps = 0.1 * float(cost.mean(dtype=torch.float64))
-    labeled_cost = label_augmented_cost(
-        x,
-        y,
-        x2,
-        y2,
-    )
+    labeled_cost = label_augmented_cost(x, y, x2, y2)
     with_labels, _ = entropic_potentials(labeled_cost, eps, SCALING)
     without_labels, _ = entropic_potentials(cost, eps, SCALING)
     effect = with_labels - without_labels
@@ -195,12 +184,7 @@ def test_labels_part_is_the_difference_of_the_potentials_with_and_without_labels
         is_label = y == label
         effect[is_label] -= effect[is_label].mean()
     expected = calibrated_gradient(effect)
-    torch.testing.assert_close(
-        values,
-        expected,
-        atol=1e-3,
-        rtol=1e-3,
-    )
+    assert_close(values, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_values_without_labels_are_those_of_the_features():

@@ -3,12 +3,9 @@
 import pytest
 import torch
 from functional.transport.samples import make_labeled, wasserstein_distance
+from torch.testing import assert_close
 
-from flsv.functional import (
-    TransportClient,
-    contribution_shares,
-    interpolating_measure,
-)
+from flsv.functional import TransportClient, contribution_shares, interpolating_measure
 from flsv.functional.transport.wasserstein import matching
 from helpers import refused
 
@@ -21,7 +18,7 @@ def test_distance_of_a_matching_equals_pots(p):
     _, distance = matching(x, x2, p)
     _, distance_to_itself = matching(x, x.flip(0), p)
 
-    torch.testing.assert_close(
+    assert_close(
         distance,
         wasserstein_distance(x, x2, p),
         rtol=1e-9,
@@ -35,21 +32,12 @@ def test_distance_of_a_matching_equals_pots(p):
     [
         pytest.param(
             [1.0, 2.0, 4.0],
-            [
-                4 / 7,
-                2 / 7,
-                1 / 7,
-            ],
+            [4 / 7, 2 / 7, 1 / 7],
             id="positive",
         ),
         pytest.param(
             [torch.nan, 0.0, 3.0, 0.0],
-            [
-                torch.nan,
-                0.5,
-                0.0,
-                0.5,
-            ],
+            [torch.nan, 0.5, 0.0, 0.5],
             id="two of 0",
         ),
         pytest.param(
@@ -72,7 +60,7 @@ def test_distance_of_a_matching_equals_pots(p):
 def test_contribution_shares_are_proportional_to_inverse_distances(distances, expected):
     shares = contribution_shares(torch.tensor(distances, dtype=torch.float64))
 
-    torch.testing.assert_close(
+    assert_close(
         shares,
         torch.tensor(expected, dtype=torch.float64),
         equal_nan=True,
@@ -87,31 +75,18 @@ def test_contribution_shares_of_negative_distances_are_refused():
 def test_interpolating_measure_of_equal_sizes_lies_on_the_geodesic():
     (
         t,
-        (
-            x,
-            _,
-        ),
+        (x, _),
         (x2, _),
     ) = 0.25, make_labeled(0), make_labeled(1)
     whole = wasserstein_distance(x, x2)
     gamma = interpolating_measure(x, x2, t=t)
-    torch.testing.assert_close(wasserstein_distance(x, gamma), t * whole)
-    torch.testing.assert_close(
-        wasserstein_distance(gamma, x2),
-        (1 - t) * whole,
-    )
+    assert_close(wasserstein_distance(x, gamma), t * whole)
+    assert_close(wasserstein_distance(gamma, x2), (1 - t) * whole)
 
 
 def test_interpolation_of_unequal_sizes_moves_the_first_side():
     """Equation 6, with the plan written out: 4 points to 2, in order on the line."""
-    x = torch.tensor(
-        [
-            [3.0],
-            [0.0],
-            [2.0],
-            [1.0],
-        ]
-    )
+    x = torch.tensor([[3.0], [0.0], [2.0], [1.0]])
     x2 = torch.tensor([[10.0], [20.0]])
 
     answer, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
@@ -132,5 +107,5 @@ def test_interpolation_of_unequal_sizes_moves_the_first_side():
             [(1 + 10) / 2],
         ]
     )
-    torch.testing.assert_close(answer, halfway)
-    torch.testing.assert_close(moved, halves_of_pairs)
+    assert_close(answer, halfway)
+    assert_close(moved, halves_of_pairs)

@@ -1,4 +1,4 @@
-"""Functions that record doubts about clients' tables and samples as events of a run, and a table's data dictionary."""
+"""What may be wrong with clients' tables and samples, as events of a run, and the tables' data dictionary."""
 
 from __future__ import annotations
 
