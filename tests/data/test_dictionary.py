@@ -313,7 +313,7 @@ def test_drafts_that_disagree_are_merged_with_questions(
 def test_drafts_with_two_codings_of_the_classes_are_refused_by_site() -> None:
     drafts = {}
     for name, classes in {"Boston": ["0", "1"], "Lyon": ["2", "1"]}.items():
-        plain = make_dictionary(classes=classes, positive="1")
+        plain = make_dictionary(classes=classes, positive="1", class_counts=[40, 60])
         drafts[name] = Dictionary.from_plain(plain)
 
     message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon.* Two codings"
