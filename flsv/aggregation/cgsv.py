@@ -68,7 +68,8 @@ class CGSV(Aggregator):
         num_parameters = round.space.num_parameters
         # Updates are scaled to one length.
         parameters = round.matrix.first_columns(num_parameters)
-        factors = self.scale * weights.double() / (parameters.norms() + EPSILON)
+        norms = parameters.norms() + EPSILON
+        factors = self.scale * weights.double() / norms
         step = parameters.combine(factors)
         vector[:num_parameters] = round.global_vector[:num_parameters] + step
         return vector, weights

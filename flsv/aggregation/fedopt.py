@@ -77,7 +77,7 @@ class ServerOptimizer(FedAvg):
         next_parameters = vector[:num_parameters]
         next_parameters.copy_(round.global_vector[:num_parameters])
         parameter = torch.nn.Parameter(next_parameters)
-        mean_update = updates.combine(weights, num_parameters)
+        mean_update = updates.first_columns(num_parameters).combine(weights)
         parameter.grad = mean_update.neg_()  # an optimizer steps against the gradient
         optimizer = self.optimizer([parameter])
         groups = optimizer.state_dict()["param_groups"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,11 +29,7 @@ class Traffic(NamedTuple):
         return Traffic(self.numbers + other.numbers, self.bytes + other.bytes)
 
 
-_NO_TRAFFIC = Traffic()
-
-
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One counted message: client, direction, name and size."""
 
     client: int
@@ -91,21 +88,16 @@ class Channel:
 
     def pop_since(self, num_earliest: int) -> list[MessageRow]:
         """Remove this round's messages except the ``num_earliest`` earliest. Return them for :meth:`prepend`."""
-        rows = []
-        for message in self.messages[num_earliest:]:
-            num_entries, num_bytes = message.traffic
-            row = (message.client, message.direction, message.name, num_entries, num_bytes)
-            rows.append(row)
+        messages = self.messages[num_earliest:]
         del self.messages[num_earliest:]
-        return rows
+        return [(*message[:3], *message.traffic) for message in messages]
 
     def prepend(self, rows: Sequence[MessageRow]) -> None:
         """Insert the messages that :meth:`pop_since` returned before this round's others."""
-        messages = []
-        for client, direction, name, num_entries, num_bytes in rows:
-            traffic = Traffic(num_entries, num_bytes)
-            messages.append(Message(client, direction, name, traffic))
-        self.messages[:0] = messages
+        self.messages[:0] = [
+            Message(client, direction, name, Traffic(num_entries, num_bytes))
+            for client, direction, name, num_entries, num_bytes in rows
+        ]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -119,13 +111,13 @@ class Channel:
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
-        numbers = [totals.get(client, _NO_TRAFFIC).numbers for client in clients]
+        numbers = [totals[client].numbers for client in clients]
         return torch.tensor(numbers, dtype=torch.long)
 
     def bytes(self, clients: Sequence[int], direction: Direction) -> Tensor:
         """Return how many bytes of tensors each of k clients sent (``"up"``) or received, float64 ``[k]``."""
         totals = self._totals(direction)
-        sizes = [totals.get(client, _NO_TRAFFIC).bytes for client in clients]
+        sizes = [totals[client].bytes for client in clients]
         return torch.tensor(sizes, dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
@@ -133,11 +125,10 @@ class Channel:
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:
-        totals: dict[int, Traffic] = {}
+        totals = defaultdict[int, Traffic](Traffic)
         for message in self.messages:
             if message.direction == direction:
-                subtotal = totals.get(message.client, _NO_TRAFFIC)
-                totals[message.client] = subtotal + message.traffic
+                totals[message.client] += message.traffic
         return totals
 
 

@@ -122,9 +122,10 @@ class ScoringOfARun:
         judges.check(self.state.model())
         return judges
 
-    def _classifier_evaluator(self, metrics: Sequence[str], validation: Any) -> ModelEvaluator:
+    def _classifier_evaluator(self, metrics: Sequence[str], loader: Any) -> ModelEvaluator:
+        """Make the evaluator of classifiers on the server's validation batches, which ``metrics`` need."""
         try:
-            return self.manager.evaluator(all_on_device(self.trainer, validation))
+            return self.manager.evaluator(all_on_device(self.trainer, loader))
         except ConfigurationError as error:
             raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -19,14 +19,29 @@ from flsv._lightning.several_processes import (
     add_counts,
     counts_so_far,
 )
-from flsv.core import ClientPlacement, Round, ranks_of
+from flsv.core import ClientPlacement, ClientUpdate, Round, ranks_of
 from flsv.core.matrix import empty_rows
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import Engine, Instruct
 from flsv.engines.ranks import share_weights
 from flsv.training.client_batches import CohortLoader, LocalSteps
+from flsv.training.client_values import ClientChanges
 from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_torch_rngs, torch_rngs
+
+
+class RankTraining(NamedTuple):
+    """What one rank has trained in a round, which all ranks get."""
+
+    #: Without their vectors, which are sent as rows of a matrix.
+    updates: list[ClientUpdate]
+    broken_clients: list[int]
+    #: ``{client: model [P]}``, where a trained model is not what the client has sent.
+    unsent_models: dict[int, Tensor]
+    changed_values: list[ClientChanges]
+    counts: TrainingCounts
+    #: Of Python's, NumPy's and torch's generators, from the rank that has trained the cohort's last client. Else None.
+    generator_states: tuple[Any, ...] | None
 
 
 class SeveralRanks(Engine):
@@ -134,37 +149,35 @@ class SeveralRanks(Engine):
         exchange_name = f"the updates of round {self._state.round_index}"
         device = self._matrix.device
         counts = self._counts_of_round()
-        part: dict[str, Any] = {
-            "updates": [
-                # Vectors are sent row by row of the matrix.
-                replace(update, vector=update.vector.new_empty(0))
-                for update in self.updates
-            ],
-            "broken": self.broken_clients,
-            "trained": {},
-            "values": self.local_training.state.values.changes_to_send(),
-            "counted": TrainingCounts() if self._is_idle() else counts,
-            "generators": None,
-        }
-        if self._config.evaluation.keeps:
-            part["trained"] = self._models_unlike_sent()
+        keeps_models = self._config.evaluation.keeps
+        unsent_models = self._models_unlike_sent() if keeps_models else {}
+        generator_states = None
         has_last_client = not self._is_idle() and self._visits[-1].client == self._clients[-1]
         if has_last_client:
-            part["generators"] = (*global_rngs()[:2], *torch_rngs(device))
-
-        parts = self.ranks.all_gather(part, exchange_name)
-        self._gather_updates(parts, exchange_name)
-        if self._config.evaluation.keeps:
+            generator_states = (*global_rngs()[:2], *torch_rngs(device))
+        training = RankTraining(
+            [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
+            self.broken_clients,
+            unsent_models=unsent_models,
+            changed_values=self.local_training.state.values.changes_to_send(),
+            counts=TrainingCounts() if self._is_idle() else counts,
+            generator_states=generator_states,
+        )
+        trainings = self.ranks.all_gather(training, exchange_name)
+        self._gather_updates(trainings, exchange_name)
+        if keeps_models:
             self._all_trained = self._sent_vectors()
-            for part_of_rank in parts:
-                self._all_trained |= part_of_rank["trained"]
+            for training_of_rank in trainings:
+                self._all_trained |= training_of_rank.unsent_models
+
         # All ranks go on with the random states of the one that has trained the cohort's last client.
-        states_of_ranks = [part_of_rank["generators"] for part_of_rank in parts]
-        (generators,) = [states for states in states_of_ranks if states is not None]
-        restore_global_rngs((*generators[:3], None))
-        restore_torch_rngs(generators[2:], device)
+        for training_of_rank in trainings:
+            states = training_of_rank.generator_states
+            if states is not None:
+                restore_global_rngs((*states[:3], None))
+                restore_torch_rngs(states[2:], device)
         # Lightning counts the steps of all ranks, of which it has counted this rank's.
-        counts_of_ranks = [part_of_rank["counted"] for part_of_rank in parts]
+        counts_of_ranks = [training_of_rank.counts for training_of_rank in trainings]
         total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
         add_counts(self.trainer, total_counts - counts)
 
@@ -189,14 +202,14 @@ class SeveralRanks(Engine):
 
     def _gather_updates(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        trainings: Sequence[RankTraining],
         exchange_name: str,
     ) -> None:
-        """Take over the updates, the broken clients and the changed values in the parts of all ranks."""
+        """Take over the updates, the broken clients and the changed values of all ranks."""
         update_by_client = {}
         rank_by_client = {}
-        for rank, part in enumerate(parts):
-            for update in part["updates"]:
+        for rank, training in enumerate(trainings):
+            for update in training.updates:
                 update_by_client[update.client_id] = update
                 rank_by_client[update.client_id] = rank
         clients = [client for client in self._clients if client in update_by_client]
@@ -217,11 +230,11 @@ class SeveralRanks(Engine):
             self.updates.append(replace(update_by_client[client], vector=row))
 
         broken_clients = set()
-        for part in parts:
-            broken_clients.update(part["broken"])
+        for training in trainings:
+            broken_clients.update(training.broken_clients)
         self.broken_clients = [client for client in self._clients if client in broken_clients]
-        parts_of_values = [part["values"] for part in parts]
-        self.local_training.state.values.merge(parts_of_values, clients)
+        changed_values = [training.changed_values for training in trainings]
+        self.local_training.state.values.merge(changed_values, clients)
 
     def settle(self) -> None:
         # All ranks learn which clients have a state; these clients stay on their rank.

@@ -22,7 +22,7 @@ from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
 from flsv._lightning.private import ATTRIBUTES_OF_MODULES
-from flsv._lightning.rounding import rounding_of
+from flsv._lightning.rounding import Rounding, rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
@@ -311,12 +311,10 @@ def try_rows(
         # Two models are trained at once. The second starts a rounding error away: where rounding is coarse, it shows
         # the effect of rounding.
         rounding = rounding_of(trainer)
-        nudged_names = set()
         pairs = {}
         for name, tensor in initial_model.items():
             nudged_tensor = tensor
-            if rounding.steps > 0 and tensor.is_floating_point():
-                nudged_names.add(name)
+            if _can_be_nudged(tensor, rounding):
                 nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
             if name not in shared_names:
                 pairs[name] = torch.stack([tensor, nudged_tensor])
@@ -334,14 +332,22 @@ def try_rows(
     _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
     changes = (trained_model[name] - tensor for name, tensor in initial_model.items())
     rounding_effects = []
-    for name in nudged_names & trained_pairs.keys():
-        initial_vector = initial_model[name].flatten()
-        trained_vectors = trained_pairs[name].flatten(1)
-        rounding_effects.append(rounding.largest_distance(initial_vector, *trained_vectors))
+    for name, trained_pair in trained_pairs.items():
+        initial_tensor = initial_model[name]
+        if _can_be_nudged(initial_tensor, rounding):
+            trained_vectors = trained_pair.flatten(1)
+            rounding_effects.append(
+                rounding.largest_distance(initial_tensor.flatten(), *trained_vectors)
+            )
     rounding_norm = max(rounding.steps * _norm(changes), _norm(rounding_effects))
     for name, trained_pair in trained_pairs.items():
         _compare(module, name, trained_pair[0], trained_model[name], rounding.number, rounding_norm)
     return names_without_gradient
+
+
+def _can_be_nudged(tensor: Tensor, rounding: Rounding) -> bool:
+    """Return whether a tensor can be changed by a rounding error."""
+    return rounding.steps > 0 and tensor.is_floating_point()
 
 
 def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:

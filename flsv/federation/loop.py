@@ -33,6 +33,7 @@ from flsv.federation.resume import (
     check_same_run,
     check_seed,
     check_state,
+    model_hash,
     refuse_incomplete,
     requested_seed,
 )
@@ -307,7 +308,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Store a hash of the model with which a fit has left the module."""
         federation = self._fit.federation
         if federation is not None:
-            self._last_model = ModelHash.of(module, federation.space)
+            self._last_model = model_hash(module, federation.space.names)
 
     # ---- checkpoints
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 from torch.nn.parameter import is_lazy
 
 from flsv._lightning.data_source import data_of
 from flsv.configuration.identity import Identity, described, sample_hashes
-from flsv.core.parameter_space import ParameterSpace, named_state
+from flsv.core.parameter_space import named_state
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
@@ -117,7 +116,7 @@ def check_same_run(
 ) -> None:
     """Check that a further fit of a Trainer has the settings, samples and weights with which its last one ended."""
     changes = identity.differences(last_identity)
-    if not last_model.is_of(module):
+    if model_hash(module, last_model.names) != last_model:
         changes.append(f"{type(module).__name__} has other weights than this fit has left")
     if changes:
         raise ConfigurationError(
@@ -133,22 +132,17 @@ def _warn_that_all_is_run(rounds: int) -> None:
     )
 
 
-@dataclass(frozen=True)
-class ModelHash:
-    """Hash of the model vector that a module holds."""
+class ModelHash(NamedTuple):
+    """Hash of a model that a module has held, and the names of its entries."""
 
-    space: ParameterSpace
+    names: Sequence[str]
     hash: bytes
 
-    @classmethod
-    def of(cls, module: L.LightningModule, space: ParameterSpace) -> ModelHash:
-        """Compute the hash of the entries of ``module`` that are in ``space``, whatever their sizes."""
-        tensors = {name: tensor for name, tensor in named_state(module) if not is_lazy(tensor)}
-        return cls(space, digest([tensors.get(name) for name in space.names]))
 
-    def is_of(self, module: L.LightningModule) -> bool:
-        """Return whether a module holds this model."""
-        return ModelHash.of(module, self.space).hash == self.hash
+def model_hash(module: L.LightningModule, names: Sequence[str]) -> ModelHash:
+    """Compute the hash of the named entries of a module, whatever their sizes."""
+    tensors = {name: tensor for name, tensor in named_state(module) if not is_lazy(tensor)}
+    return ModelHash(names, digest([tensors.get(name) for name in names]))
 
 
 def requested_seed(seed: int | None) -> int | None:

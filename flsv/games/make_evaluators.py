@@ -54,26 +54,11 @@ def make_evaluators(
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
-
-    # The metrics that ask for each logged value.
-    metrics_by_value: dict[str, list[str]] = {}
-    for name, measure in model_scores.items():
-        if isinstance(measure.of, str):
-            metrics_by_value.setdefault(measure.of, []).append(name)
-    if metrics_by_value:
-        validated_models = ValidatedModels(
-            trainer,
-            space,
-            batches,
-            names=list(metrics_by_value),
-            derived=[measure.name for measure in model_scores.values() if measure.derived],
-            asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
-            seed=seed,
-        )
+    if any(isinstance(measure.of, str) for measure in model_scores.values()):
+        validated_models = _validated_models(trainer, space, batches, model_scores, seed)
         if not is_tried:
             validated_models.attempt()
         evaluators["logged"] = validated_models
-
     for name, measure in model_scores.items():
         if isinstance(measure.of, Metric):
             evaluators[measure.evaluator_key] = ModelEvaluator(
@@ -87,6 +72,31 @@ def make_evaluators(
                 is_tried=is_tried,
             )
     return evaluators
+
+
+def _validated_models(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    batches: list[StoredBatches],
+    model_scores: Mapping[str, ModelScore],
+    seed: int,
+) -> ValidatedModels:
+    """Make the evaluator of all values that the module logs and a measure asks for. ``model_scores`` has the measure of
+    each metric, by the metric's name.
+    """
+    metrics_by_value: dict[str, list[str]] = {}
+    for metric, measure in model_scores.items():
+        if isinstance(measure.of, str):
+            metrics_by_value.setdefault(measure.of, []).append(metric)
+    return ValidatedModels(
+        trainer,
+        space,
+        batches,
+        names=list(metrics_by_value),
+        derived=[measure.name for measure in model_scores.values() if measure.derived],
+        asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
+        seed=seed,
+    )
 
 
 def classifier_evaluator(

@@ -301,6 +301,17 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         """
         return None
 
+    def error_bars(self, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the ends ``[num_clients]`` of error bars for a picture: of :meth:`intervals` or, without these, of one
+        standard error. None for values per class, or if neither is known."""
+        if value.ndim != 1:
+            return None
+        intervals = self.intervals(value=value)
+        stderr = self.diagnostics().get("stderr")
+        if intervals is None and stderr is not None:
+            return value - stderr, value + stderr
+        return intervals
+
     def columns(self) -> list[str] | None:
         """Return, for reports, the names of the M columns of ``compute``'s result ``[num_clients, M]``. None if the
         columns are the classes.
@@ -341,8 +352,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         ax: Any = None,
         *,
         limits: tuple[float, float] | None = None,
-        stderr: Tensor | None = None,
-        title: str | None = None,
+        intervals: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
         """Plot the contributions. One value per client gives bars, values per class a heatmap, several rounds' values
         lines.
@@ -352,17 +362,17 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 ``compute()``.
             ax: a matplotlib axis to draw into. By default that of a new figure.
             limits: lowest and highest value of the scale. By default the lowest and highest of ``val``.
-            stderr: standard errors ``[num_clients]``, drawn on the bars. By default those in ``diagnostics`` if ``val``
-                is None, otherwise none.
-            title: title of the picture. By default the class's name.
+            intervals: the ends ``[num_clients]`` of intervals, drawn on the bars. By default :meth:`error_bars` if
+                ``val`` is None, otherwise none.
 
         Returns:
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
         """
         if val is None:
-            val = self.compute()
-            if stderr is None:
-                stderr = self.diagnostics().get("stderr")
+            current_value = self.compute()
+            val = current_value
+            if intervals is None:
+                intervals = self.error_bars(current_value)
         values = val
         if not isinstance(values, Tensor):
             values = [self.per_client(value) for value in values]  # a vector [n] for each round
@@ -377,13 +387,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         return plot_contributions(
             values,
             ax=ax,
-            name=title or type(self).__name__,
+            name=type(self).__name__,
             column_names=column_names,
             kind_of_columns=kind_of_columns,
             client_names=self.client_names,
             unit=self.unit,
             limits=limits,
-            stderr=stderr,
+            intervals=intervals,
         )
 
     def _apply(

@@ -57,7 +57,7 @@ def plot_contributions(
     client_names: Sequence[str] | None = None,
     unit: str = "",
     limits: tuple[float, float] | None = None,
-    stderr: Tensor | None = None,
+    intervals: tuple[Tensor, Tensor] | None = None,
 ) -> Shown:
     """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
     rows = [val] if isinstance(val, Tensor) else list(val)
@@ -86,7 +86,7 @@ def plot_contributions(
     elif isinstance(val, Tensor):
         width = max(5.0, 2 + 0.42 * num_clients)
         ax = ax or _new_axis(width, 3.8, below=names)
-        _draw_bars(ax, arrays[0], names, stderr)
+        _draw_bars(ax, arrays[0], names, intervals)
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
@@ -129,15 +129,23 @@ def _draw_bars(
     ax: Any,
     values: np.ndarray,
     names: Sequence[str],
-    stderr: Tensor | None,
+    intervals: tuple[Tensor, Tensor] | None,
 ) -> None:
     has_value = np.isfinite(values)
     clients = np.flatnonzero(has_value)
-    whiskers: dict[str, Any] = {}
-    if stderr is not None and not stderr.isnan().all():
-        errors = stderr.detach().double().cpu().numpy()
-        whiskers = {"yerr": errors[clients], "ecolor": "0.65", "capsize": 3}
-    ax.bar(clients, values[clients], color=PALETTE[0], **whiskers)
+    ax.bar(clients, values[clients], color=PALETTE[0])
+    if intervals is not None:
+        low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
+        # With a NaN, matplotlib finds no limits of the axes.
+        has_interval = has_value & np.isfinite(low) & np.isfinite(high)
+        ax.errorbar(
+            np.flatnonzero(has_interval),
+            values[has_interval],
+            yerr=[(values - low)[has_interval], (high - values)[has_interval]],
+            fmt="none",  # no markers: the bars show the values
+            ecolor="0.25",
+            capsize=3,
+        )
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xlabel("client")
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide

@@ -89,10 +89,15 @@ class Table:
 
 def render(**content: Any) -> str:
     """Return the report's HTML with this content, see ``templates/report.html``."""
-    return _templates.get_template("report.html").render(words=WORDS, **content)
+    without_basis: dict[str, Any] = {"values": None, "source": "", "missing": False, "moved": {}}
+    template = _templates.get_template("report.html")
+    return template.render({**without_basis, "words": WORDS, **content})
 
 
-def table_of_clients(names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Table:
+def table_of_clients(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+) -> Table:
     """Return a table with a row per client."""
     all_columns = [names, *columns.values()]
     rows = [list(row) for row in zip(*all_columns)]

@@ -167,10 +167,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     content: dict[str, Any] = {
         "title": "Who contributed what",
         "heading": f"Shares of {shares.title}" if shares else "What each contributed",
-        "values": None,
-        "source": "",
         "missing": misses_value,
-        "moved": {},
         "front": sentences,
         "appendix": {
             "Who took part": [
@@ -189,8 +186,10 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     if basis is not None:
         content["values"] = _values_table(basis, clients, names, shares, faults)
         content["source"] = f"{basis.title}; {basis.origin}"
-        for score, fraction in fractions_moved_by_scores(run, basis).items():
-            content["moved"][f"by {titled(score)}"] = fraction
+        content["moved"] = {
+            f"by {titled(score)}": fraction
+            for score, fraction in fractions_moved_by_scores(run, basis).items()
+        }
     return content
 
 
@@ -279,10 +278,6 @@ def _for_one(
     content: dict[str, Any] = {
         "title": f"Contribution of {run.label(client)}",
         "heading": f"Your share of {shares.title}" if shares else "What you contributed",
-        "values": None,
-        "source": "",
-        "missing": False,
-        "moved": {},
         "front": [
             _participation(run, client, finding),
             WORDS["findings"] if finding else "",

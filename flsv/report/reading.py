@@ -132,17 +132,7 @@ class Run:
 
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
-        class_names: list[str | None] = []
-        for metric, class_label in zip(self.table["metric"], self.table["class"]):
-            if class_label:
-                class_names.append(self.column_name(metric, class_label))
-            else:
-                class_names.append(None)  # a value of all classes
-        name_of_client = dict(enumerate(self.client_names))
-        return tidy(self.table).assign(
-            client_name=self.table["client"].map(name_of_client),
-            class_name=class_names,
-        )
+        return tidy(self.table)
 
     def hashes_by_owner(self) -> dict[str, str]:
         """Return the samples' hashes by owner."""

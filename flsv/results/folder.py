@@ -85,7 +85,12 @@ def find_contributions(run: Path) -> Path:
             f"{folder} has no {CONTRIBUTIONS}, which every run of a federation writes: this is not the folder of a run."
         )
     if (folder / RUNS).is_file():
-        return _first_of_repeat(folder) / CONTRIBUTIONS
+        finished_runs = repeated_folders(folder)
+        if not finished_runs:
+            raise ConfigurationError(
+                f"{folder / RUNS} lists no finished run. Name the folder of a run."
+            )
+        return finished_runs[0] / CONTRIBUTIONS
     newest_first = sorted(folders_below, key=lambda path: path.stat().st_mtime, reverse=True)
     raise ConfigurationError(
         f"{folder} has no {CONTRIBUTIONS}, but runs below it do, the newest first: {listed(newest_first)}. Name one."
@@ -96,15 +101,6 @@ def repeated_folders(repeat: Path) -> list[Path]:
     """Return the folders of the finished runs that the folder of a ``flsv repeat`` lists."""
     rows = read_rows(repeat / RUNS, {"folder": str}, skip=1)
     return [repeat / row["folder"] for row in rows]
-
-
-def _first_of_repeat(repeat: Path) -> Path:
-    folders = repeated_folders(repeat)
-    if not folders:
-        raise ConfigurationError(
-            f"{repeat / RUNS} lists no finished run. Name the folder of a run."
-        )
-    return folders[0]
 
 
 def find_config_of(run: Path) -> Path:

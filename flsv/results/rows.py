@@ -106,19 +106,20 @@ def changed_rows(
 
     Numbers of the whole federation are always new.
     """
-    earlier_by_key = {(row.metric, row.client, row.column): row for row in earlier_rows}
-    return [
-        row
-        for row in rows
-        if _is_new(row, earlier_by_key.get((row.metric, row.client, row.column)))
-    ]
+    earlier_by_key = {_key(row): row for row in earlier_rows}
+    return [row for row in rows if _is_new(row, earlier_by_key.get(_key(row)))]
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row.metric, row.client, row.column
 
 
 def _is_new(row: Row, earlier: Row | None) -> bool:
     if row.client is None or earlier is None:
         return True
     has_interval = not math.isnan(row.low)
-    has_new_interval = has_interval and (row.low, row.high) != (earlier.low, earlier.high)
+    interval = row.low, row.high
+    has_new_interval = has_interval and interval != (earlier.low, earlier.high)
     return row.value != earlier.value or has_new_interval
 
 
@@ -346,49 +347,19 @@ def draw_metric(
     value: Tensor,
     round_index: int,
 ) -> Figure:
-    """Draw a metric's values by its method ``plot``, with bounds, and intervals or standard errors, if any."""
-    stderr = None
-    intervals = None
-    if isinstance(metric, ContributionMetric):
-        stderr = metric.diagnostics().get("stderr")
-        if value.ndim == 1:
-            intervals = metric.intervals(value=value)
-    if stderr is not None:
-        stderr = stderr.detach().cpu()
-    limits = None
-    if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
-        limits = (metric.plot_lower_bound, metric.plot_upper_bound)
-
-    # Metrics of torchmetrics take neither argument.
-    parameters = inspect.signature(metric.plot).parameters
-    options: dict[str, Any] = {}
-    if "stderr" in parameters and intervals is None:
-        options["stderr"] = stderr
-    if "limits" in parameters:
-        options["limits"] = limits
-    figure, axis = metric.plot(value, **options)
+    """Draw a metric's values by its method ``plot``, with bounds and error bars, if any."""
     title = f"{label_text(name)}, round {round_index + 1}"
-    if intervals is not None:
-        _draw_intervals(axis, value, intervals)
-        title += f", {INTERVAL_LEVEL:.0%} intervals"
+    options: dict[str, Any] = {}
+    if isinstance(metric, ContributionMetric):
+        options["intervals"] = metric.error_bars(value)
+        if value.ndim == 1 and metric.intervals(value=value) is not None:
+            title += f", {INTERVAL_LEVEL:.0%} intervals"
+    if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
+        options["limits"] = (metric.plot_lower_bound, metric.plot_upper_bound)
+
+    # Metrics of torchmetrics, and a user's own method, may take neither.
+    parameters = inspect.signature(metric.plot).parameters
+    options_taken = {option: options[option] for option in options if option in parameters}
+    figure, axis = metric.plot(value, **options_taken)
     axis.set_title(title)
     return figure
-
-
-def _draw_intervals(axis: Any, value: Tensor, intervals: tuple[Tensor, Tensor]) -> None:
-    """Add each client's interval to the bars of values ``[n]``."""
-    centers = value.cpu().double()
-    low, high = (bound.cpu().double() for bound in intervals)
-    # With a NaN, matplotlib finds no limits of the axes.
-    is_finite = centers.isfinite() & low.isfinite() & high.isfinite()
-    clients = is_finite.nonzero().flatten()
-    lengths_below = (centers - low)[clients]
-    lengths_above = (high - centers)[clients]
-    axis.errorbar(
-        clients.numpy(),
-        centers[clients].numpy(),
-        yerr=[lengths_below.numpy(), lengths_above.numpy()],
-        fmt="none",  # no markers: the bars show the values
-        ecolor="0.25",
-        capsize=3,
-    )

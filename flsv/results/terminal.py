@@ -149,20 +149,11 @@ def value_table(
 
 def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
-    keys = columns_in(table, metric)
-    names = []
-    for key in keys:
-        rows_of_class = select_rows(table, metric, key)
-        names.append(rows_of_class["class_name"].iloc[0])
-
-    all_heads = [*names, "client"]
     columns = {}
-    for position, (name, key) in enumerate(zip(names, keys)):
-        is_unique = all_heads.count(name) == 1
-        if is_unique:
-            head = name
-        else:  # another class has this name, or the first column
-            head = f"{name} ({position})"
+    for position, key in enumerate(columns_in(table, metric)):
+        head = select_rows(table, metric, key)["class_name"].iloc[0]
+        if head in columns:  # another class has this name
+            head = f"{head} ({position})"
         columns[head] = format_numbers(last_estimates(table, metric, num_clients, key)["value"], 2)
     return columns
 

@@ -98,25 +98,16 @@ class TrainingAfterTheRun:
         Raises:
             NoValues: the training was interrupted, or one has failed.
         """
-        store = self.store
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
-        empty, grand, *trained_coalitions = members_of(self.masks)
+        _empty, grand, *_ = members_of(self.masks)
         if run.folder is not None:
-            store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
+            self.store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
 
         training = self._make_training(run)
         kept_run = KeptRun(run.trainer)
         try:
-            # Those of the run itself are missing if a kill has lost them.
-            coalitions = [empty, grand, *trained_coalitions]
-            with _Progress(run.trainer, store.missing(run.seed, coalitions)) as progress:
-                training.train(coalitions, [run.seed], store, progress)
-                halves = self._choose_halves(run)
-                if len(halves):
-                    self.masks = torch.cat([self.masks, halves])
-                    trained_coalitions += members_of(halves)
-                    training.train(trained_coalitions, [run.seed], store, progress)
-            self._compare_with_run(training, trained_coalitions, run)
+            self._train_missing(training, run)
+            self._compare_with_run(training, self._coalitions_to_train(), run)
             self._compare_first_updates(training, run.trainer)
             if training.changed_tensors:
                 paths = listed(sorted(training.changed_tensors))
@@ -125,7 +116,7 @@ class TrainingAfterTheRun:
                     "that one may have seen what another has left there"
                 )
         except KeyboardInterrupt:
-            done = store.progress(run.seed, trained_coalitions)
+            done = self.store.progress(run.seed, self._coalitions_to_train())
             reason = f"Their training was interrupted: {done} are trained{_rest(run)}"
             raise NoValues(reason, interrupted=True) from None
         except ConfigurationError as error:  # the federation itself is trained
@@ -141,6 +132,21 @@ class TrainingAfterTheRun:
         for doubt in self.doubts:
             rank_zero_warn(f"{', '.join(self.metrics)}: {doubt}.")
         return self.masks
+
+    def _coalitions_to_train(self) -> list[Members]:
+        """Return the members of all coalitions but the empty and the full one, which are the run's."""
+        return members_of(self.masks)[2:]
+
+    def _train_missing(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """Train the coalitions that the store lacks, and then the halves that are chosen by their outputs."""
+        # The run's own two are missing if a kill has lost them.
+        coalitions = members_of(self.masks)
+        with _Progress(run.trainer, self.store.missing(run.seed, coalitions)) as progress:
+            training.train(coalitions, [run.seed], self.store, progress)
+            halves = self._choose_halves(run)
+            if len(halves):
+                self.masks = torch.cat([self.masks, halves])
+                training.train(self._coalitions_to_train(), [run.seed], self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
         """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``, often none."""

@@ -89,8 +89,8 @@ class CoalitionPlan(RunExtension):
         self._coalitions: Coalitions = first_metric.trains
         self._halvings = first_metric.halvings
         self._max_fits = min(metric.max_fits for metric in self._metrics.values())
-        designs = {(metric.trains, metric.halvings) for metric in self._metrics.values()}
-        if len(designs) > 1:
+        design = (self._coalitions, self._halvings)
+        if any((metric.trains, metric.halvings) != design for metric in self._metrics.values()):
             raise ConfigurationError(
                 f"metrics {list(self._metrics)} need different coalitions, but a run trains one set. Give them the "
                 "same coalitions, or leave out all but one."

@@ -378,28 +378,32 @@ class _Coalition:
         )
         for part in self._parts:
             part.set_up(info)
-        if saved is None:
+        if saved is not None:
+            self._restore(saved, info)
+        else:
             for part in self._parts:
                 part.begin(info)
-        else:
-            self._metrics.load_state_dict(saved["metrics"])
-            self.state.load_state_dict(saved["state"])
-            for part, state in zip(self._parts, saved["parts"]):
-                part.load_state_dict(state)
-                part.resume(info)
         self._metrics.to(initial_model.device)
         self.sites = sites_of(self.state, left_out_of=" of a coalition's training")
+
+    def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
+        """Continue from what :meth:`state_dict` has returned."""
+        self._metrics.load_state_dict(saved["metrics"])
+        self.state.load_state_dict(saved["state"])
+        for part, state in zip(self._parts, saved["parts"]):
+            part.load_state_dict(state)
+            part.resume(info)
 
     def set_members(self, members: list[int]) -> None:
         self.members = members
         self._sampler = self._sampler_of_run.among(members)
 
     def state_dict(self) -> dict[str, Any]:
-        parts = [part.state_dict() for part in self._parts]
+        """Return what the coalition's next round needs, by the keys of checkpoints."""
         state = self.state.state_dict()
         state["incidents"] = []  # they are saved with the run's state
         return {
-            "parts": parts,
+            "parts": [part.state_dict() for part in self._parts],
             "metrics": self._metrics.state_dict(),
             "state": state,
             "model": self.state.model(),

@@ -132,10 +132,10 @@ def train_coalition(
     try:
         with in_quiet() as changed_tensors:
             try:
-                result = _trained(run_copy, measures, order)
+                result = _fit_copy(run_copy, measures, order)
             except NeedsValidation:
-                whole_order = replace(order, is_whole=True)
-                result = _trained(run_copy, measures, whole_order)
+                order_with_validations = replace(order, is_whole=True)
+                result = _fit_copy(run_copy, measures, order_with_validations)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
@@ -144,7 +144,8 @@ def train_coalition(
         return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _trained(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
+def _fit_copy(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
+    """Fit a copy of the run to the members in ``order``, in a folder of its own."""
     with (
         run_copy.folder.entered() as folder,
         given_up_after(order.max_wait) as wait_for_round,

@@ -21,45 +21,51 @@ def values_of_rows(
     run: MeasuredRun,
 ) -> dict[int, dict[str, Tensor]]:
     """Give the metrics the rows of the coalitions ``masks``, and return their values, ``{round: {metric: values}}``."""
-    coalitions = members_of(masks)
     values_by_round: dict[int, dict[str, Tensor]] = {}
     for round_index in store.rounds:
         values_by_round[round_index] = {}
-
-    num_rounds = store.rounds[-1] + 1
     for name, metric in metrics.items():
-        rounds = []
-        positions = []  # of these rounds among the store's
-        due_rounds = metric.rounds_to_value(num_rounds)
-        for position, round_index in enumerate(store.rounds):
-            if round_index in due_rounds:
-                rounds.append(round_index)
-                positions.append(position)
-
-        measure_name = column_name(metric.measured_by)
-        column = store.names.index(measure_name)
-        utilities = []  # [K][R][1], or per class
-        for members in coalitions:
-            rows = store.rows(run.seed, members)
-            utilities.append([rows[position][column] for position in positions])
-        utility_table = torch.tensor(utilities, dtype=torch.float64)
-
-        outputs = None
-        score = score_of_stored_outputs(metric, store, run)
-        if score is not None:
-            outputs = stored_outputs(metric, masks, store, run.seed)
-            outputs = outputs[:, positions].transpose(0, 1)
-        metric_values = metric.complete(
-            masks,
-            utility_table.transpose(0, 1),
-            rounds=rounds,
-            outputs=outputs,
-            weights=run.weights,
-            output_score=score,
-        )
-        for round_index, values in metric_values.items():
+        for round_index, values in _values_of_metric(metric, masks, store, run).items():
             values_by_round[round_index][name] = values
     return values_by_round
+
+
+def _values_of_metric(
+    metric: ShadowShapley,
+    masks: Tensor,
+    store: UtilityStore,
+    run: MeasuredRun,
+) -> dict[int, Tensor]:
+    """Return a metric's values ``[n]`` or ``[n, M]`` after each of its rounds, ``{round: values}``."""
+    rounds = []
+    positions = []  # of these rounds among the store's
+    due_rounds = metric.rounds_to_value(store.rounds[-1] + 1)
+    for position, round_index in enumerate(store.rounds):
+        if round_index in due_rounds:
+            rounds.append(round_index)
+            positions.append(position)
+
+    measure_name = column_name(metric.measured_by)
+    column = store.names.index(measure_name)
+    utilities = []  # [K][R][1], or per class
+    for members in members_of(masks):
+        rows = store.rows(run.seed, members)
+        utilities.append([rows[position][column] for position in positions])
+    utility_table = torch.tensor(utilities, dtype=torch.float64)
+
+    outputs = None
+    score = score_of_stored_outputs(metric, store, run)
+    if score is not None:
+        outputs = stored_outputs(metric, masks, store, run.seed)
+        outputs = outputs[:, positions].transpose(0, 1)
+    return metric.complete(
+        masks,
+        utility_table.transpose(0, 1),
+        rounds=rounds,
+        outputs=outputs,
+        weights=run.weights,
+        output_score=score,
+    )
 
 
 def stored_outputs(

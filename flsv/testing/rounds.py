@@ -184,15 +184,9 @@ class PreparedRounds:
         clients = sorted(cohort, key=lambda client: self.order[client])
         client_ids = [self.order[client] for client in clients]
         initial_model = self.normal(self.space.size, key=("start", index))
-        models = []
-        for client in clients:
-            if self._learns:
-                update = self._trained_update(client, initial_model)
-            else:
-                update = self.normal(self.space.size, key=("update", index, client))
-                update = self._changed_update(update)
-            models.append(initial_model + update)
-
+        models = [
+            initial_model + self._update_of(client, index, initial_model) for client in clients
+        ]
         self._exchange(index, clients, initial_model, models)
         samples = torch.tensor([self._num_samples(client) for client in clients])
         round = Round(
@@ -217,6 +211,13 @@ class PreparedRounds:
         round = round.aggregated(round.combine(weights), weights)
         reports = {name: report_of(round) for name, report_of in self._fields.items()}
         return replace(round, reports=reports)
+
+    def _update_of(self, client: int, round_index: int, initial_model: Tensor) -> Tensor:
+        """Return a client's update ``[P]``: trained, or random numbers that the kind of federation changes."""
+        if self._learns:
+            return self._trained_update(client, initial_model)
+        update = self.normal(self.space.size, key=("update", round_index, client))
+        return self._changed_update(update)
 
     def _num_samples(self, client: int) -> int:
         if not self._learns:

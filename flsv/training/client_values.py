@@ -94,19 +94,19 @@ class ClientValues:
         Returns:
             A snapshot with the structure that the module has now.
         """
-        whole = self._changes[0].whole if self._changes else None
-        if not isinstance(whole, dict):
-            snapshot = whole or initial
+        first_state = self._changes[0].whole if self._changes else None
+        if not isinstance(first_state, dict):  # it is of this process, or there is none
+            snapshot = first_state or initial
             self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)
             snapshot.restore()
             return snapshot
 
         initial.restore()
-        state = dict(whole)
+        merged_state = dict(first_state)
         for part in ("buffers", "attributes"):
-            state[part] = self._merged(whole[part], initial)
-        lacking = write_state(module, state)
+            merged_state[part] = self._merged(first_state[part], initial)
+        lacking = write_state(module, merged_state)
         if lacking:
             raise ConfigurationError(
                 f"{listed(lacking)}: {type(module).__name__} makes this while a client trains, so that another process "

@@ -184,16 +184,16 @@ class LocalTraining:
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
-        vector, trained, private_entries = self.state.read(out)
+        vector, trained_model, private_entries = self.state.read(out)
         if self._is_private:  # an error would tell of the data
             context.broken |= not all_finite(vector)
         else:
-            self._check_steps(context, trained)
+            self._check_steps(context, trained_model)
         context.broken |= self.state.is_broken(private_entries)
 
         if not context.broken:
             return self._make_update(
-                context, vector, trained=trained, private_entries=private_entries
+                context, vector, trained=trained_model, private_entries=private_entries
             )
         if not self._is_private:
             return None

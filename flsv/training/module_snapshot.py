@@ -107,36 +107,45 @@ class ModuleSnapshot:
             )
 
     def _add_layer(self, path: str, layer: nn.Module) -> None:
+        """Record a layer and the layers in it: their tables, hooks, buffers, parameters and attributes."""
         self.visited.add(id(layer))
-        attributes = vars(layer)
-        num_hooks = 0
-        for name in _TABLES:
-            table = attributes.get(name)
-            # A scripted layer lacks some, and those in its compiled code never change.
-            if isinstance(table, dict | set):
-                self._tables.append((table, table.copy()))
-                if name.endswith("_hooks"):
-                    num_hooks += len(table)
+        num_hooks = self._add_tables(layer)
         description = f"{type(layer).__name__} with {num_hooks} hooks"
         self.structure[path] = [layer.training, description]
         self.owners[path] = layer
 
         prefix = f"{path}." if path else ""
+        self._add_buffers(prefix, layer)
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and id(parameter) not in self.visited:
+                self._add_parameter(prefix + name, parameter)
+        self._add_container(vars(layer), prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
+        for name, child in layer._modules.items():
+            if child is None or isinstance(child, Metric):
+                continue
+            if id(child) not in self.visited:
+                self._add_layer(prefix + name, child)
+
+    def _add_tables(self, layer: nn.Module) -> int:
+        """Record torch's own tables of a layer, and return how many hooks are in them."""
+        num_hooks = 0
+        for name in _TABLES:
+            table = vars(layer).get(name)
+            # A scripted layer lacks some, and those in its compiled code never change.
+            if isinstance(table, dict | set):
+                self._tables.append((table, table.copy()))
+                if name.endswith("_hooks"):
+                    num_hooks += len(table)
+        return num_hooks
+
+    def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
+        """Record the layer's buffers that are no part of a model's vector."""
         for name, buffer in layer._buffers.items():
             is_saved = name not in layer._non_persistent_buffers_set
             if is_saved and (buffer is None or has_floats(buffer)):
                 continue  # a part of the vector
             self.buffers[prefix + name] = (layer, name)
             self.values[prefix + name] = None if buffer is None else copied(buffer)
-        for name, parameter in layer._parameters.items():
-            if parameter is not None and id(parameter) not in self.visited:
-                self._add_parameter(prefix + name, parameter)
-        self._add_container(attributes, prefix, unswapped=_LIGHTNINGS_ATTRIBUTES)
-        for name, child in layer._modules.items():
-            if child is None or isinstance(child, Metric):
-                continue
-            if id(child) not in self.visited:
-                self._add_layer(prefix + name, child)
 
     def _add_parameter(self, path: str, parameter: nn.Parameter) -> None:
         self.visited.add(id(parameter))

@@ -201,35 +201,31 @@ class FedBary(ValidatedArguments, SampleFilter):
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
-        server_samples = None
-        x = None
+        server_x, server_labels = None, None
         if server is not None:
-            server_samples = server.samples("val")
-            x, _y = server_samples
-        self.features.fit(x, clients)
+            server_x, server_labels = server.samples("val")
+        self.features.fit(server_x, clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(questions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
             first_answers = map_clients(clients, lambda client: client.ask(enter))
             sizes = {**(others or {})}
-            answers = {}
+            answers = {}  # of the clients with samples
             for client, answer in zip(clients, first_answers):
                 sizes[client.id] = answer.samples
                 if answer.samples:
                     answers[client] = answer
             support = self.support_for(sizes)
 
-            points = None
-            if server is not None and server_samples is not None:
-                features, labels = server_samples
-                points = self._points(embed(server, features), labels)
-            self._check_features(answers, points)
-            if points is None:
+            if server is None or server_x is None or server_labels is None:
+                self._check_features(answers)
                 target = self._barycenter(answers, key, support, seed)
             else:
-                target, _ = points
-            run = partial(
+                server_features = embed(server, server_x)
+                target = self._target_points(server_features, server_labels)
+                self._check_features(answers, server_features.shape[1])
+            value_client = partial(
                 self._value_client,
                 target=target,
                 key=key,
@@ -238,22 +234,22 @@ class FedBary(ValidatedArguments, SampleFilter):
                 num_points=support,
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                values = map_clients(list(answers), run, pool.map)
-            results = dict(zip(answers, values))
+                values = map_clients(list(answers), value_client, pool.map)
         finally:
             map_clients(clients, lambda client: client.ask(questions.leave, key))
-        distances = []
-        flagged_counts = []
-        for client, answer in zip(clients, first_answers):
-            distance, flagged_count = results.get(client, (torch.tensor(torch.nan), None))
-            distances.append(distance)
-            flagged_counts.append(answer.broken if flagged_count is None else flagged_count)
+
+        distances = dict.fromkeys(clients, torch.tensor(torch.nan))
+        flagged_counts = {client: answer.broken for client, answer in zip(clients, first_answers)}
+        for client, (distance, flagged_count) in zip(answers, values):
+            distances[client] = distance
+            if flagged_count is not None:
+                flagged_counts[client] = flagged_count
         return Valuation(
             tuple(client.id for client in clients),
             torch.tensor([answer.samples for answer in first_answers]),
             torch.tensor([answer.broken for answer in first_answers]),
-            distances=torch.stack(distances),
-            flagged=torch.tensor(flagged_counts),
+            distances=torch.stack(list(distances.values())),
+            flagged=torch.tensor(list(flagged_counts.values())),
             support=support,
         )
 
@@ -297,21 +293,24 @@ class FedBary(ValidatedArguments, SampleFilter):
         self.value(clients, server, generator)
         return [client.ask(_unflagged_samples) for client in clients]
 
-    def _points(self, features: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """Return the target's points ``[m', d']``, from the server's samples, and the samples' number of features."""
+    def _target_points(self, features: Tensor, y: Tensor) -> Tensor:
+        """Return the target's points ``[m', d']``: the server's samples with ``features [m, d]`` and classes ``y [m]``
+        that are finite, with their classes embedded.
+        """
         x = features.detach().float().cpu()
         is_finite = x.isfinite().all(1)
         if not is_finite.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
         labels = y.cpu()[is_finite]
         points, _statistics = questions.embed_labels(x[is_finite], labels, self)
-        return points, x.shape[1]
+        return points
 
     def _check_features(
         self,
         answers: Mapping[Client, FirstAnswer],
-        points: tuple[Tensor, int] | None,
+        num_server_features: int | None = None,
     ) -> None:
+        """Raise ConfigurationError if no client has samples, or if participants have different numbers of features."""
         if not answers:
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
@@ -319,8 +318,7 @@ class FedBary(ValidatedArguments, SampleFilter):
         features_by_owner = {}
         for client, answer in answers.items():
             features_by_owner[f"client {client.id}"] = answer.features
-        if points is not None:
-            _points, num_server_features = points
+        if num_server_features is not None:
             features_by_owner["the server"] = num_server_features
         if len(set(features_by_owner.values())) > 1:
             counts = listed(f"{name} has {count}" for name, count in features_by_owner.items())

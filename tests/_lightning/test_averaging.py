@@ -3,9 +3,7 @@
 import copy
 import itertools
 from functools import partial
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -38,15 +36,15 @@ pytestmark = [
 ]
 
 
-def global_models_of(aggregator: KeepsRounds) -> list[Any]:
+def global_models_of(aggregator):
     return [round.server_vector for round in aggregator.rounds]
 
 
-def mean_model(models: list[Tensor]) -> Tensor:
+def mean_model(models):
     return torch.stack(models).double().mean(0)
 
 
-def moving_average(models: list[Tensor], decay: float = 0.8) -> Tensor:
+def moving_average(models, decay=0.8):
     average = models[0].double()
     for model in models[1:]:
         average = decay * average + (1 - decay) * model.double()
@@ -61,9 +59,7 @@ class FromRound3(averaging.WeightAveraging):
         return epoch_idx is not None and epoch_idx >= 3
 
 
-def make_loop_beside(
-    callback: Callback, is_before_loop: bool
-) -> tuple[FederatedLoop, list[Callback], KeepsRounds]:
+def make_loop_beside(callback, is_before_loop):
     """A loop, the trainer's callbacks in their order, and the aggregator that remembers its models."""
     aggregator = KeepsRounds()
     loop = FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False))
@@ -74,7 +70,7 @@ def make_loop_beside(
     return loop, callbacks, aggregator
 
 
-def callbacks_beside_a_loop(callback: Callback, is_before_loop: bool) -> list[Callback]:
+def callbacks_beside_a_loop(callback, is_before_loop):
     _, callbacks, _ = make_loop_beside(callback, is_before_loop)
     return callbacks
 
@@ -286,7 +282,7 @@ class ModelsOfValidation(Callback):
         self.states.append(copy.deepcopy(module.state_dict()))
 
 
-def utility_by_hand(module: L.LightningModule, data, judges: str) -> float:
+def utility_by_hand(module, data, judges):
     """Minus the mean loss of the samples of the server, or of all clients together."""
     loaders = [data.val_dataloader()]
     if judges == "clients":

@@ -40,10 +40,10 @@ def test_checkpoint_is_drafted_in_its_target_folder_and_then_renamed(tmp_path, m
     assert files == [path]
 
 
-def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_disk(monkeypatch):
     """Let every write to the disk fail, as a full one does."""
 
-    def fsync(number: int) -> None:
+    def fsync(number):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fsync)

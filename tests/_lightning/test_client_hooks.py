@@ -23,7 +23,7 @@ class Counts(Plain):
         super().__init__()
         self.shared = SimpleNamespace(told={})
 
-    def _note(self, hook: str, batch_idx: int) -> None:
+    def _note(self, hook, batch_idx):
         self.shared.told.setdefault(hook, []).append(batch_idx)
 
     def on_train_batch_start(self, batch, batch_idx):

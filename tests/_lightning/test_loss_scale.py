@@ -1,7 +1,5 @@
 """A GradScaler whose scale is so high that the first steps are left out, as on a GPU in half precision."""
 
-from typing import Any
-
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -10,7 +8,7 @@ from flsv.sampling import FixedCohort
 from helpers.fits import KeepUpdates, fit, make_checkpoint_callback, state_vector
 
 
-def make_half_precision() -> dict[str, Any]:
+def make_half_precision():
     return {
         "plugins": MixedPrecision(
             "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19)

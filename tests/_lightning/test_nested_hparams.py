@@ -81,7 +81,7 @@ class UnknownSize(Module):
 
 
 class ProjectCLI(LightningCLI):
-    def add_arguments_to_parser(self, parser) -> None:
+    def add_arguments_to_parser(self, parser):
         size = "num_classes"
         parser.link_arguments(f"data.{size}", f"model.init_args.{size}", apply_on="instantiate")
 
@@ -153,7 +153,7 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     assert [*rebuilt.loop.metrics] == ["cssv"]
 
 
-def make_late(*options: str):
+def make_late(*options):
     data = f"{{data: {{class_path: {HERE}.LateData}}}}"  # as LightningCLI names a data module
     model = f"--model={HERE}.LateModule"
     return make_cli(

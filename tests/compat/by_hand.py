@@ -98,8 +98,8 @@ def fedavg_by_hand(
     folder: Path,
     rounds: int,
     callbacks: Callable[[], Sequence[L.Callback]] = list,
-    keep: bool = False,
-    epochs: int = 1,
+    keep=False,
+    epochs=1,
     members: Sequence[int] | None = None,
     **trainer,
 ) -> tuple[L.LightningModule, list[HandRound]]:

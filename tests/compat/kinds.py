@@ -52,7 +52,7 @@ class GAN(L.LightningModule):
         optimizer,
         name: str,
         loss,
-    ) -> None:
+    ):
         self.toggle_optimizer(optimizer)
         value = loss()
         self.log(name, value)

@@ -33,7 +33,7 @@ class Pair:
     expected: L.LightningModule
     history: list[HandRound]
 
-    def check(self) -> None:
+    def check(self):
         """The first round's clients are the same to the bit, the last global model is to rounding."""
         tolerance = self.kind.tolerance
         aggregator = self.loop.aggregator
@@ -69,7 +69,7 @@ class Pair:
 
         assert any(is_moved), "nothing moved"
 
-    def check_values(self) -> None:
+    def check_values(self):
         """The Shapley values of the last round are those of averages of all coalitions, which a Trainer validates."""
         kind = self.kind
         last_round = self.history[-1]
@@ -112,7 +112,7 @@ def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop) -> P
 
 
 def train_federated(
-    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first: bool = True, **loop
+    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first=True, **loop
 ) -> tuple[L.LightningModule, FederatedLoop]:
     """Train in a federation, which is the first callback, or the last."""
     module = kind.module()

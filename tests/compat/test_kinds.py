@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from compat import further_libraries, kinds, libraries
-from compat.base import Kind, make_federated_data
+from compat.base import make_federated_data
 from compat.by_hand import (
     COALITIONS,
     SEED,
@@ -33,7 +33,7 @@ OF_LIBRARIES = [
 ]
 
 
-def kind_if_installed(name: str) -> Kind:
+def kind_if_installed(name):
     if name in LIBRARIES:
         flsv.import_as_lightning()
         pytest.importorskip(name)
@@ -64,7 +64,7 @@ class WatchesBuffers(L.Callback):
         self.contents.append(buffer_contents(module))
 
 
-def buffer_contents(module: torch.nn.Module) -> dict[str, tuple[int, bytes]]:
+def buffer_contents(module):
     contents = {}
     for name, buffer in module.named_buffers():
         dense = buffer.to_dense() if buffer.is_sparse else buffer

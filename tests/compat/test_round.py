@@ -1,8 +1,5 @@
 """What a person expects of a round that Lightning knows as an epoch: where it saves, resumes, logs, draws and reads."""
 
-from pathlib import Path
-
-import lightning as L
 import pytest
 import torch
 from compat.base import Kind, Small, make_federated_data, make_images
@@ -10,7 +7,6 @@ from compat.by_hand import SEED
 from compat.runs import train_federated
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
@@ -23,11 +19,11 @@ LENGTHS = (3, 4)
 ROUNDS = 3
 
 
-def make_small_kind(**options) -> Kind:
+def make_small_kind(**options):
     return Kind(Small, make_images, clients=(2, 3), **options)
 
 
-def saved_files(folder: Path) -> list[str]:
+def saved_files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -72,7 +68,7 @@ def test_checkpoints_are_named_and_counted_as_in_a_training_of_one_model(tmp_pat
 class Everywhere(cb.Callback):
     """Saves a checkpoint in the second round's hooks ``hooks``, once in each batch."""
 
-    def __init__(self, folder: Path, *hooks: str):
+    def __init__(self, folder, *hooks):
         self.folder = folder
         for name in hooks:
             setattr(self, name, lambda trainer, *_, name=name, **__: self.save(trainer, name))
@@ -139,11 +135,11 @@ OF_ROUNDS = (
 
 
 def fit_and_read_model(
-    folder: Path,
+    folder,
     optimizer_state,
-    callbacks: list[L.Callback],
-    ckpt_path: Path | None = None,
-) -> Tensor:
+    callbacks,
+    ckpt_path=None,
+):
     """The parameters, the statistics of BatchNorm, and the count of a callback before or after the loop."""
     loop = FederatedLoop(
         seed=SEED,
@@ -151,7 +147,7 @@ def fit_and_read_model(
         reporting=Reporting(table=False, files=False),
     )
     counts = CountsHooks()
-    order: list[L.Callback] = [loop, counts] if optimizer_state == "reset" else [counts, loop]
+    order = [loop, counts] if optimizer_state == "reset" else [counts, loop]
     trainer = plain_trainer(
         folder,
         ROUNDS,
@@ -226,7 +222,7 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
 
 def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
     """Every start of a loader starts its workers."""
-    lengths: list[int] = []
+    lengths = []
     iterate = TensorBatches.__iter__
 
     def record_and_iterate(loader):
@@ -242,7 +238,7 @@ def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):
 
 
 def test_progress_bar_counts_the_batches_of_the_round(tmp_path):
-    progress: list[tuple[int, int]] = []
+    progress = []
 
     class Bar(cb.TQDMProgressBar):
         def on_train_batch_end(self, *hook):

@@ -7,13 +7,11 @@ import re
 import warnings
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
 from flsv.federation import FederatedLoop
@@ -31,7 +29,7 @@ KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
 TRAINED = [name for name, kind in KINDS.items() if kind.outcome != "refused"]
 
 
-def update_of_client_2(kind: Kind, folder: Path, cohort: list[int]) -> Tensor:
+def update_of_client_2(kind, folder, cohort):
     """Client 2's update in the first of two rounds."""
     recorder = KeepUpdates()
     two_rounds = replace(kind, rounds=2)
@@ -56,11 +54,11 @@ def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_
     assert torch.equal(*updates) == kind.is_each_clients
 
 
-def make_module_that_validates_by_steps(kind: Kind):
+def make_module_that_validates_by_steps(kind):
     """The module, whose validation changes its state as its training does."""
     module = kind.module()
 
-    def validation_step(batch, batch_idx: int) -> None:
+    def validation_step(batch, batch_idx):
         loss = module.training_step(batch, batch_idx)
         module.log("val_loss", loss)
 
@@ -239,7 +237,7 @@ class Draws(FourGenerators):
             self.first_draws.append(self.draw())
         return super().training_step(batch, batch_idx)
 
-    def draw(self) -> list[float]:
+    def draw(self):
         (old_generator,) = self.old_generators["old"]
         tensor = torch.rand((), generator=self.generator)
         numbers = (

@@ -14,7 +14,7 @@ TESTED = {
 }
 
 
-def rows_of_table() -> list[tuple[str, str]]:
+def rows_of_table():
     """Return each row's subject, and the test that it names."""
     rows = []
     for line in TABLE.read_text().splitlines():

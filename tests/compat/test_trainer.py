@@ -1,8 +1,6 @@
 """A Trainer's options in a federation: each means to a client what it means to a Trainer that trains it alone."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,14 +12,13 @@ from lightning.pytorch import callbacks as cb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch import Tensor
 from torch.optim import lr_scheduler
 
 from helpers import refused
 from helpers.fits import read_logged_metrics
 
 
-def make_rounded_kind(precision: str, tolerance: float) -> Kind:
+def make_rounded_kind(precision, tolerance):
     return Kind(Small, make_images, trainer={"precision": precision}, tolerance=tolerance)
 
 
@@ -59,7 +56,7 @@ class HooksWhenConfigured(Small):
 
 
 @torch.no_grad()
-def shrink_head(_, module) -> None:
+def shrink_head(_, module):
     module.net[-1].weight.mul_(0.5)
 
 
@@ -82,13 +79,13 @@ class ActsOnBatches(cb.Callback):
             shrink_head(trainer, pl_module)
 
 
-def make_decaying_kind(gamma: float, interval: str, frequency: int = 1) -> Kind:
+def make_decaying_kind(gamma, interval, frequency=1):
     return make_small_kind(
         partial(Small, partial(lr_scheduler.ExponentialLR, gamma=gamma), interval, frequency)
     )
 
 
-AS_BY_HAND: dict[str, Kind] = {
+AS_BY_HAND = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
     "precision-64-true": make_small_kind(),
     "precision-32-true": make_rounded_kind("32-true", 1e-6),
@@ -150,7 +147,7 @@ SWITCHED = (
     "enable_model_summary",
     "num_sanity_val_steps",
 )
-CHANGES_NOTHING: dict[str, Callable[[Path], dict[str, Any]]] = {
+CHANGES_NOTHING = {
     "output": lambda f: {
         "logger": [CSVLogger(f), TensorBoardLogger(f)],
         "log_every_n_steps": 1,
@@ -224,7 +221,7 @@ def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     assert len(rates) == trainer.global_step
 
 
-def assert_same_bits(folder: Path, kind: Kind, expected: dict[str, Tensor], **options) -> L.Trainer:
+def assert_same_bits(folder, kind, expected, **options):
     module, loop = train_federated(kind, folder, **options)
     assert loop.round_index == 2
     state = module.state_dict()

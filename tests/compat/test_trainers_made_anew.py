@@ -2,13 +2,10 @@
 
 import math
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from compat.base import DOUBLE, Kind, Small, make_federated_data, make_images, make_small_kind
+from compat.base import DOUBLE, Small, make_federated_data, make_images, make_small_kind
 from compat.by_hand import fedavg_by_hand, validate_with_trainer
 from compat.kinds import KINDS
 from compat.runs import train_both_ways, train_federated
@@ -22,7 +19,7 @@ from helpers.models import sgd
 ROUNDS = 3
 
 
-def train_by_hand(kind: Kind, folder: Path, rounds: int, **how) -> L.LightningModule:
+def train_by_hand(kind, folder, rounds, **how):
     options = {**kind.trainer, **how}
     return fedavg_by_hand(
         kind.module(),
@@ -38,7 +35,7 @@ def train_by_hand(kind: Kind, folder: Path, rounds: int, **how) -> L.LightningMo
 # ---- a schedule that follows a validated value
 
 
-def make_plateau_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.ReduceLROnPlateau:
+def make_plateau_scheduler(optimizer):
     return lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.3, patience=0, threshold=1.0, threshold_mode="abs"
     )
@@ -63,7 +60,7 @@ class Watching(Small):
 class AtRates(Small):
     """Trains each round at a rate that is known."""
 
-    def __init__(self, rates: list[float]):
+    def __init__(self, rates):
         super().__init__()
         self.rates = rates
 
@@ -71,7 +68,7 @@ class AtRates(Small):
         self.optimizers().param_groups[0]["lr"] = self.rates[self.current_epoch]
 
 
-def train_with_plateau_by_hand(folder: Path) -> tuple[Any, list[float]]:
+def train_with_plateau_by_hand(folder):
     """The model after all rounds, and the rate of each round."""
     optimizer = sgd([torch.nn.Parameter(torch.zeros(()))])
     schedule = make_plateau_scheduler(optimizer)
@@ -136,7 +133,7 @@ def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path):
 # ---- several local epochs
 
 
-def make_accumulating_module() -> Small:
+def make_accumulating_module():
     return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
 
 

@@ -10,7 +10,7 @@ from flsv.core.parameter_space import ParameterSpace
 from helpers import refused
 
 
-def make_network() -> nn.Module:
+def make_network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
@@ -22,7 +22,7 @@ def make_network() -> nn.Module:
     )
 
 
-def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
+def float_state(module):
     return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
 

@@ -3,7 +3,6 @@
 import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
 
 
-def count_samples(local: LocalData) -> int:
+def count_samples(local):
     return int(local.class_counts.sum())
 
 
@@ -34,7 +33,7 @@ class SecondOfTwoRanks(Ranks):
     rank = 1
     size = 2
 
-    def broadcast(self, source: int, value, exchange_name: str):
+    def broadcast(self, source, value, exchange_name):
         return 7 if source == 0 else value
 
 
@@ -53,7 +52,7 @@ def test_question_to_a_client_of_another_process_has_its_answer():
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question: Any):
+    def __init__(self, question):
         self.question = question
         self.answers = list[list[Any]]()
 
@@ -63,7 +62,7 @@ class Asking(Personalizer):
         return {}
 
 
-def ask_clients(question, folder: Path, data=None, **kwargs) -> tuple[list[Any], FederatedLoop]:
+def ask_clients(question, folder, data=None, **kwargs):
     asking = Asking(question)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
@@ -141,7 +140,7 @@ def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
 # ---- what a client keeps is its own
 
 
-def count_questions(local: LocalData) -> int:
+def count_questions(local):
     local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
     return int(local.state["asked"])
 
@@ -182,7 +181,7 @@ def test_memory_of_a_client_is_its_own():
 # ---- Tables for the client's own eyes
 
 
-def make_table() -> str:
+def make_table():
     return "sample,value"
 
 
@@ -229,14 +228,14 @@ def test_balance_load_stays_within_the_bound_of_longest_first_scheduling():
 # ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are
 
 
-def make_network() -> nn.Module:
+def make_network():
     """0: linear, 1: BatchNorm, 2: GroupNorm, 3: linear, 4: linear."""
     return nn.Sequential(
         nn.Linear(4, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
     )
 
 
-def names_of_layers(*layers: int) -> set[str]:
+def names_of_layers(*layers):
     return {name for name in make_network().state_dict() if int(name[0]) in layers}
 
 

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -22,7 +21,7 @@ from helpers.data import toy_data
 from helpers.fits import fit, state_vector
 
 
-def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
+def make_round(starts=False, module=None):
     module = module or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     space = ParameterSpace(module)
     torch.manual_seed(1)
@@ -174,7 +173,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def is_memory_mapped(rows: Tensor) -> bool:
+def is_memory_mapped(rows):
     return rows.untyped_storage().filename is not None
 
 
@@ -196,7 +195,7 @@ class InspectedFit(NamedTuple):
     was_in_file: list[bool]  # by round, the models of the cohort
 
 
-def fit_and_inspect(folder: Path, **options) -> InspectedFit:
+def fit_and_inspect(folder, **options):
     cssv = NotesWhereModelsAre()
     metrics = {
         "cssv": cssv,

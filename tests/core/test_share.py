@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
@@ -46,18 +46,18 @@ NORM = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_
 HEAD = ["4.weight", "4.bias"]
 
 
-def make_frozen_network() -> nn.Module:
+def make_frozen_network():
     net = network()
     net[:2].requires_grad_(False)
     return net
 
 
 def assert_private_entries_moved_at_clients_only(
-    names: list[str],
-    initial_state: dict[str, Tensor],
-    global_state: dict[str, Tensor],
-    private_parts: dict[int, dict[str, Tensor]],
-) -> None:
+    names,
+    initial_state,
+    global_state,
+    private_parts,
+):
     for name in names:
         initial = initial_state[name]
         assert torch.equal(global_state[name], initial)
@@ -66,11 +66,11 @@ def assert_private_entries_moved_at_clients_only(
 
 
 def assert_clients_are_evaluated_with_their_own_part(
-    federated: FederatedLoop,
+    federated,
     data,
-    global_model: nn.Module,
-    private_parts: dict[int, dict[str, Tensor]],
-) -> None:
+    global_model,
+    private_parts,
+):
     """Who was in no cohort is evaluated with the initial part."""
     assert "accuracy" in federated.client_scores
     for client, accuracy in enumerate(federated.client_scores["accuracy"].tolist()):
@@ -345,7 +345,7 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
 # ---- resumed
 
 
-def make_loop_with_everything(**changes) -> FederatedLoop:
+def make_loop_with_everything(**changes):
     options = {
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},

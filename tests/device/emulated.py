@@ -103,7 +103,7 @@ def _load():
     return module
 
 
-def _register() -> None:
+def _register():
     torch.utils.rename_privateuse1_backend("emulated")
     backend = types.ModuleType("torch.emulated")
     backend.is_available = backend.is_initialized = lambda: True
@@ -151,12 +151,12 @@ def our_line(frame) -> str:
 
 
 @contextmanager
-def count_by_line(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
+def count_by_line(at_least=0) -> Iterator[Counter[tuple[str, str]]]:
     """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
     copies only those of at least ``at_least`` numbers."""
     counts: Counter[tuple[str, str]] = Counter()
 
-    def count_operation(kind: str, numbers: int) -> None:
+    def count_operation(kind: str, numbers: int):
         if numbers >= at_least:
             counts[kind, our_line(sys._getframe(1))] += 1
 
@@ -170,7 +170,7 @@ def count_by_line(at_least: int = 0) -> Iterator[Counter[tuple[str, str]]]:
 class EmulatedAccelerator(Accelerator):
     """For Lightning."""
 
-    def setup_device(self, device: torch.device) -> None: ...
+    def setup_device(self, device: torch.device): ...
     def teardown(self): ...
 
     @staticmethod
@@ -205,11 +205,11 @@ def on_the_device() -> dict[str, Any]:
     }
 
 
-def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]) -> None:
+def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]):
     """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
     original_init = SingleDeviceStrategy.__init__
 
-    def init_on_device(self: SingleDeviceStrategy, device="cpu", *args, **options) -> None:
+    def init_on_device(self: SingleDeviceStrategy, device="cpu", *args, **options):
         if str(device) == "cpu":
             device = DEVICE
         original_init(self, device, *args, **options)

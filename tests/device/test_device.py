@@ -3,7 +3,6 @@ the bit (``make emulated``)."""
 
 import os
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score
 
 import flsv
@@ -46,14 +44,14 @@ from helpers.models import Plain, network, sgd
 if EMULATED := bool(os.environ.get("FLSV_EMULATED")):
     from device.emulated import DEVICE, on_the_device
 
-    def device_options() -> dict[str, Any]:
+    def device_options():
         """Arguments of a Trainer that trains on the device."""
         return on_the_device()
 
 else:
     DEVICE = torch.device("cuda", 0)
 
-    def device_options() -> dict[str, Any]:
+    def device_options():
         """Arguments of a Trainer that trains on the device."""
         return {"accelerator": "cuda", "devices": 1}
 
@@ -114,17 +112,17 @@ def test_game_scores_under_vmap_equal_those_one_by_one():
 # ---- federations of every kind
 
 
-def make_plain(kind: type[Plain] = Plain) -> Plain:
+def make_plain(kind=Plain):
     return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
 
 
-def make_moreau() -> Plain:
+def make_moreau():
     return Plain(
         network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2)
     )
 
 
-def make_mixture() -> MixtureClient:
+def make_mixture():
     torch.manual_seed(0)
     return MixtureClient(
         num_components=2, optimizer=sgd, network=network(False), num_classes=CLASSES
@@ -132,7 +130,7 @@ def make_mixture() -> MixtureClient:
 
 
 #: The loop's options, and the module.
-FEDERATIONS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], nn.Module]]] = {
+FEDERATIONS = {
     "a logged value": (
         lambda: {"metrics": {"sv": DecayedShapley(performance="val_acc", mode="max")}},
         Plain,
@@ -222,9 +220,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     torch.testing.assert_close(vectors[1], vectors[0], rtol=1e-3, atol=1e-4)
 
 
-def fit_on_either_device(
-    personalizer, folder: Path, rounds: int, ckpt_path: Path | None = None, **options
-) -> Tensor:
+def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options):
     strategies: dict[str, Any]
     if personalizer is None:
         strategies = {"metrics": {"sv": CumulativeShapley()}}
@@ -367,9 +363,7 @@ MOST_WAITS_OF_CLIENT = 1
 MOST_WAITS_OF_ROUND = 12
 
 
-def count_operations(
-    folder: Path, rounds: int = 3, clients: int = 3, batch_size: int = 8, **options
-) -> dict[str, int]:
+def count_operations(folder, rounds=3, clients=3, batch_size=8, **options):
     """Copies, waits and operators of a fit."""
     from device.emulated import counts
 

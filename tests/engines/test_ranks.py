@@ -1,8 +1,5 @@
 """The same federations on one, two and three ranks."""
 
-from collections.abc import Iterable
-from pathlib import Path
-
 import pytest
 import torch
 from torch.distributed.launcher.api import elastic_launch
@@ -18,7 +15,6 @@ from helpers.rank_federations import RANK_CASES
 from helpers.ranks import (
     AGENT,
     IMPORT_PATH,
-    Ended,
     Group,
     run_and_die,
     run_command,
@@ -58,7 +54,7 @@ def test_ranks_exchange_values_and_rows_and_fail_if_out_of_step(tmp_path):
     Group("exchanges", [str(tmp_path)], 3, tmp_path).done()
 
 
-def list_files_of_runs(folder: Path) -> list[str]:
+def list_files_of_runs(folder):
     """The files that federations have written below a folder, without those of the ranks' processes in it."""
     names = []
     for path in folder.rglob("*"):
@@ -83,7 +79,7 @@ def test_only_rank_zero_writes(rank_runs):
     assert "scaffold/last.ckpt" in files_of_three
 
 
-def last_output(ended: list[Ended], ranks: Iterable[int]) -> str:
+def last_output(ended, ranks):
     """Return what these ranks said last, all of them with an error."""
     processes = [ended[rank] for rank in ranks]
     outputs = [process.output[-3000:] for process in processes]
@@ -150,9 +146,7 @@ def test_ranks_without_a_seed_use_the_seed_of_rank_zero(tmp_path):
     assert (tmp_path / "run/last.ckpt").is_file()
 
 
-def assert_resumed_run_equals_that_of_one_process(
-    rank_runs: Path, tmp_path: Path, folder: Path, name: str, size: int
-) -> None:
+def assert_resumed_run_equals_that_of_one_process(rank_runs, tmp_path, folder, name, size):
     # Without a rank that dies, run_and_die goes on from last.ckpt to the end.
     Group("run_and_die", [str(folder), name], size, tmp_path / "second").done()
 
@@ -199,7 +193,7 @@ def test_torchrun_restarts_a_killed_run_from_its_checkpoint(rank_runs, tmp_path)
     assert find_differences(rank_runs / "1/scaffold", tmp_path / "run") == []
 
 
-def fit_command(folder: Path) -> list[str]:
+def fit_command(folder):
     return [
         "fit",
         "--data.source=digits",
@@ -216,7 +210,7 @@ def fit_command(folder: Path) -> list[str]:
     ]
 
 
-def find_run(folder: Path) -> Path:
+def find_run(folder):
     (run,) = [path.parent for path in folder.rglob("run.json")]
     (run / "checkpoints/last.ckpt").rename(run / "last.ckpt")
     return run

@@ -72,9 +72,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run_deployment(
-    folder: Path, events: str, *arguments: str, status_before: str = ""
-) -> subprocess.CompletedProcess:
+def run_deployment(folder, events, *arguments, status_before=""):
     """deploy/run.py with another ``flwr``, and a SuperLink that is there; where run 0 has begun, how it stands."""
     app = folder / "app"
     shutil.copytree(TEMPLATE, app)
@@ -97,7 +95,7 @@ def run_deployment(
     )
 
 
-def read_statuses(folder: Path) -> list[str]:
+def read_statuses(folder):
     """Return how all runs stand."""
     runs = json.loads((folder / "book.json").read_text())
     return [run["status"] for run in runs]
@@ -265,7 +263,7 @@ else:
 """
 
 
-def write_programs(folder: Path, outcomes: list[str]) -> None:
+def write_programs(folder, outcomes):
     programs = {"nvflare": NVFLARE.replace("ENDS", repr(outcomes)), "sleep": ""}
     for name, code in programs.items():
         program = folder / name

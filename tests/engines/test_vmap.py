@@ -1,7 +1,6 @@
 """FederatedLoop(engine="vmap") against the sequential engine: equal to 1e-5."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from flsv import ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
 from flsv.data import SizePartitioner
 from flsv.engines.vmap import VmapProcess
-from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
@@ -57,7 +55,7 @@ class Spare(Plainest):
         self.spare = nn.Parameter(torch.ones(2))
 
 
-def make_samples_without_tensors() -> FederatedDataModule:
+def make_samples_without_tensors():
     """Data that are no tensors."""
     read = Items(toy_sets()[0].__getitem__, range(130))
     read.targets = toy_sets()[0].tensors[1]
@@ -73,7 +71,7 @@ NORMS = {
     "trainer": {"precision": "64-true"},
     "tolerance": 1e-10,
 }
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "momentum, several epochs": {
         "make": partial(Plainest, MOMENTUM),
         "local_epochs": 2,
@@ -121,7 +119,7 @@ class Overflows(Plainest):
         )
 
 
-def make_data_with_broken_client() -> FederatedDataModule:
+def make_data_with_broken_client():
     data = toy_data(SIZES)
     data.setup("fit")
     data._source.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
@@ -163,7 +161,7 @@ def test_vmap_leaves_out_a_client_that_diverges(tmp_path, chunk):
     assert vmap_loop.participations.tolist() == [2, 2, 0, 2, 2]
 
 
-def make_resumable() -> FederatedLoop:
+def make_resumable():
     return make_engine_loop(
         partial(VmapProcess, chunk=2),
         aggregator=ShapFedWA("cssv"),

@@ -1,8 +1,6 @@
 """What the batched engine cannot train is refused with the reason."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +15,17 @@ from helpers.models import Plainest
 class Steps(Plainest):
     """Its step is a function of itself, the plain step's loss and what the plain step is given."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
     def training_step(self, batch, batch_idx):
-        return self.function(self, super().training_step(batch, batch_idx), batch, batch_idx)
+        return self.function(
+            self,
+            super().training_step(batch, batch_idx),
+            batch,
+            batch_idx,
+        )
 
 
 steps = partial(partial, Steps)
@@ -42,7 +45,7 @@ class Hooked(Plainest):
         pass
 
 
-REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+REFUSED = [
     (
         steps(lambda module, loss, batch, idx: loss * (2 if idx <= 0 else 1)),
         {},
@@ -66,7 +69,13 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:.*round 1 is discarded.*")
 @pytest.mark.parametrize(
-    ("make", "federation", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED]
+    (
+        "make",
+        "federation",
+        "reason",
+    ),
+    REFUSED,
+    ids=[reason for *_, reason in REFUSED],
 )
 def test_vmap_with_an_unsupported_setting_is_refused(tmp_path, make, federation, reason):
     loop = make_engine_loop("vmap", **federation)

@@ -1,8 +1,6 @@
 """What steps hang on beside parameters, buffers and the batch: rows come to what models come to one after the other, or
 are refused before training."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -27,11 +25,11 @@ FAST = (
 NAMES = slow_except(FAST, STEP_CASES)
 
 
-def make_loop(**options) -> FederatedLoop:
+def make_loop(**options):
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False, files=False), **options)
 
 
-def fit_case(name: str, folder: Path, federation: FederatedLoop, module):
+def fit_case(name, folder, federation, module):
     """The module after a fit of two rounds."""
     make_callbacks = STEP_CASES[name][1]
     return fit(
@@ -44,13 +42,13 @@ def fit_case(name: str, folder: Path, federation: FederatedLoop, module):
     )
 
 
-def make_seeded_module(name: str):
+def make_seeded_module(name):
     make_module = STEP_CASES[name][0]
     torch.manual_seed(SEED)
     return make_module()
 
 
-def check_that_case_is_refused(name: str, folder: Path, words: str) -> None:
+def check_that_case_is_refused(name, folder, words):
     """Before the first round, with the module as it was."""
     federation = make_loop(engine="vmap")
     module = make_seeded_module(name)

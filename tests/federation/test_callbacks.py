@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -13,7 +12,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
 )
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
@@ -25,10 +24,10 @@ from helpers.models import Logs, Plain
 
 
 def order_callbacks(
-    is_before_loop: bool,
-    callback: Callback,
-    loop: FederatedLoop,
-) -> list[Callback]:
+    is_before_loop,
+    callback,
+    loop,
+):
     return [callback, loop] if is_before_loop else [loop, callback]
 
 
@@ -75,7 +74,7 @@ def test_training_that_stops_within_a_round_validates_no_client_model(tmp_path, 
     def time_is_up(trainer, *_):
         trainer.should_stop = trainer.global_step == 18
 
-    models: list[Tensor] = []
+    models = []
 
     def record_model(trainer, module):
         models.append(state_vector(module))
@@ -133,10 +132,10 @@ def test_callbacks_that_change_optimizers_are_moved_right_after_the_loop():
 class Adds(Callback):
     """A module, as Lightning's fine-tuners for self-supervised networks."""
 
-    def __init__(self, hook: str):
+    def __init__(self, hook):
         setattr(self, hook, self.add)
 
-    def add(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def add(self, trainer, pl_module):
         pl_module.head = nn.Linear(CLASSES, CLASSES)
 
 

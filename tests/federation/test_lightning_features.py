@@ -136,7 +136,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     has_accuracy = ["client_accuracy/mean" in values for values in whole.logged_values]
     assert has_accuracy == [False, True, True, True]
 
-    seen_clients: set[int] = set()
+    seen_clients = set()
     for values, cohort in zip(whole.logged_values, cohorts, strict=True):
         seen_clients |= set(cohort)
         weight_names = {name for name in values if name.startswith("weight/")}

@@ -1,16 +1,11 @@
 """A further fit of one Trainer goes on with its run, or is refused by name; and changed settings are named."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule
 from flsv.metrics import CosineGradientShapley, ShadowShapley
@@ -27,27 +22,25 @@ pytestmark = [
 ROUNDS = 2
 
 
-def make_module(seed: int = 0) -> Plainest:
+def make_module(seed=0):
     torch.manual_seed(seed)
     return Plainest()
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     shadow = ShadowShapley(coalitions="singles", performance="negative_loss")
     return make_shadow_loop(shadow, metrics={"cosine": CosineGradientShapley()})
 
 
-def make_loop_without_coalitions() -> FederatedLoop:
+def make_loop_without_coalitions():
     return make_loop().replace(metrics={"cosine": CosineGradientShapley()})
 
 
-def make_next_fold() -> FederatedDataModule:
+def make_next_fold():
     return FederatedDataModule(toy_sets(seed=1), make_three_clients().partitioner, batch_size=8)
 
 
-def fit_once(
-    folder: Path, make: Callable[[], FederatedLoop] = make_loop_without_coalitions
-) -> tuple[L.Trainer, Plainest, FederatedLoop]:
+def fit_once(folder, make=make_loop_without_coalitions):
     loop = make()
     trainer = trainer_for(loop, folder, ROUNDS)
     module = make_module()
@@ -55,11 +48,11 @@ def fit_once(
     return trainer, module, loop
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
+def read_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def plan_more_rounds(trainer: L.Trainer) -> None:
+def plan_more_rounds(trainer):
     trainer.fit_loop.max_epochs = 2 * ROUNDS
 
 
@@ -203,11 +196,11 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
 
 
 def go_on_with(
-    folder: Path,
-    first_options: dict[str, Any],
-    new_options: dict[str, Any],
-    batch_size: int = 8,
-) -> list[str]:
+    folder,
+    first_options,
+    new_options,
+    batch_size=8,
+):
     """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}
     learning_rate = first_options.pop("lr", 0.1)

@@ -4,10 +4,8 @@ import errno
 import itertools
 import signal
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, OnExceptionCheckpoint
@@ -33,7 +31,7 @@ def uninterrupted_run(
     return folder, *fit_with_everything(folder)
 
 
-def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole) -> None:
+def assert_same_run(folder, loop, module, whole):
     whole_folder, whole_loop, whole_module = whole
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 
@@ -70,7 +68,7 @@ def test_run_killed_within_a_round_resumes_bitwise(tmp_path, uninterrupted_run):
 class SaveAt(InRound):
     """Saves a checkpoint in the third round wherever Lightning lets anybody save one."""
 
-    def __init__(self, hook: str, path: Path, batch: int = 0):
+    def __init__(self, hook, path, batch=0):
         self.path = path
         self.batch = batch
         setattr(self, hook, self.save)

@@ -2,7 +2,6 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,18 +21,30 @@ from helpers.fits import fit, make_checkpoint_callback, plain_trainer, trainer_f
 from helpers.models import Plain, adam, network
 
 
-def make_loop(**changes) -> FederatedLoop:
+def make_loop(**changes):
     return FederatedLoop(
-        **{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes}
+        **{
+            "aggregator": FedAvg(),
+            "metrics": {"m": ClassSpecificShapley()},
+            "seed": 3,
+            **changes,
+        }
     )
 
 
-def fit_and_save(folder: Path, module=None, data=None, rounds: int = 2, **changes) -> Path:
+def fit_and_save(folder, module=None, data=None, rounds=2, **changes):
     saving = {
         "enable_checkpointing": True,
         "callbacks": [make_checkpoint_callback(folder)],
     }
-    fit(make_loop(**changes), folder / "first", module, data, rounds, **saving)
+    fit(
+        make_loop(**changes),
+        folder / "first",
+        module,
+        data,
+        rounds,
+        **saving,
+    )
 
     return folder / "checkpoints/last.ckpt"
 
@@ -43,7 +54,7 @@ def saved_checkpoint(tmp_path_factory):
     return fit_and_save(tmp_path_factory.mktemp("saved"))
 
 
-def resume_fit(path: Path, folder: Path, module=None, data=None, rounds: int = 3, **changes):
+def resume_fit(path, folder, module=None, data=None, rounds=3, **changes):
     return fit(make_loop(**changes), folder, module, data, rounds, path)
 
 
@@ -52,7 +63,10 @@ def resume_fit(path: Path, folder: Path, module=None, data=None, rounds: int = 3
     [
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
         (partial(toy_data, seed=1), r"data.splits.seed is 1 and was 0.*\[0, 1, 2\]"),
-        (partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]), "was None"),
+        (
+            partial(toy_data, corruptions=[ClosedSetLabelNoise(fraction=0.4)]),
+            "was None",
+        ),
     ],
 )
 def test_resume_with_other_data_is_refused(saved_checkpoint, tmp_path, data, message):
@@ -172,7 +186,7 @@ def test_validating_on_the_validation_samples_of_training_does_not_warn(saved_ch
 # ---- what can be changed is used
 
 
-def make_sgd(lr: float):
+def make_sgd(lr):
     return partial(torch.optim.SGD, lr=lr, momentum=0.9)
 
 
@@ -225,7 +239,7 @@ def test_local_epochs_batch_size_and_server_lr_given_on_resume_are_used(saved_ch
 
 
 class Named(Plain):
-    def __init__(self, network: str):
+    def __init__(self, network):
         super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
         self.save_hyperparameters("network")
 

@@ -6,7 +6,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv.engines.remote import Packet
 from flsv.metrics import CumulativeShapley
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
 from helpers import warns
@@ -23,11 +22,11 @@ class ModelsAfterRounds(Callback):
         self.models.append(state_vector(pl_module).clone())
 
 
-def make_loop(**options) -> FederatedLoop:
+def make_loop(**options):
     return FederatedLoop(sampler=Cohorts([[0], [1], [2], [0]]), seed=1, **options)
 
 
-def make_module() -> Diverges:
+def make_module():
     second_round, client = 1, 1
     return Diverges(network(), sgd, failing={(second_round, client)})
 
@@ -62,14 +61,14 @@ def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_br
     assert_resumes(make_loop, tmp_path, make_module, rounds=(first_rounds, 4))
 
 
-def make_site_loop() -> FederatedLoop:
+def make_site_loop():
     return make_shapfed_loop(sampler=Cohorts([[0], [1], [2], [0]]))
 
 
-def fit_with_failing_sites(folder, failing: set[tuple[int, int]]) -> FederatedLoop:
+def fit_with_failing_sites(folder, failing):
     """``failing`` has pairs of an address and a round."""
 
-    def spoil(address: int, packet: Packet, reply: Packet):
+    def spoil(address, packet, reply):
         if packet.kind != "train":
             return reply
         visit = (address, packet.plain["round"])

@@ -1,10 +1,7 @@
 """The last round is an event of a run, however the run ends; and a run that goes on counts nothing twice."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pandas
 import pytest
 import torch
@@ -49,7 +46,7 @@ class StopsAfterTheRound(Callback):
 class ClockJumps(Callback):
     """Sets the clock of a timer forward when the rounds are done."""
 
-    def __init__(self, timer: Timer):
+    def __init__(self, timer):
         self.timer = timer
 
     def on_train_epoch_start(self, trainer, *_):
@@ -57,16 +54,16 @@ class ClockJumps(Callback):
             self.timer._offset = 7200
 
 
-def make_early_stopping() -> EarlyStopping:
+def make_early_stopping():
     return EarlyStopping("val_loss", patience=1, min_delta=100.0)
 
 
-def make_timer() -> list[Callback]:
+def make_timer():
     one_hour = Timer(duration={"hours": 1})
     return [ClockJumps(one_hour), one_hour]
 
 
-ENDS: dict[str, Callable[[], list[Any]]] = {
+ENDS = {
     "early stopping": lambda: [make_early_stopping()],
     "max_time": make_timer,
     "in a round": lambda: [StopsInTheRound()],
@@ -82,14 +79,14 @@ class Logs(Plain):
 
 
 def fit_run(
-    folder: Path,
-    rounds: int,
+    folder,
+    rounds,
     callbacks=(),
-    every: int | None = 1,
-    performance: str = "negative_loss",
+    every=1,
+    performance="negative_loss",
     ckpt_path=None,
     **options,
-) -> tuple[FederatedLoop, L.Trainer]:
+):
     mode = "min" if performance == "val_loss" else None
     metric = ShadowShapley(
         coalitions="singles",
@@ -113,7 +110,7 @@ def fit_run(
     return loop, trainer
 
 
-def read_values(loop: FederatedLoop, metric: str = "sv") -> pandas.DataFrame:
+def read_values(loop, metric="sv"):
     rows = loop.history().query("metric == @metric")
     return rows.pivot(index="round", columns="client", values="value")
 
@@ -184,8 +181,8 @@ def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
     data = toy_data(server_val=0.3, client_test=0.2)
     trainer.fit(Logs(network(batch_norm=False)), data)
 
-    points: dict[str, list[int]] = {}
-    pictures: dict[str, list[int]] = {}
+    points = {}
+    pictures = {}
     for file in (tmp_path / "run").rglob("events*"):
         events = EventAccumulator(str(file.parent), {"scalars": 0, "images": 0})
         events.Reload()

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -36,7 +36,7 @@ BEATS_BETWEEN_MONITORS = 40
 BEATS_BETWEEN_ROUNDS = 10
 
 
-def loss_of(net: nn.Module, batch) -> Tensor:
+def loss_of(net, batch):
     x, y = batch
     return nn.functional.cross_entropy(net(x), y)
 
@@ -59,14 +59,14 @@ class Project(L.LightningModule):
         return sgd(self.parameters())
 
 
-def first_beat(monitor: int, round_index: int) -> int:
+def first_beat(monitor, round_index):
     return BEATS_BETWEEN_MONITORS * monitor + BEATS_BETWEEN_ROUNDS * round_index
 
 
 class Beats(IterableDataset[Any]):
     """A monitor's heart beats, which go on from round to round."""
 
-    def __init__(self, monitor: int):
+    def __init__(self, monitor):
         self.monitor = monitor
         self.epoch = 0
 
@@ -79,25 +79,23 @@ class Beats(IterableDataset[Any]):
             yield X[row], Y[row]
 
 
-def make_stream(monitor: int) -> Stream:
+def make_stream(monitor):
     return Stream(Beats(monitor), SIZES[monitor])
 
 
-def make_data() -> FederatedDataModule:
+def make_data():
     clients = {f"monitor {monitor}": make_stream(monitor) for monitor in BOTH}
     return FederatedDataModule(clients=clients, val=VAL, batch_size=BATCH)
 
 
-def make_loop(**options) -> FederatedLoop:
+def make_loop(**options):
     return FederatedLoop(seed=SEED, reporting=Reporting(table=False), **options)
 
 
-def train_by_hand(
-    members: tuple[int, ...] = BOTH, batches_of_pass: int = 4, steps: int | None = None
-) -> nn.Module:
+def train_by_hand(members=BOTH, batches_of_pass=4, steps=None):
     """The network after federated averaging; ``steps`` of two passes, or one pass."""
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(model, round_index, client):
         begin = first_beat(client, round_index)
         rows = torch.arange(begin, begin + SIZES[client]) % SAMPLES
         batches = list(rows.split(BATCH)[:batches_of_pass])
@@ -107,16 +105,27 @@ def train_by_hand(
         optimizer = sgd(model.parameters())
         for rows_of_batch in batches:
             optimizer.zero_grad()
-            loss_of(model, (X[rows_of_batch], Y[rows_of_batch])).backward()
+            loss_of(
+                model,
+                (X[rows_of_batch], Y[rows_of_batch]),
+            ).backward()
             optimizer.step()
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
-        return average_models([*models.values()], [SIZES[client] for client in models])
+    def combine(server, models):
+        return average_models(
+            [*models.values()],
+            [SIZES[client] for client in models],
+        )
 
-    return federate(network(batch_norm=False), [members] * ROUNDS, visit, combine)
+    return federate(
+        network(batch_norm=False),
+        [members] * ROUNDS,
+        visit,
+        combine,
+    )
 
 
-def assert_trained_as(module: Project, expected: nn.Module) -> None:
+def assert_trained_as(module, expected):
     trained = parameters_to_vector(module.parameters())
     torch.testing.assert_close(
         trained, parameters_to_vector(expected.parameters()), rtol=0, atol=1e-6
@@ -126,7 +135,13 @@ def assert_trained_as(module: Project, expected: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batches_of_pass", "steps"), [(4, None), (2, None), (4, 5)], ids=["", "2 batches", "5 steps"]
+    ("batches_of_pass", "steps"),
+    [
+        (4, None),
+        (2, None),
+        (4, 5),
+    ],
+    ids=["", "2 batches", "5 steps"],
 )
 def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
     work = 1 if steps is None else f"{steps} steps"
@@ -143,7 +158,7 @@ def test_streams_train_as_a_loop_by_hand(tmp_path, batches_of_pass, steps):
 
 
 @torch.no_grad()
-def score_by_hand(net: nn.Module, performance: str) -> float:
+def score_by_hand(net, performance):
     if performance == "val_loss":
         return -float(loss_of(net, VAL))
     inputs, labels = VAL
@@ -171,7 +186,7 @@ def test_value_of_a_stream_is_that_of_all_that_it_trains_on(tmp_path, options):
 
 
 class StreamOfSite(L.LightningDataModule):
-    def __init__(self, monitor: int):
+    def __init__(self, monitor):
         super().__init__()
         self.monitor = monitor
 

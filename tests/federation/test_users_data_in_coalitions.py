@@ -1,12 +1,11 @@
 """What a coalition's training reads of the user's data module is its members'."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import FederatedDataModule
@@ -20,7 +19,7 @@ from helpers.users_data import CLASSES, Net, fit, make_samples
 class Weighted(Net):
     """Weighs classes by their numbers in the data module's training set, its labels or its loader, or as it is told."""
 
-    def __init__(self, label_source: str | None = None, class_weights: Tensor | None = None):
+    def __init__(self, label_source=None, class_weights=None):
         super().__init__()
         self.label_source = label_source
         self.class_weights = class_weights
@@ -41,10 +40,14 @@ class Weighted(Net):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return nn.functional.cross_entropy(self.net(x), y, weight=self.class_weights)
+        return nn.functional.cross_entropy(
+            self.net(x),
+            y,
+            weight=self.class_weights,
+        )
 
 
-def class_weights_of(labels: Tensor) -> Tensor:
+def class_weights_of(labels):
     counts = labels.bincount(minlength=CLASSES) + 1.0
     return counts.sum() / counts
 
@@ -52,7 +55,7 @@ def class_weights_of(labels: Tensor) -> Tensor:
 class Hospitals(L.LightningDataModule):
     """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
 
-    def __init__(self, is_subset: bool = False):
+    def __init__(self, is_subset=False):
         super().__init__()
         self.is_subset = is_subset
 
@@ -76,11 +79,11 @@ class Hospitals(L.LightningDataModule):
 NAMES = ["A"] * 30 + ["B"] * 20 + ["C"] * 10
 
 
-def by_hospital(source: Hospitals) -> FederatedDataModule:
+def by_hospital(source):
     return FederatedDataModule(source, GroupPartitioner(), groups=NAMES)
 
 
-def exact_values() -> ShadowShapley:
+def exact_values():
     return ShadowShapley(performance="val_loss", mode="min", coalitions="all")
 
 
@@ -94,7 +97,10 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     def utility(masks):
         losses = []
         for mask in masks:
-            module = fit_members(mask.nonzero()[:, 0].tolist(), tmp_path)
+            module = fit_members(
+                mask.nonzero()[:, 0].tolist(),
+                tmp_path,
+            )
             losses.append(validation_loss(module))
         return -torch.tensor(losses, dtype=torch.float64)
 
@@ -103,14 +109,14 @@ def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
-def validation_loss(module: Net) -> float:
+def validation_loss(module):
     x, y = make_samples(30, seed=1)
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module.net(x), y)
     return float(loss)
 
 
-def fit_members(members: list[int], folder: Path) -> Net:
+def fit_members(members, folder):
     """The model of a fit of some hospitals that are told their class weights, or the untrained one."""
     source = Hospitals()
     source.setup()

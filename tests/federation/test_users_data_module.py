@@ -1,10 +1,8 @@
 """``trainer.datamodule`` and ``trainer.train_dataloader`` are the user's own in a federated fit."""
 
 import inspect
-from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -21,7 +19,7 @@ from helpers.users_data import BATCH_SIZE, FEATURES, SEED, Net, fit, make_sample
 class Samples(Dataset):
     """Has an attribute that its owner sets, and labels."""
 
-    def __init__(self, x: Tensor, y: Tensor):
+    def __init__(self, x, y):
         self.x = x
         self.y = y
         self.epoch = 0
@@ -42,7 +40,7 @@ class Users(L.LightningDataModule):
 
     input_shape = (1, FEATURES)
 
-    def __init__(self, name: str = "Users"):
+    def __init__(self, name="Users"):
         super().__init__()
         self.save_hyperparameters()
         self.level = 0.0
@@ -72,7 +70,7 @@ class Users(L.LightningDataModule):
 # ---- every name in every hook
 
 
-def public_names_of(owner) -> list[str]:
+def public_names_of(owner):
     names = []
     for name in dir(owner):
         if not name.startswith("_"):
@@ -97,8 +95,8 @@ PLAIN_TYPES = (
 
 def describe(
     owner,
-    names: Sequence[str],
-) -> dict[str, str]:
+    names,
+):
     """Return what the names of an object read as, without addresses."""
     descriptions = {}
     for name in names:
@@ -110,7 +108,7 @@ def describe(
     return descriptions
 
 
-def reading(trainer) -> dict[str, Any]:
+def reading(trainer):
     """Return all that the Trainer's data module and its train loader read as."""
     data = trainer.datamodule
     readings_of_hook = {"data module": type(data).__name__}
@@ -159,7 +157,7 @@ HOOKS = [
 ]
 
 
-def reading_module(reads: Callable[[Any], Any]):
+def reading_module(reads):
     """Return a module that keeps what ``reads(trainer)`` finds in each hook, by the hook's name."""
 
     class Reads(Net):
@@ -169,10 +167,10 @@ def reading_module(reads: Callable[[Any], Any]):
             self.recorded = SimpleNamespace(by_hook={})
 
         @property
-        def by_hook(self) -> dict[str, list[Any]]:
+        def by_hook(self):
             return self.recorded.by_hook
 
-    def make_hook(name: str):
+    def make_hook(name):
         original = getattr(Net, name)
 
         def hook(
@@ -287,7 +285,7 @@ class SetsLevel(L.Callback):
         trainer.datamodule.level = 0.5 * trainer.current_epoch
 
 
-def users_in_one_batch() -> Users:
+def users_in_one_batch():
     source = Users()
     source.train_dataloader = lambda: DataLoader(source.train, 48, shuffle=True)
     return source
@@ -342,7 +340,7 @@ NUM_SAMPLES = {"A": 24, "B": 16, "C": 8}
 class Counts(L.LightningDataModule):
     """Warms an augmentation up by the batches that it has seen, counted in an attribute or an object."""
 
-    def __init__(self, order: str, in_object: bool):
+    def __init__(self, order, in_object):
         super().__init__()
         self.order = order
         self.in_object = in_object
@@ -359,7 +357,7 @@ class Counts(L.LightningDataModule):
         self.train = TensorDataset(torch.cat(inputs), torch.cat(labels))
         self.val = TensorDataset(*make_samples(16, seed=1))
 
-    def names(self) -> list[str]:
+    def names(self):
         names = []
         for position, name in enumerate(self.order):
             names += [f"{position}{name}"] * NUM_SAMPLES[name]
@@ -408,7 +406,7 @@ def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path,
     torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
 
 
-def by_name(source: Counts) -> FederatedDataModule:
+def by_name(source):
     return FederatedDataModule(
         source,
         GroupPartitioner(),

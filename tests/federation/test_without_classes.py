@@ -38,7 +38,7 @@ class GraphModule(L.LightningDataModule):
         return DataLoader([item(i) for i in range(N)], batch_size=8, collate_fn=Graphs)
 
 
-def make_texts(**options) -> FederatedDataModule:
+def make_texts(**options):
     tokens = torch.randint(
         7,
         (N, 6),
@@ -52,7 +52,7 @@ def make_texts(**options) -> FederatedDataModule:
     )
 
 
-def make_numbers() -> FederatedDataModule:
+def make_numbers():
     x = torch.randn(N, 3, generator=make_generator())
     return FederatedDataModule(
         TensorDataset(x, x.sum(1)),
@@ -61,7 +61,7 @@ def make_numbers() -> FederatedDataModule:
     )
 
 
-def make_graphs() -> FederatedDataModule:
+def make_graphs():
     return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
 
 

@@ -19,7 +19,7 @@ def warns(message: str):
     return pytest.warns(UserWarning, match=message)
 
 
-def make_generator(seed: int = 0) -> torch.Generator:
+def make_generator(seed=0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 

@@ -44,9 +44,7 @@ def set_up_data(*args, **options) -> FederatedDataModule:
 FEATURES, CLASSES = 6, 3
 
 
-def toy_sets(
-    samples: int = 130, test: int = 30, seed: int = 0
-) -> tuple[TensorDataset, TensorDataset]:
+def toy_sets(samples=130, test=30, seed=0) -> tuple[TensorDataset, TensorDataset]:
     """Three Gaussian classes."""
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
@@ -62,7 +60,7 @@ def toy_sets(
 
 
 def toy_data(
-    proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs
+    proportions: tuple[float, ...] = (4, 1, 2), batch_size=8, **kwargs
 ) -> FederatedDataModule:
     kwargs.setdefault("client_test", 0.2)
     return FederatedDataModule(

@@ -179,7 +179,7 @@ class Slows(ClientAlgorithm):
         for gradient in gradients:
             gradient.div_(self.times)
 
-    def count(self, _) -> None:
+    def count(self, _):
         self.times += 1
 
 

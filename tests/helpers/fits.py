@@ -33,7 +33,7 @@ from helpers.tasks import Kind
 def trainer_for(
     loop: FederatedLoop,
     folder: Path,
-    rounds: int = 3,
+    rounds=3,
     *,
     callbacks: Sequence[L.Callback] = (),
     **kwargs,
@@ -41,7 +41,7 @@ def trainer_for(
     return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
 
 
-def plain_trainer(folder: Path, rounds: int = 3, **kwargs) -> L.Trainer:
+def plain_trainer(folder: Path, rounds=3, **kwargs) -> L.Trainer:
     """Return a Trainer without a loop, which prints and writes nothing."""
     quiet = {
         "logger": False,
@@ -60,7 +60,7 @@ def fit(
     folder: Path,
     module: L.LightningModule | None = None,
     data: FederatedDataModule | None = None,
-    rounds: int = 3,
+    rounds=3,
     ckpt_path=None,
     **kwargs,
 ) -> L.LightningModule:
@@ -157,10 +157,10 @@ def fit_by_both_engines(
     folder: Path,
     make=Plainest,
     data=None,
-    rounds: int = 3,
+    rounds=3,
     trainer: dict[str, Any] | None = None,
     engine="vmap",
-    tolerance: float = 1e-5,
+    tolerance=1e-5,
     **kwargs,
 ) -> tuple[FederatedLoop, FederatedLoop]:
     loops = []
@@ -244,7 +244,7 @@ def partition_in_three(data: L.LightningDataModule) -> FederatedDataModule:
 
 
 def play_all_coalitions(
-    folder: Path, module: Kind, data: FederatedDataModule, rounds: int = 1, **measures
+    folder: Path, module: Kind, data: FederatedDataModule, rounds=1, **measures
 ) -> tuple[Tensor, list[Tensor]]:
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = KeepsGames(**measures)
@@ -409,7 +409,7 @@ def make_checkpoint_callback(folder: Path) -> ModelCheckpoint:
 
 
 def fit_with_everything(
-    folder: Path, rounds: int = 5, callbacks: Sequence[Callback] = (), ckpt_path=None
+    folder: Path, rounds=5, callbacks: Sequence[Callback] = (), ckpt_path=None
 ) -> tuple[FederatedLoop, L.LightningModule]:
     loop = FederatedLoop(
         ShapFedWA("cssv"),

@@ -28,7 +28,7 @@ class Forked:
         if is_child:
             _run_and_exit(self.output, function, arguments, environment)
 
-    def wait(self, seconds: float = 900.0) -> tuple[int | None, str]:
+    def wait(self, seconds=900.0) -> tuple[int | None, str]:
         """Its status, negative for a signal and None while it runs, and its output."""
         end = time.monotonic() + seconds
         while self.status is None:
@@ -48,7 +48,7 @@ def _run_and_exit(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     environment: dict[str, str],
-) -> None:
+):
     status = 1  # until the function has returned
     try:
         os.setsid()
@@ -68,7 +68,7 @@ def _run_and_exit(
         os._exit(status if isinstance(status, int) else 1)
 
 
-def redirect_output(path: Path) -> None:
+def redirect_output(path: Path):
     """Let this process, and what it starts, write into a file in place of stdout and stderr."""
     file = os.open(path, os.O_WRONLY | os.O_TRUNC)
     stdout = 1

@@ -169,7 +169,7 @@ def utility_of_module(module, kind: Kind, folder: Path) -> float:
 def fit_valued(
     folder: Path,
     module,
-    rounds: int = 2,
+    rounds=2,
     *,
     metric: ShadowShapley | None = None,
     loop: dict[str, Any] | None = None,
@@ -250,7 +250,7 @@ def in_fork(function: Callable[..., Any], *arguments):
     return answer
 
 
-def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]):
     """Write what a function returns or raises into a file."""
     try:
         answer = function(*arguments)

@@ -80,7 +80,7 @@ def make_tables(**options) -> FederatedDataModule:
 
 
 def fit_in_one_process(
-    folder: Path, rounds: int = 2, **options
+    folder: Path, rounds=2, **options
 ) -> tuple[FederatedLoop, FederatedDataModule]:
     data = make_tables(**options)
     loop = make_shapfed_loop()

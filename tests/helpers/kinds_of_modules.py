@@ -201,44 +201,44 @@ class ChangesItself(Base):
         return super().training_step(batch, batch_idx)
 
 
-def freeze(module) -> None:
+def freeze(module):
     module.net[0].requires_grad_(False)
 
 
-def stop_tracking(module) -> None:
+def stop_tracking(module):
     module.net[1].eval()
 
 
-def hook_forward(module) -> None:
+def hook_forward(module):
     module.net[0].register_forward_hook(lambda layer, inputs, output: 1.5 * output)
 
 
-def hook_gradient(module) -> None:
+def hook_gradient(module):
     module.net[3].weight.register_hook(lambda gradient: 0.1 * gradient)
 
 
-def hook_accumulated_gradient(module) -> None:
-    def shrink(parameter: Tensor) -> None:
+def hook_accumulated_gradient(module):
+    def shrink(parameter: Tensor):
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
 
     module.net[0].weight.register_post_accumulate_grad_hook(shrink)
 
 
-def set_attribute_of_parameter(module) -> None:
+def set_attribute_of_parameter(module):
     weight = module.net[0].weight
     weight.anchor = weight.detach().clone()
 
 
-def add_layer(module) -> None:
+def add_layer(module):
     module.added = nn.Dropout(0.0)
 
 
-def replace_parameter(module) -> None:
+def replace_parameter(module):
     module.net[3].bias = nn.Parameter(torch.ones(CLASSES))
 
 
-def replace_forward(module) -> None:
+def replace_forward(module):
     layer = module.net[3]
     layer.forward = lambda x: 1.5 * nn.functional.linear(x, layer.weight, layer.bias)
 

@@ -81,7 +81,7 @@ def copy_parameters(net: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def set_parameters(net: nn.Module, values: Sequence[Tensor]) -> None:
+def set_parameters(net: nn.Module, values: Sequence[Tensor]):
     for parameter, value in zip(net.parameters(), values):
         parameter.copy_(value)
 
@@ -148,7 +148,7 @@ def cohorts_by_hand(rounds: int = ROUNDS) -> list[list[int]]:
 ROUNDING = 5e-6
 
 
-def assert_same_state(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
+def assert_same_state(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING):
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
             value,
@@ -167,7 +167,7 @@ def train_sharing_by_hand(
     private: Collection[str],
     train: Train,
     data: FederatedDataModule | None = None,
-    uniform: bool = False,
+    uniform=False,
     rounds: int = ROUNDS,
 ) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
     """FedAvg by ``state_dict``s in which the names ``private`` stay at their client: the global model, and what every
@@ -179,7 +179,7 @@ def train_sharing_by_hand(
         model: nn.Module,
         round_index: int,
         client: int,
-    ) -> None:
+    ):
         model.load_state_dict(
             {
                 **model.state_dict(),
@@ -226,7 +226,7 @@ def train_by_hand(
     for round_index, cohort in enumerate(cohorts_by_hand()):
         cohorts.append([client for client in cohort if (round_index, client) not in failing])
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(model: nn.Module, round_index: int, client: int):
         train(model, round_index, client, load_batches(data, round_index, client))
 
     def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
@@ -241,13 +241,13 @@ def train_by_hand(
     return federate(net, cohorts, visit, combine)
 
 
-def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
+def make_sgd_training(lr=0.1, momentum=0.9) -> Train:
     """A new optimizer, and all epochs with it."""
 
     def train(
         client: nn.Module,
         epochs: list[list[Any]],
-    ) -> None:
+    ):
         optimizer = torch.optim.SGD(
             client.parameters(),
             lr=lr,
@@ -264,8 +264,8 @@ def make_sgd_training(lr: float = 0.1, momentum: float = 0.9) -> Train:
 
 
 def assert_private_parts(
-    loop: FederatedLoop, private_parts: dict[int, dict[str, Tensor]], prefix: str = "net."
-) -> None:
+    loop: FederatedLoop, private_parts: dict[int, dict[str, Tensor]], prefix="net."
+):
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
     expected_states = {}
@@ -328,7 +328,7 @@ def make_sgd(**options) -> Callable[[Any], torch.optim.Optimizer]:
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def make_in_run_loop(every: int = 1, **kwargs) -> FederatedLoop:
+def make_in_run_loop(every=1, **kwargs) -> FederatedLoop:
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
     options = {
         "aggregator": KeepsRounds(),
@@ -345,7 +345,7 @@ def fit_in_run(
     folder: Path,
     module: Plain | None = None,
     dealt: FederatedDataModule | None = None,
-    rounds: int = 2,
+    rounds=2,
     **kwargs,
 ) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
     """The contributions, what every client keeps of its samples, and the rounds."""
@@ -387,7 +387,7 @@ def in_run_values_by_hand(
     window: int,
     epochs: int,
     limit: int | None = None,
-    every: int = 1,
+    every=1,
 ) -> tuple[Tensor, Tensor]:
     """A client's training, sample by sample: its samples' values, by one step of ``every``, and its model."""
     g = validation_gradient(make_network_without_norm(), round.global_vector, dealt)
@@ -479,7 +479,7 @@ def train_with_loss(
     loss: Callable[[Tensor, Tensor], Tensor],
     lr: float,
     accumulated: int,
-) -> None:
+):
     """Gradient steps in place, as Lightning accumulates: an epoch's last step may have fewer batches."""
     optimizer = torch.optim.SGD(client.parameters(), lr=lr)
     for batches in epochs:

@@ -82,7 +82,7 @@ class TrainedCase(OwnMetricCase):
         def utility(masks: Tensor) -> Tensor:
             cohort_masks = masks[:, round.client_ids]
 
-            def build(index: int, out: Tensor) -> None:
+            def build(index: int, out: Tensor):
                 members = cohort_masks[index]
                 model = round.client_vectors[members].mean(0)
                 out.copy_(model if members.any() else round.global_vector)
@@ -94,7 +94,7 @@ class TrainedCase(OwnMetricCase):
         return {**super().arguments(round), "coalitions": masks, "utility": utility}
 
 
-def inference_mode_is_no_matter(case: MetricCase) -> None:
+def inference_mode_is_no_matter(case: MetricCase):
     """Rounds within torch.inference_mode(), as in a Lightning validation, and rounds outside of it are one run."""
     metric = case.new()
     rounds = case.rounds()
@@ -107,7 +107,7 @@ def inference_mode_is_no_matter(case: MetricCase) -> None:
     fits.expect_same(results_of(metric_after_all), case.all_results)
 
 
-def bad_clients_are_refused(case: MetricCase) -> None:
+def bad_clients_are_refused(case: MetricCase):
     """Numbers that no client has, one twice, none at all, and one row for several clients are refused."""
     if case.fields.get("client_ids") != "client_ids":
         return

@@ -18,7 +18,7 @@ from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
 
 
-def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
+def network(batch_norm=True, dropout=0.0) -> nn.Module:
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
     # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
@@ -108,24 +108,6 @@ class Logs(Plain):
         return loss
 
 
-class Line(L.LightningModule):
-    """Predicts the mean pixel: a regression, which logs its loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 1)
-
-    def training_step(self, batch, batch_idx):
-        x = batch[0].flatten(1)
-        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 
@@ -180,13 +162,13 @@ class Hooks(L.Callback):
         setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
 
 
-def raise_beta(trainer: L.Trainer, module) -> None:
+def raise_beta(trainer: L.Trainer, module):
     if trainer.current_epoch:  # from round 2 on
         module.beta += 0.2
 
 
 @torch.no_grad()
-def clamp_weights(trainer: L.Trainer, module) -> None:
+def clamp_weights(trainer: L.Trainer, module):
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
 
@@ -204,7 +186,7 @@ def make_hooked_sgd(parameters) -> torch.optim.Optimizer:
     return optimizer
 
 
-def freeze_layer(trainer: L.Trainer, module) -> None:
+def freeze_layer(trainer: L.Trainer, module):
     module.net[0].requires_grad_(trainer.current_epoch == 0)
 
 

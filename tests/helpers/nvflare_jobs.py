@@ -38,7 +38,7 @@ class Job:
             setattr(code, site, client)
             self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
 
-    def run(self, server: RemoteServer) -> None:
+    def run(self, server: RemoteServer):
         """Run the rounds that are left, as another job."""
         self.number += 1
         self.code.server = server
@@ -94,7 +94,7 @@ class Wire:
         fl_ctx: FLContext,
         targets: list[str],
         *options,
-    ) -> None:
+    ):
         (site,) = targets
         self._job.tasks.append(task)
         if not self._job.answers(site, task):
@@ -106,7 +106,7 @@ class Wire:
         client_task.result = fobs.loads(fobs.dumps(reply))
         task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
 
-    def cancel_task(self, task: Task, *options) -> None:
+    def cancel_task(self, task: Task, *options):
         self._job.cancelled.append(task)
 
     def get_client_disconnect_time(self, name: str) -> float | None:

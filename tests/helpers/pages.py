@@ -122,7 +122,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     return len(page_blocks)
 
 
-def run_command(command: list[str]) -> None:
+def run_command(command: list[str]):
     """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
     if ">" in command[-2:-1]:
         with open(command[-1], "w") as file, redirect_stdout(file):

@@ -43,18 +43,28 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
     for table in tables:
         for row, checks in enumerate(table):
             for check in checks:
-                marks = [] if is_fast(row, check.check.__name__) else [pytest.mark.slow]
+                marks = (
+                    []
+                    if is_fast(
+                        row,
+                        check.check.__name__,
+                    )
+                    else [pytest.mark.slow]
+                )
                 cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
 
-def repr_is_code(case: Case) -> None:
+def repr_is_code(case: Case):
     """repr shows the class and no address in memory."""
     text = repr(case.new())
-    ensure(text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text, text)
+    ensure(
+        text.startswith(type(case.part).__name__ + "(") and " at 0x" not in text,
+        text,
+    )
 
 
-def remote_is_equal(case: fits.FitCase) -> None:
+def remote_is_equal(case: fits.FitCase):
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
     if case.sees_clients:
         case.expect_the_same(partial(train_at_sites, case), rounds=1, rtol=1e-5)
@@ -78,7 +88,12 @@ def train_at_sites(case: fits.FitCase, loop: FederatedLoop) -> fits.Fit:
     with tempfile.TemporaryDirectory() as folder:
         sites = make_sites(case, names, Path(folder))
         facts = agreement(case.module(), loop)
-        directory = gather_sites(Path(folder), SiteTransport(sites, names), facts, names)
+        directory = gather_sites(
+            Path(folder),
+            SiteTransport(sites, names),
+            facts,
+            names,
+        )
         data = data_at_sites(
             directory, names, num_classes=fits.NUM_CLASSES, server_data=ServerData()
         )
@@ -113,7 +128,7 @@ class PersonalizerCase(fits.FitCase):
     base = Personalizer
 
 
-def starts_are_models(case: PersonalizerCase) -> None:
+def starts_are_models(case: PersonalizerCase):
     """Check that clients start from finite models [P], or None, and that asking for them changes nothing."""
     loop = case.uninterrupted.loop
     personalizer = loop.personalizer
@@ -137,7 +152,7 @@ PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equa
 PARAMETERS, BUFFERS = 12, 3
 
 
-def make_context(client: int, round_index: int = 0, dtype=torch.float32, **state) -> UploadContext:
+def make_context(client: int, round_index=0, dtype=torch.float32, **state) -> UploadContext:
     model = torch.zeros(PARAMETERS + BUFFERS, dtype=dtype)
     return UploadContext(client, NUM_CLIENTS, PARAMETERS, round_index, start=model, **state)
 
@@ -153,7 +168,7 @@ class UploadCase(fits.FitCase):
     def loop_arguments(self, part) -> dict[str, Any]:
         return {"uploads": [part]}
 
-    def sent(self, client: int, round_index: int = 0, state=None) -> Tensor:
+    def sent(self, client: int, round_index=0, state=None) -> Tensor:
         """Return what a client sends instead of :func:`make_update`."""
         return self.new().apply(
             make_update(client),
@@ -161,7 +176,7 @@ class UploadCase(fits.FitCase):
         )
 
 
-def gives_an_update(case: UploadCase) -> None:
+def gives_an_update(case: UploadCase):
     """A finite update of the same shape and precision; the one that came in stays as it was."""
     for dtype in (torch.float32, torch.float64):
         for client in range(NUM_CLIENTS):
@@ -177,7 +192,7 @@ def gives_an_update(case: UploadCase) -> None:
             ensure(equal(update, make_update(client, dtype)), "a changed argument")
 
 
-def clients_are_apart(case: UploadCase) -> None:
+def clients_are_apart(case: UploadCase):
     """Check that what a client sends does not depend on what others have sent before."""
     part = case.new()
     states = [dict[str, Tensor]() for _ in range(NUM_CLIENTS)]
@@ -215,9 +230,7 @@ class FilterCase(fits.FitCase):
         return part
 
 
-def make_cohort(
-    index: int = 0, factor_of_last_update: float = 1.0, order: Sequence[int] | None = None
-) -> Cohort:
+def make_cohort(index=0, factor_of_last_update=1.0, order: Sequence[int] | None = None) -> Cohort:
     """A round's updates before the server looks at them.
 
     Args:
@@ -249,7 +262,7 @@ def make_cohort(
     )
 
 
-def gives_a_cohort(case: FilterCase) -> None:
+def gives_a_cohort(case: FilterCase):
     """Check that some of the clients remain, with a row and a number each, and nothing changes in place."""
     for index in range(len(COHORTS)):
         for factor in (1.0, 1e6):
@@ -270,7 +283,7 @@ def gives_a_cohort(case: FilterCase) -> None:
             ensure(has_same_models and has_same_samples, "a changed argument")
 
 
-def order_does_not_matter(case: FilterCase) -> None:
+def order_does_not_matter(case: FilterCase):
     """Who is left, and with what, does not depend on the order of the clients."""
     for factor in (1.0, 1e6):
         by_client = []
@@ -284,7 +297,7 @@ def order_does_not_matter(case: FilterCase) -> None:
         ensure(equal(ascending, reordered, rtol=1e-5), f"{ascending} and {reordered}")
 
 
-def one_client_stays(case: FilterCase) -> None:
+def one_client_stays(case: FilterCase):
     """A cohort of one has nobody to be compared with."""
     alone = make_cohort().keep(torch.tensor([True, False, False]))
     ensure(case.begun().apply(alone).ids == alone.ids, "nobody")

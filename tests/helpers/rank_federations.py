@@ -93,7 +93,7 @@ class Average:
         self.shadows: list[Tensor] = []
         self.num_updates = 0
 
-    def update(self, weights: Tensor) -> None:
+    def update(self, weights: Tensor):
         if not self.shadows:
             self.shadows.append(weights.clone())
         self.shadows[0].lerp_(weights, 0.3)

@@ -114,7 +114,7 @@ def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any
     )
 
 
-def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
+def fit(folder: Path, case: Case, *callbacks: Callback):
     """Start it, or go on from its last checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
@@ -136,22 +136,22 @@ def fit(folder: Path, case: Case, *callbacks: Callback) -> None:
         (folder / "metrics.txt").write_text(repr(metrics))
 
 
-def run_all(folder: str, names: list[str]) -> None:
+def run_all(folder: str, names: list[str]):
     """One federation after the other, in one group of ranks."""
     for name in names:
         fit(Path(folder) / name, RANK_CASES[name]())
 
 
-def run_and_die(folder: str, name: str, rank: int = -1, kill: bool = False) -> None:
+def run_and_die(folder: str, name: str, rank: int = -1, kill=False):
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
     fit(Path(folder), RANK_CASES[name](), Die(Path(folder), rank, kill))
 
 
-def save_within(folder: str, name: str) -> None:
+def save_within(folder: str, name: str):
     fit(Path(folder), RANK_CASES[name](), SaveWithin())
 
 
-def save_on_exception(folder: str, name: str) -> None:
+def save_on_exception(folder: str, name: str):
     """A checkpoint of the round in which a rank fails."""
     fit(
         Path(folder),
@@ -161,7 +161,7 @@ def save_on_exception(folder: str, name: str) -> None:
     )
 
 
-def stop_within(folder: str) -> None:
+def stop_within(folder: str):
     fit(Path(folder), shapfed_wa(), Stop())
 
 
@@ -205,7 +205,7 @@ CHANGES = {
 }
 
 
-def change_rank_1(folder: str, how: str) -> None:
+def change_rank_1(folder: str, how: str):
     """Rank 1 has another federation than rank 0."""
     loop, module, _, options = shapfed_wa()
     case = loop, module, make_data_with_shift(0.0), options
@@ -214,13 +214,13 @@ def change_rank_1(folder: str, how: str) -> None:
     fit(Path(folder), case)
 
 
-def limit_time(folder: str) -> None:
+def limit_time(folder: str):
     """Every rank would stop by its own clock."""
     loop, module, data, _ = shapfed_wa()
     fit(Path(folder), (loop, module, data, {"max_time": "00:01:00:00"}))
 
 
-def unseeded(folder: str) -> None:
+def unseeded(folder: str):
     """Every rank would draw its own weights and seed."""
     torch.seed()
     fit(
@@ -242,24 +242,24 @@ class OwnDraws(FedAvg):
         return vector + int.from_bytes(os.urandom(2), "little"), weights
 
 
-def disagree(folder: str) -> None:
+def disagree(folder: str):
     """Ranks that do not come to the same global model."""
     fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), make_five_clients(), {}))
 
 
-def no_federation(folder: str) -> None:
+def no_federation(folder: str):
     """A trainer without a FederatedLoop."""
     _, module, data, options = shapfed_wa()
     make_trainer(Path(folder), [], options).fit(module, data)
 
 
-def run_script(path: str, *words: str) -> None:
+def run_script(path: str, *words: str):
     """A user's script, as torchrun starts it."""
     sys.argv = [path, *words]
     runpy.run_path(path, run_name="__main__")
 
 
-def run_command(*words: str) -> None:
+def run_command(*words: str):
     """``python -m flsv``, which can start the other ranks itself."""
     sys.argv = ["flsv", *words]
     try:
@@ -269,7 +269,7 @@ def run_command(*words: str) -> None:
             raise
 
 
-def exchanges(folder: str) -> None:
+def exchanges(folder: str):
     """All that ranks exchange."""
     rank = int(os.environ["LOCAL_RANK"])
     size = int(os.environ["RANKS"])
@@ -332,13 +332,11 @@ class Group:
         self.processes = []
         for rank in range(size):
             node, local_rank = (rank, 0) if nodes else (0, rank)
-            place = {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
-            process = Forked(
-                folder / f"rank{rank}", globals()[function], *arguments, **common, **place
-            )
+            variables = common | {"NODE_RANK": str(node), "LOCAL_RANK": str(local_rank)}
+            process = Forked(folder / f"rank{rank}", globals()[function], *arguments, **variables)
             self.processes.append(process)
 
-    def wait(self, seconds: float = 900.0) -> list[Ended]:
+    def wait(self, seconds=900.0) -> list[Ended]:
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
         ended = []
         for process in self.processes:
@@ -348,7 +346,7 @@ class Group:
             ended.append(Ended(code, output))
         return ended
 
-    def done(self) -> None:
+    def done(self):
         """All have ended well."""
         ended = self.wait()
         outputs = [rank.output[-3000:] for rank in ended]

@@ -28,10 +28,10 @@ def add_retrained_runs(
     values: Sequence[float],
     other_values: Mapping[str, Sequence[float]] | None = None,
     *,
-    half_width: float = 0.02,
-    measure: str = "accuracy",
+    half_width=0.02,
+    measure="accuracy",
     seeds: Sequence[int] = (0, 1, 2),
-    rounds: int = 3,
+    rounds=3,
     **facts,
 ) -> Path:
     """A run, with runs of flsv retrain that have these values with each seed, by this measure and by others. A client
@@ -78,7 +78,7 @@ def add_retrained_runs(
     return folder
 
 
-def retrained_rows(run: Path, metric: str = "value") -> list[dict[str, str]]:
+def retrained_rows(run: Path, metric="value") -> list[dict[str, str]]:
     """The rows of the clients' mean values, or of those by another score."""
     rows = read_rows(run / "retrained" / "repeat.csv")
     return [row for row in rows if row["metric"] == metric]

@@ -35,12 +35,12 @@ def value_of_cell(client: int, column: int, round_index: int) -> float:
 
 def make_run(
     folder: Path,
-    clients: int = 4,
-    classes: int = 3,
-    rounds: int = 5,
+    clients=4,
+    classes=3,
+    rounds=5,
     names: tuple[str, ...] | None = None,
-    ended: bool = True,
-    stderr: bool = True,
+    ended=True,
+    stderr=True,
 ) -> Path:
     """Make the folder of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,19 +116,21 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
     }
 
 
-def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
+def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES):
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
-    save_csv(
-        folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)]
-    )
+    lines = []
+    for *row, class_number, value in rows:
+        class_name = "" if class_number == "" else f"class {class_number}"
+        lines.append([*row, class_number, value, names[row[2]], class_name, "", ""])
+    save_csv(folder / "contributions.csv", [SCHEMA, *lines])
 
 
 def make_game(
     folder: Path,
     values: dict[str, list[float]],
-    initial: float = 0.25,
-    measure: str = "accuracy",
-    rounds: int = 3,
+    initial=0.25,
+    measure="accuracy",
+    rounds=3,
     **facts,
 ) -> Path:
     """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into

@@ -57,7 +57,12 @@ Make = Callable[..., FederatedLoop]
 def site_of_each_digit() -> list[int]:
     """The site of each of the digits."""
     draw = make_generator(3)
-    return torch.randint(0, len(NAMES), (1437,), generator=draw).tolist()
+    return torch.randint(
+        0,
+        len(NAMES),
+        (1437,),
+        generator=draw,
+    ).tolist()
 
 
 def make_undivided_data(**options) -> FederatedDataModule:
@@ -89,14 +94,27 @@ class SiteData(L.LightningDataModule):
         data.setup("fit")
         train = load_image_data("digits").train
         return DataLoader(
-            Subset(train, data.client_indices(self.client).tolist()), batch_size=48, shuffle=True
+            Subset(
+                train,
+                data.client_indices(self.client).tolist(),
+            ),
+            batch_size=48,
+            shuffle=True,
         )
 
 
 def make_mlp_module(**options) -> ClassifierClient:
     torch.manual_seed(SEED)
-    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
-    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
+    options = {
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        **options,
+    }
+    return ClassifierClient(
+        "mlp",
+        num_classes=10,
+        input_shape=(1, 8, 8),
+        **options,
+    )
 
 
 def make_momentum_module() -> ClassifierClient:
@@ -191,7 +209,7 @@ class SiteTransport:
         change: Callable[[Packet], Any],
         sites: Sequence[int] = ADDRESSES,
         rounds: Sequence[int] | None = None,
-    ) -> None:
+    ):
         """Let ``change`` make what becomes of replies of a kind, of these sites, in these rounds or all."""
 
         def on_reply(address: int, packet: Packet, reply: Packet):
@@ -284,7 +302,7 @@ def load_site_states(tmp: Path, name: str) -> list[dict[str, Any]]:
     return list(torch.load(path, weights_only=True).values())
 
 
-def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
+def assert_same_runs(remote: FederatedLoop, local: FederatedLoop):
     assert_same_bits = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
     assert_same_bits(remote.state.model(), local.state.model())
     assert_same_bits(remote.client_scores, local.client_scores)
@@ -295,7 +313,7 @@ def assert_same_runs(remote: FederatedLoop, local: FederatedLoop) -> None:
         assert_same_bits(contributions[name], expected)
 
 
-def assert_template_equals_one_process(project: Path, runs: Path, folder: Path) -> None:
+def assert_template_equals_one_process(project: Path, runs: Path, folder: Path):
     """The run of the template's ``project``, three rounds in the folder ``runs``, is that of one process."""
     code = run_path(str(project))
     loop = code["make_loop"]()
@@ -358,7 +376,7 @@ class Deployment:
         }
         self.processes: dict[str, subprocess.Popen] = {}
 
-    def begin(self) -> None:
+    def begin(self):
         self._do("sh", "keys.sh", *self._ports)
         (self.folder / "flsv-site.toml").write_text(self._policy)
         self.start_link()
@@ -367,36 +385,34 @@ class Deployment:
         for site in self._ports:
             self.start_site(site)
 
-    def start_link(self) -> None:
+    def start_link(self):
         self._start("link", "sh", "deploy/superlink.sh")
         self.wait_for("link", lambda log: "Uvicorn running" in log)
 
-    def start_site(self, site: str, until_accepted: bool = False) -> None:
+    def start_site(self, site: str, until_accepted=False):
         """Start a SuperNode; again and again, as a supervisor does it, where the SuperLink thinks that it is there."""
         command = ["sh", "deploy/supernode.sh"]
         if until_accepted:
             command = ["sh", "-c", 'until "$@"; do sleep 2; done', "sh", *command]
         self._start(site, *command, SITE=site, PORT=str(self._ports[site]))
 
-    def run(self, name: str = "run") -> None:
+    def run(self, name="run"):
         """Start the server's rounds; ``name``.log is what they print."""
         self._start(name, "flwr", "run", ".", "federation", "--stream")
 
-    def supervise(self, name: str) -> None:
+    def supervise(self, name: str):
         """Likewise, by ``run.py``, which starts them again until they are done."""
         self._start(
             name, sys.executable, "deploy/run.py", STATUS=str(self.folder / "runs" / "status.json")
         )
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str):
         """SIGKILL, to a process started here and to all that it started."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
 
-    def wait_for(
-        self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS
-    ) -> None:
+    def wait_for(self, name: str, is_shown: Callable[[str], bool], seconds: float = SECONDS):
         """Until a log shows it."""
         log = self.folder / f"{name}.log"
         deadline = time.monotonic() + seconds
@@ -405,7 +421,7 @@ class Deployment:
             assert self.processes[name].poll() is None or is_shown(log.read_text()), log.read_text()
             time.sleep(0.2)
 
-    def end(self) -> None:
+    def end(self):
         for process in self.processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -415,13 +431,13 @@ class Deployment:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _do(self, *command: str) -> None:
+    def _do(self, *command: str):
         done = subprocess.run(
             command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _start(self, name: str, *command: str, **variables: str) -> None:
+    def _start(self, name: str, *command: str, **variables: str):
         log = (self.folder / f"{name}.log").open("w")
         self.processes[name] = subprocess.Popen(
             command,

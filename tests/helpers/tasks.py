@@ -18,19 +18,19 @@ SAMPLES, HELD_OUT = 36, 11
 class Items(Dataset[Any]):
     """Whatever ``item(index)`` gives, with a class each for those who ask: its label, or else its index modulo 2."""
 
-    def __init__(self, item: Callable[[int], Any], indices: Sequence[int]):
+    def __init__(self, item: Callable[[int], Any], indices: Sequence[int]) -> None:
         self.item = item
         self.indices = indices
         self.targets = torch.tensor([_class_of(item(index), index) for index in indices])
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Any:
         return self.item(self.indices[index])
 
 
-def _class_of(item, index: int) -> int:
+def _class_of(item: Any, index: int) -> int:
     label = item[-1] if isinstance(item, tuple) else None
     if isinstance(label, Tensor) and label.ndim == 0 and not label.is_floating_point():
         return int(label)
@@ -45,18 +45,18 @@ class Data(L.LightningDataModule):
 
     def __init__(
         self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None
-    ):
+    ) -> None:
         super().__init__()
         self.item = item
         self.sizes = sizes
         self.collate = collate
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> Any:
         return DataLoader(
             Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate
         )
 
-    def val_dataloader(self):
+    def val_dataloader(self) -> Any:
         loaders = []
         first_item = SAMPLES
         for size in self.sizes:
@@ -79,38 +79,38 @@ def numbers(index: int, *shape: int) -> Tensor:
 class Kind(L.LightningModule):
     """What all have in common: one loss for training and validation."""
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         raise NotImplementedError
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(batch)
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch))
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 class Autoencoder(Kind):
     data = staticmethod(lambda: Data(lambda i: (numbers(i, 5), i % 2)))
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
         self.decoder = nn.Linear(3, 5)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.decoder(self.encoder(x))
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return F.mse_loss(self(batch[0]), batch[0])
 
 
 class Careless(Autoencoder):
     """Changes the batch that it is given, in place."""
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch))
         batch[0].add_(1)
 
@@ -118,12 +118,12 @@ class Careless(Autoencoder):
 class VAE(Kind):
     data = Autoencoder.data
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Linear(5, 4)
         self.decoder = nn.Linear(2, 5)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
         code = mean + log_scale.exp() * torch.randn_like(mean)
         prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
@@ -137,21 +137,21 @@ class LanguageModel(Kind):
         lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:]))
     )
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 6)
         self.rnn = nn.GRU(6, 6, batch_first=True)
         self.head = nn.Linear(6, 7)
         self.perplexity = torchmetrics.text.Perplexity()
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(self.embedding(x))[0])
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         x, y = batch
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch))
         self.perplexity(self(batch[0]), batch[1])
         self.log("val/perplexity", self.perplexity, on_epoch=True)
@@ -160,21 +160,21 @@ class LanguageModel(Kind):
 class Segmentation(Kind):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 1, 4, 4)), (x[0] > 0).long())))
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.net = nn.Conv2d(1, 2, 3, padding=1)
         self.iou = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1])
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.iou.update(self(batch[0]), batch[1])
 
-    def on_validation_epoch_end(self):
+    def on_validation_epoch_end(self) -> None:
         self.log("val_iou", self.iou.compute())
         self.iou.reset()
 
@@ -182,17 +182,17 @@ class Segmentation(Kind):
 class Regression(Kind):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + 1)))
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(3, 1)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         error = (self(batch[0]).squeeze(-1) - batch[1]).abs()
         self.log_dict({"val_loss": self.loss(batch), "val_mean": error.mean()})
         self.log("val_worst", error.max(), reduce_fx="max")
@@ -204,18 +204,18 @@ class Regression(Kind):
 class OneLogit(Kind):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x.sum() > 0.5).long())))
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(3, 1)
         self.f1 = torchmetrics.F1Score(task="binary")
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.f1(self(batch[0]).squeeze(-1), batch[1])
         self.log("val_f1", self.f1)
         self.log("val_loss", self.loss(batch))
@@ -224,14 +224,14 @@ class OneLogit(Kind):
 class Multilabel(Kind):
     data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x > 0).long())))
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(3, 3)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
 
 
@@ -247,27 +247,27 @@ class Glue(Kind):
         )
     )
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 8)
         self.head = nn.Linear(8, 2)
         self.outputs: list[Any] = []
 
-    def _run(self, batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         labels = batch.pop("labels")
         mask = batch["input"]["mask"][..., None]
         words = self.embedding(batch["input"]["ids"]) * mask
         logits = self.head(words.sum(1) / mask.sum(1))
         return F.cross_entropy(logits, labels), logits, labels
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         return self._run(batch)[0]
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         loss, logits, labels = self._run(batch)
         self.outputs.append((logits.argmax(-1) == labels, loss))
 
-    def on_validation_epoch_end(self):
+    def on_validation_epoch_end(self) -> None:
         hits, losses = zip(*self.outputs)
         self.log_dict(
             {"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()}
@@ -278,7 +278,7 @@ class Glue(Kind):
 class Graphs:
     """A batch of graphs, as PyTorch Geometric's: one tensor of nodes, one of edges."""
 
-    def __init__(self, items: Sequence[Any]):
+    def __init__(self, items: Sequence[Any]) -> None:
         nodes, edges, self.y = zip(*items)
         starts = torch.tensor([0, *map(len, nodes)]).cumsum(0)
         self.x = torch.cat(nodes)
@@ -286,7 +286,7 @@ class Graphs:
         self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
         self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
 
-    def to(self, device, **_):
+    def to(self, device: Any, **_: Any) -> Any:
         for name in ("x", "y", "edges", "graph"):
             setattr(self, name, getattr(self, name).to(device))
         return self
@@ -304,18 +304,18 @@ class GraphNet(Kind):
         )
     )
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 6)
         self.outer = nn.Linear(6, 2)
 
-    def loss(self, batch):
+    def loss(self, batch: Any) -> Tensor:
         hidden = self.inner(batch.x).relu()
         hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
         sums = torch.zeros(len(batch.y), 6).index_add(0, batch.graph, hidden)
         return F.cross_entropy(self.outer(sums), batch.y)
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
 
 
@@ -324,7 +324,7 @@ class SeveralLoaders(Regression):
         lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5))
     )
 
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
         self.log("val_loss", self.loss(batch))
         self.log(f"own_{dataloader_idx}", self.loss(batch), add_dataloader_idx=False)
 
@@ -332,21 +332,21 @@ class SeveralLoaders(Regression):
 class Hooked(Autoencoder):
     """Scales its batches when they are on the device, augments them when it trains, and keeps its best value so far."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.best = torchmetrics.MinMetric()
         self.validations = 0
         self.modes = set()
 
-    def on_after_batch_transfer(self, batch, dataloader_idx):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
         return x * (9.0 if self.trainer.training else 0.5), y
 
-    def on_validation_epoch_start(self):
+    def on_validation_epoch_start(self) -> None:
         self.validations += 1
         self.sum = torch.zeros(())
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
         assert self.trainer.validating
         assert not self.training
 
@@ -356,9 +356,9 @@ class Hooked(Autoencoder):
         self.log("val_loss", loss, on_step=True, on_epoch=True)
 
         if self.logger is not None:
-            self.logger.experiment.add_scalar("by_hand", loss)
+            self.logger.experiment.add_scalar("by_hand", loss)  # type: ignore[attr-defined]
 
-    def on_validation_epoch_end(self):
+    def on_validation_epoch_end(self) -> None:
         self.best.update(self.sum)
         self.log("best", self.best.compute())
         self.log("validations", float(self.validations))

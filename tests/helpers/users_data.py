@@ -45,7 +45,7 @@ def fit(
     module: L.LightningModule,
     data: L.LightningDataModule,
     folder: Path,
-    rounds: int = 2,
+    rounds=2,
     callbacks: Sequence[L.Callback] = (),
     **loop,
 ) -> FederatedLoop:

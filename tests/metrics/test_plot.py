@@ -51,28 +51,31 @@ def test_unknown_values_of_clients_have_no_bar():
 
 
 @pytest.mark.parametrize(
-    ("values", "stderr"),
+    ("values", "intervals"),
     [
         pytest.param(torch.full((3, 2), NAN), None, id="per class"),
         pytest.param(
             torch.full((3,), NAN),
-            torch.full((3,), NAN),
+            [torch.full((3,), NAN)] * 2,
             id="of clients",
         ),
     ],
 )
-def test_unknown_values_alone_can_be_drawn(tmp_path, values, stderr):
-    figure, _ = plot_contributions(values, stderr=stderr)
+def test_unknown_values_alone_can_be_drawn(tmp_path, values, intervals):
+    figure, _ = plot_contributions(values, intervals=intervals)
 
     save_figure(figure, tmp_path)
 
 
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
+    low = torch.tensor([0.09, -0.22, NAN])
+    high = torch.tensor([0.11, -0.18, NAN])
+
     figure, axis = plot_contributions(
         torch.tensor([0.1, -0.2, NAN]),
         client_names=["Boston", "Lyon", "2"],
         unit="gain in accuracy",
-        stderr=torch.tensor([0.01, 0.02, NAN]),
+        intervals=(low, high),
         limits=(-0.5, 0.5),
     )
 
@@ -81,8 +84,8 @@ def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path):
     (error_lines,) = bars.lines[2]
     intervals = [segment[:, 1] for segment in error_lines.get_segments()]
     expected_intervals = [
-        [0.1 - 0.01, 0.1 + 0.01],
-        [-0.2 - 0.02, -0.2 + 0.02],
+        [0.09, 0.11],
+        [-0.22, -0.18],
     ]
     assert axis.get_ylabel() == "gain in accuracy"
     assert label_texts(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]

@@ -2,11 +2,10 @@
 
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedLoop
@@ -29,7 +28,7 @@ ALL = [0, 1, 2]
 SGD = partial(torch.optim.SGD, lr=0.3)
 
 
-def make_skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> TensorDataset:
+def make_skewed_client(shares, draw):
     probabilities = torch.tensor(shares)
     y = probabilities.multinomial(40, True, generator=draw)
     x = torch.randn(40, FEATURES, generator=draw)
@@ -37,7 +36,7 @@ def make_skewed_client(shares: tuple[float, ...], draw: torch.Generator) -> Tens
     return TensorDataset(x, y)
 
 
-def make_skewed_data() -> FederatedDataModule:
+def make_skewed_data():
     draw = torch.Generator().manual_seed(3)
     clients = {}
     for name, shares in SHARES.items():
@@ -50,7 +49,7 @@ def make_skewed_data() -> FederatedDataModule:
     )
 
 
-def class_weights_of(members: list[int]) -> list[float]:
+def class_weights_of(members):
     data = make_skewed_data()
     data.setup("fit")
     labels = torch.cat([data.client_labels(member) for member in members])
@@ -60,16 +59,16 @@ def class_weights_of(members: list[int]) -> list[float]:
     return torch.where(counts > 0, weights, 1.0).tolist()
 
 
-def make_network() -> nn.Module:
+def make_network():
     torch.manual_seed(1)
     return nn.Linear(FEATURES, CLASSES)
 
 
-def make_weighted_client(class_weights="balanced") -> ClassifierClient:
+def make_weighted_client(class_weights="balanced"):
     return ClassifierClient(make_network(), optimizer=SGD, class_weights=class_weights)
 
 
-def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
+def utility_by_hand(folder, performance, mask):
     members = mask.nonzero().flatten().tolist()
     data = make_skewed_data()
     module = make_weighted_client(class_weights_of(members or ALL))
@@ -90,10 +89,10 @@ def utility_by_hand(folder: Path, performance: str, mask: Tensor) -> float:
     return -float(loss)
 
 
-def values_by_hand(folder: Path, performance: str) -> list[float]:
+def values_by_hand(folder, performance):
     utility_of = partial(utility_by_hand, folder, performance)
 
-    def utility(masks: Tensor) -> Tensor:
+    def utility(masks):
         return torch.tensor([utility_of(mask) for mask in masks])
 
     estimate = exact_shapley(utility, len(SHARES))

@@ -38,7 +38,7 @@ def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
     assert "take a performance of outputs" in messages[3]
 
 
-def make_clients_by_class() -> FederatedDataModule:
+def make_clients_by_class():
     """Three clients, each with the samples of one class."""
     train, test = toy_sets()
     labels = train.tensors[1].tolist()
@@ -50,7 +50,7 @@ def make_clients_by_class() -> FederatedDataModule:
     )
 
 
-def make_two_clients_by_class() -> FederatedDataModule:
+def make_two_clients_by_class():
     """Two clients, of whom each alone is all but one, too."""
     train, test = toy_sets()
     inputs, labels = train.tensors

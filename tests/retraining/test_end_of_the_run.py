@@ -2,7 +2,6 @@
 
 import weakref
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -10,7 +9,7 @@ import torch
 from flsv.retraining.copied_fits import CopyOfRun
 from helpers.hidden_state import Base, fit_valued
 
-HOLDERS: list[Any] = []
+HOLDERS = []
 
 
 class HoldsUntilTeardown(Base):

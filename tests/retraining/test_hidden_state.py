@@ -1,13 +1,9 @@
 """Runs with every sort of state: each coalition against a fit of its members alone, in a process of its own."""
 
-from typing import Any
-
 import pytest
 
 from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts, kinds_of_scores, refused
 from helpers.hidden_state import (
-    FitAlone,
-    FitWithValues,
     Kind,
     fit_members_alone,
     fit_with_values,
@@ -38,7 +34,7 @@ FAST = (
 COMPARED = [(0, 1), (0, 1, 2)]
 
 
-def parameters() -> list[Any]:
+def parameters():
     """The kinds, slow but for FAST. Those of modules are long: test_run_copy.py asks what a copy of each keeps."""
     marked = []
     for name in KINDS:
@@ -57,11 +53,11 @@ def train_once():
     fit_with_values(Kind())
 
 
-def fit_with_values_of(name: str, options: dict[str, Any]) -> FitWithValues:
+def fit_with_values_of(name, options):
     return fit_with_values(KINDS[name], **options)
 
 
-def fit_alone(name: str, members: tuple[int, ...]) -> FitAlone:
+def fit_alone(name, members):
     kind = KINDS[name]
     return fit_members_alone(kind.alone or kind, members)
 
@@ -81,9 +77,9 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
         differences.append(abs(run.game[members] - fit.utility))
 
     if kind.outcome == "by company":
-        (doubt,) = run.coalition_differences
+        (doubt,) = run.doubts
         assert "clients train otherwise in the first round of coalitions" in doubt
     else:
-        assert run.coalition_differences == []
+        assert run.doubts == []
     assert run.model == fits[-1].model, "the metric has changed the training"
     assert max(differences) <= 1e-6

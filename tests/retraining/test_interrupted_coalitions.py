@@ -3,7 +3,6 @@
 import os
 import signal
 import warnings
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -12,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import Reporting
-from flsv.games.members import Members
 from flsv.metrics import ShadowShapley
 from flsv.retraining.utility_store import UtilityStore
 from helpers import warns
@@ -30,7 +28,7 @@ def interrupted_after_one(monkeypatch):
     """Ctrl-C once the first client's coalition is trained and stored."""
     add = UtilityStore.add
 
-    def add_and_interrupt(store: UtilityStore, seed: int, members: Members, models) -> None:
+    def add_and_interrupt(store, seed, members, models):
         add(store, seed, members, models)
         if len(members) == 1:
             raise KeyboardInterrupt
@@ -63,7 +61,7 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, mess
 class Looks(L.Callback):
     """Reads a file's first line in each round."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
         self.first_lines: list[str] = []
 
@@ -115,7 +113,7 @@ class SignalsItself(Manual):
         super().training_step(batch, batch_idx)
 
 
-def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
+def fit_with_values(folder, path=None):
     metric = ShadowShapley(coalitions="both", performance="negative_loss")
     loop = make_shadow_loop(metric)
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
@@ -127,7 +125,7 @@ def fit_with_values(folder: Path, path: str | None = None) -> list[float]:
     return sorted_rows.value.tolist()
 
 
-def fit_once(folder: Path) -> None:
+def fit_once(folder):
     """Fit, and print the warnings, which the tests' process would record."""
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
@@ -178,11 +176,11 @@ class StopsInSecondRound(L.Callback):
 
 
 def fit_with_checkpoints(
-    folder: Path,
-    every: int | None,
-    rounds: int,
-    ckpt_path: Path | None = None,
-) -> torch.Tensor:
+    folder,
+    every,
+    rounds,
+    ckpt_path=None,
+):
     saves = ModelCheckpoint(folder / "checkpoints", save_last=True)
     loop = fit_valued(
         folder,
@@ -234,7 +232,7 @@ def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
     assert path.read_bytes() == content
 
 
-def members_in_store(folder: Path) -> set[str]:
+def members_in_store(folder):
     """The coalitions in the store's file, whose first two lines are no rows."""
     members = set()
     lines = (folder / "coalitions.csv").read_text().splitlines()

@@ -3,8 +3,6 @@
 Scores of modules whose hooks set them are in ``tests/retraining/test_hidden_state.py``.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from helpers.recorded import Recorded
 SMALL_BATCHES = Loader(eval_batch_size=8)
 
 
-def record_game(folder: Path, module, rounds: int = 3, **trainer_options) -> Recorded:
+def record_game(folder, module, rounds=3, **trainer_options):
     """A run that is scored by its logged loss."""
     metric = Recorded(coalitions="singles", performance="val_loss", mode="min", every=1)
     loop = make_shadow_loop(metric)

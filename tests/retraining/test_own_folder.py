@@ -2,10 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from helpers.fits import fit
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
 
 
-def contents(*folders: Path) -> dict[Path, bytes]:
+def contents(*folders):
     bytes_by_path = {}
     for folder in folders:
         for path in folder.rglob("*"):
@@ -47,23 +45,23 @@ def program(tmp_path):
         yield folder
 
 
-def append_to_log() -> None:
+def append_to_log():
     with open("log.csv", "a") as file:
         file.write("more\n")
 
 
-def replace_log() -> None:
+def replace_log():
     Path("new.csv").write_text("more\n")
     os.replace("new.csv", "log.csv")
 
 
-def copy_with_an_old_time() -> None:
+def copy_with_an_old_time():
     Path("source").write_text("more\n")
     os.utime("source", (0, 0))
     shutil.copy2("source", "log.csv")
 
 
-WRITES: dict[str, Callable[[], Any]] = {
+WRITES = {
     "a file that is a link": lambda: torch.save(torch.ones(2), "final.pt"),
     "a file in a linked folder": lambda: torch.save(torch.ones(2), "out/weights.pt"),
     "a new file in an empty folder": lambda: Path("empty/new").touch(),

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from flsv.aggregation import FedAvg
 from flsv.core import Strategy
@@ -21,31 +20,31 @@ from flsv.testing.samplers import federation_of
 # What client 1 sends as its own move, given all moves [n, P] and noise [P].
 
 
-def noise_alone(moves: Tensor, noise: Tensor) -> Tensor:
+def noise_alone(moves, noise):
     return noise
 
 
-def large_noise(moves: Tensor, noise: Tensor) -> Tensor:
+def large_noise(moves, noise):
     return 20 * noise
 
 
-def small_noise(moves: Tensor, noise: Tensor) -> Tensor:
+def small_noise(moves, noise):
     return 0.05 * noise
 
 
-def copy_with_noise(moves: Tensor, noise: Tensor) -> Tensor:
+def copy_with_noise(moves, noise):
     return moves[2] + 0.01 * noise
 
 
-def large_copy(moves: Tensor, noise: Tensor) -> Tensor:
+def large_copy(moves, noise):
     return 5 * moves[2]
 
 
-def opposite(moves: Tensor, noise: Tensor) -> Tensor:
+def opposite(moves, noise):
     return -moves[1]
 
 
-def large_opposite(moves: Tensor, noise: Tensor) -> Tensor:
+def large_opposite(moves, noise):
     return -5 * moves[1]
 
 
@@ -63,7 +62,7 @@ LIES = [
 class UnequalClients:
     """Moves and updates of clients, which differ in length by a factor of up to four."""
 
-    def __init__(self, clients: int, seed: int):
+    def __init__(self, clients, seed):
         self.draw = torch.Generator().manual_seed(seed)
         length = torch.rand(clients, 1, generator=self.draw)
         length = 0.5 + 1.5 * length
@@ -78,14 +77,14 @@ class UnequalClients:
         directions = common + 1.5 * specific + noise
         self.moves = length * directions
 
-    def normal(self, rows: int) -> Tensor:
+    def normal(self, rows):
         return torch.randn(rows, 1000, generator=self.draw)
 
     @property
-    def model(self) -> Tensor:
+    def model(self):
         return self.updates.mean(0)
 
-    def doubts(self) -> dict[int, str]:
+    def doubts(self):
         return doubtful_own_models(self.moves, torch.zeros(1000), self.model, self.updates)
 
 
@@ -152,7 +151,7 @@ class Counter(Strategy):
 
     saved = ("count",)
 
-    def __init__(self, count: int = 0):
+    def __init__(self, count=0):
         self.count = count
 
 

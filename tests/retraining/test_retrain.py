@@ -5,8 +5,6 @@ import signal
 import threading
 import time
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import joblib
 import pytest
@@ -27,13 +25,13 @@ from helpers.coalitions_by_hand import SEED, GameByFits, make_shadow_loop, make_
 from helpers.fits import plain_trainer, state_vector, trainer_for
 from helpers.forked import Forked
 
-LOSS: dict[str, Any] = {"metric": "negative_loss"}
+LOSS = {"metric": "negative_loss"}
 
 
 QUIET = Reporting(table=False)
 
 
-def make_trainer(folder: Path, sampler=None, rounds: int = 2):
+def make_trainer(folder, sampler=None, rounds=2):
     loop = FederatedLoop(sampler=sampler, seed=SEED, reporting=QUIET)
     return trainer_for(loop, folder, rounds)
 
@@ -91,7 +89,7 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     assert table["share"].sum() == pytest.approx(1)
 
 
-def retrain_on_dask(folder: Path) -> None:
+def retrain_on_dask(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
@@ -101,7 +99,7 @@ def retrain_on_dask(folder: Path) -> None:
         begun.touch()
         return Manual()
 
-    def retrain_in(run_folder: Path):
+    def retrain_in(run_folder):
         begun.unlink(missing_ok=True)
         return flsv.retrain(
             make_trainer(run_folder, rounds=1),
@@ -112,9 +110,9 @@ def retrain_on_dask(folder: Path) -> None:
             **LOSS,
         )
 
-    killed_workers: list[int] = []
+    killed_workers = []
 
-    def kill_a_worker_once_begun(cluster) -> None:
+    def kill_a_worker_once_begun(cluster):
         while not begun.is_file():  # by the first training
             time.sleep(0.02)
         nanny = next(iter(cluster.workers.values()))

@@ -1,12 +1,9 @@
 """With a sampler each coalition draws its own cohorts: by hand, and as fits that draw among its members."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import flsv
 from flsv import FederatedLoop
@@ -37,17 +34,17 @@ from helpers.models import Plain, Plainest, network
 ROUNDS = 4
 
 
-def draw_uniform(members: Sequence[int], index: int, size: int) -> list[int]:
+def draw_uniform(members, index, size):
     """The first members in a random order of all three clients."""
     order = torch.randperm(3, generator=generator_for(SEED, "cohort", index)).tolist()
     return [client for client in order if client in members][:size]
 
 
 def toss_for_members(
-    members: Sequence[int],
-    index: int,
-    size: float,
-) -> list[int]:
+    members,
+    index,
+    size,
+):
     """Return those whose coin of chance size / |S| falls, two at least, in the same numbers for all coalitions."""
     draw = generator_for(SEED, "cohort", index)
     chance = min(1.0, size / len(members))
@@ -59,7 +56,7 @@ def toss_for_members(
             return sampled
 
 
-SAMPLERS: dict[str, Any] = {
+SAMPLERS = {
     "one of three": (UniformSampler(1), partial(draw_uniform, size=1)),
     "coins": (BernoulliSampler(1.5), partial(toss_for_members, size=1.5)),
 }
@@ -76,7 +73,7 @@ def test_sampler_of_a_coalition_draws_as_by_hand(name):
             assert sorted(cohort.tolist()) == sorted(draw(members, index=index))
 
 
-def assert_near(values: Tensor, expected: Tensor) -> None:
+def assert_near(values, expected):
     torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -148,7 +145,7 @@ class Elsewhere(UniformSampler):
         return torch.tensor([0, 2])
 
 
-REFUSED: dict[str, tuple[str, Any]] = {
+REFUSED = {
     "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "rounds")),
     "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
     "of one's own": ("has no method `among`", OwnSampler),

@@ -4,7 +4,6 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -82,7 +81,7 @@ class Reports(L.Callback):
 """
 
 
-def install_package(folder: Path, requirement: str) -> None:
+def install_package(folder, requirement):
     """Install a package ``searches_rates``, which needs another package, into a folder."""
     (folder / "searches_rates.py").write_text(TOOL)
     metadata = folder / "searches_rates-1.0.dist-info"
@@ -128,7 +127,7 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
 class Saves(L.Callback):
     """Saves a checkpoint by a path of its own after each round."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path):
         self.path = path
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -161,25 +160,25 @@ def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path):
     assert loop.contributions["shadow"].isfinite().all()
 
 
-def count_by_environment() -> int:
+def count_by_environment():
     number = int(os.environ["FLSV_STEPS"]) + 1
     os.environ["FLSV_STEPS"] = str(number)
     return number
 
 
-def count_by_c_memory() -> int:
+def count_by_c_memory():
     STEPS_IN_C.value += 1
     return STEPS_IN_C.value
 
 
-def count_by_file() -> int:
+def count_by_file():
     path = Path("steps.txt")
     with path.open("a") as file:
         file.write(".")
     return path.stat().st_size
 
 
-def forget_steps() -> None:
+def forget_steps():
     os.environ["FLSV_STEPS"] = "0"
     STEPS_IN_C.value = 0
     Path("steps.txt").unlink(missing_ok=True)
@@ -191,7 +190,7 @@ STEPS_IN_C = ctypes.c_long(0)
 class Counts(Base):
     """Trains by the number of a round's steps, which it does not hold itself."""
 
-    def __init__(self, counter: Callable[[], int]):
+    def __init__(self, counter):
         super().__init__()
         self.count = counter
 

@@ -19,12 +19,12 @@ from helpers.hidden_state import SEED, Base, fit_valued, make_data
 from helpers.models import loop_of
 
 
-def saves_best() -> ModelCheckpoint:
+def saves_best():
     return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
 
 
 def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
-    saved: list[str] = []
+    saved = []
 
     class Saves(Base):
         def on_save_checkpoint(self, checkpoint):
@@ -49,15 +49,15 @@ def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
 class Node:
     """Refers to others that refer to it, in sets that ask for its name."""
 
-    def __init__(self, name: str):
+    def __init__(self, name):
         self.name = name
         self.neighbours: set[Node] = set()
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash(self.name)
 
 
-def make_ring() -> Node:
+def make_ring():
     node = Node("a")
     neighbour = Node("b")
     node.neighbours.add(neighbour)
@@ -66,14 +66,14 @@ def make_ring() -> Node:
 
 
 class Holds(L.Callback):
-    def __init__(self, part: Any):
+    def __init__(self, part):
         self.part = part
 
 
 class FailsTwice(L.Callback):
     """Makes a folder that may not be there."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
 
     def on_fit_start(
@@ -100,7 +100,7 @@ def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
         fit_valued(tmp_path, NeverTrains(), callbacks=[callback])
 
 
-LAYERS: list[tuple[Any]] = []
+LAYERS = []
 
 
 class Carries(torch.nn.Module):
@@ -178,7 +178,7 @@ def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path):
 
 # ---- what the program keeps
 
-HISTORY: list[int] = []
+HISTORY = []
 
 
 class Remembers(Base):
@@ -205,7 +205,7 @@ def test_globals_class_attributes_and_environment_are_those_of_the_run(
     assert os.environ["FLSV_TEST_FITS"] == "2"
 
 
-NETS: dict[str, Any] = {}
+NETS = {}
 
 
 class Registered(Base):

@@ -1,9 +1,6 @@
 """The store of coalitions' utilities: kills, other settings, orders, ranks; and what is trained into it."""
 
 import pickle
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,11 +20,11 @@ ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
 class InstantTrainer:
     """Trains coalitions at once, and is killed before one more than ``max_fits``."""
 
-    def __init__(self, max_fits: int | None = None):
+    def __init__(self, max_fits=None):
         self.trained: list[Members] = []
         self.max_fits = max_fits
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult]]:
+    def train(self, orders):
         for order in orders:
             if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
@@ -44,15 +41,15 @@ class InstantTrainer:
 UTILITY_OF_CLIENT = (0.1, 0.2, 1 / 3)
 
 
-def utility_of_members(members: Members) -> float:
+def utility_of_members(members):
     return float(sum(UTILITY_OF_CLIENT[client] for client in members))
 
 
 def train_missing(
-    trainer: InstantTrainer,
-    store: UtilityStore,
+    trainer,
+    store,
     say=lambda text: None,
-) -> int:
+):
     """Train the coalitions of seed 0 that are not in the store, and return how many they were."""
     missing = store.missing(0, ALL_COALITIONS)
     training = CoalitionTraining(
@@ -71,11 +68,11 @@ class FirstOfTwoRanks(Ranks):
     rank = 0
     size = 2
 
-    def all_gather(self, value, purpose: str) -> list[Any]:
+    def all_gather(self, value, purpose):
         return [value, {}]
 
 
-def make_store(path: Path | None, *names: str, **options) -> UtilityStore:
+def make_store(path, *names, **options):
     return UtilityStore(path, names or ["utility"], {"a": 1}, **options)
 
 
@@ -90,7 +87,7 @@ def test_killed_game_resumes_and_its_file_equals_an_uninterrupted_one(tmp_path):
     with path.open("ab") as file:
         file.write(b"0,0+")  # a line that was being written
 
-    messages: list[str] = []
+    messages = []
     second = InstantTrainer()
     num_missing = train_missing(second, make_store(path), messages.append)
 
@@ -145,7 +142,7 @@ def test_error_of_failed_coalitions_can_be_pickled():
     assert [*copied.failed] == [(0, 2)]
 
 
-def make_store_of_two_rounds(path: Path, **options) -> UtilityStore:
+def make_store_of_two_rounds(path, **options):
     """Make a store of rounds 0 and 3, with a performance of two classes and one of a number."""
     store = make_store(
         path,
@@ -159,7 +156,7 @@ def make_store_of_two_rounds(path: Path, **options) -> UtilityStore:
 
 
 #: By round: the values of each class, and the loss.
-SCORES: dict[int, Any] = {
+SCORES = {
     0: [[0.5, -0.25], [1.5]],
     3: [[-0.75, 1.0], [1e-9]],
 }
@@ -239,7 +236,7 @@ def test_rows_of_other_rounds_and_their_outputs_go_when_the_file_is_sorted(tmp_p
     assert sorted(names) == ["7_0+2_0.pt", "7_0+2_3.pt"]
 
 
-def models_of(scores: dict[int, Any]) -> dict[int, ScoredModel]:
+def models_of(scores):
     models = {}
     for round_index, row in scores.items():
         models[round_index] = ScoredModel(row)

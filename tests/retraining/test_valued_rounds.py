@@ -1,7 +1,5 @@
 """By default ten rounds of a run have values, the last three among them, and these are the values of every round."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ class RecordsValues(ShadowShapley):
         return self.values_by_round
 
 
-def fit_and_record_values(folder: Path, every: int | None, **options) -> dict[int, torch.Tensor]:
+def fit_and_record_values(folder, every, **options):
     metric = RecordsValues(coalitions="all", performance="negative_loss", every=every)
     options["reporting"] = Reporting(table=False, files=False)
     fit_valued(folder, Base(), NUM_ROUNDS, metric=metric, loop=options)

@@ -1,14 +1,11 @@
 """ShadowShapley trains each coalition alone: random numbers, failures, doubts, and ends that are one coalition's."""
 
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
 from helpers import warns
@@ -20,9 +17,7 @@ from helpers.models import loop_of
 from helpers.recorded import Recorded
 
 
-def fit_module(
-    folder: Path, metric: ShadowShapley, module=None, callbacks: Sequence[L.Callback] = ()
-) -> FederatedLoop:
+def fit_module(folder, metric, module=None, callbacks=()):
     loop = make_shadow_loop(metric)
     fit(loop, folder, module or Module(), make_three_clients(), FIT_ROUNDS, callbacks=callbacks)
     return loop

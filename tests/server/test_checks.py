@@ -1,7 +1,5 @@
 """Bad input is refused before training starts, with what was wrong, what was expected and what to do."""
 
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -35,7 +33,7 @@ class NeverTrained(Plain):
         raise AssertionError("training had started")
 
 
-def make_cssv_options(head: str | None = None) -> dict[str, Any]:
+def make_cssv_options(head=None):
     return {"cssv": ClassSpecificShapley(head=head)}
 
 
@@ -164,7 +162,7 @@ def test_impossible_setting_is_refused_before_training(tmp_path, make, loop, mes
 class Wants(Metric):
     """A torchmetric of the user's own, which is no ContributionMetric."""
 
-    def __init__(self, shape: tuple[int, ...] = (3,)):
+    def __init__(self, shape=(3,)):
         super().__init__()
         self.shape = shape
         self.add_state("norms", torch.zeros(shape))

@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -54,8 +53,8 @@ class Fails(ContributionMetric):
 
     def __init__(
         self,
-        method: str = "update",
-        first_round: int = 2,
+        method="update",
+        first_round=2,
     ):
         self.method = method
         self.first_round = first_round
@@ -65,7 +64,7 @@ class Fails(ContributionMetric):
         zeros = torch.zeros(num_clients)
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
-    def _fail(self, method: str) -> None:
+    def _fail(self, method):
         if method != self.method:
             return
 
@@ -140,7 +139,7 @@ class ReadsValues(Callback):
 
 
 def fit_run(
-    folder: Path,
+    folder,
     metrics,
     module=None,
     **options,
@@ -264,7 +263,7 @@ def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
     assert torch.allclose(loop.weights.float(), weights)
 
 
-def make_weighted_loop() -> FederatedLoop:
+def make_weighted_loop():
     return FederatedLoop(
         ShapleyWeighted("fails"),
         metrics={"fails": Fails()},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.engines.vmap import ELEMENTWISE
 from flsv.training.batched import RowTraining, clip
@@ -18,7 +18,7 @@ STEPS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
 
 
 class Step(nn.Module):
-    def __init__(self, net: nn.Module):
+    def __init__(self, net):
         super().__init__()
         self.net = net
 
@@ -41,8 +41,13 @@ class Penalized(Step):
         return super().training_step(batch) + slope.square().sum()
 
 
-def make_mlp(*between: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+def make_mlp(*between):
+    return nn.Sequential(
+        nn.Linear(4, 8),
+        *between,
+        nn.Tanh(),
+        nn.Linear(8, 3),
+    )
 
 
 class Tied(nn.Module):
@@ -89,11 +94,14 @@ class Counting(nn.Module):
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
-def make_sgd(**options) -> Make:
-    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+def make_sgd(**options):
+    return lambda parameters: torch.optim.SGD(
+        parameters,
+        **{"lr": 0.1, **options},
+    )
 
 
-def make_two_groups(parameters) -> torch.optim.Optimizer:
+def make_two_groups(parameters):
     weight, *others_parameters = parameters
     return torch.optim.SGD(
         [
@@ -104,7 +112,7 @@ def make_two_groups(parameters) -> torch.optim.Optimizer:
     )
 
 
-def make_optimizer(name: str) -> Make:
+def make_optimizer(name):
     return lambda parameters: getattr(torch.optim, name)(parameters)
 
 
@@ -120,7 +128,13 @@ class Case:
 
 CASES = {
     **{name: Case(optimizer=make_optimizer(name)) for name in ELEMENTWISE},
-    "nesterov": Case(optimizer=make_sgd(momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "nesterov": Case(
+        optimizer=make_sgd(
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=0.01,
+        )
+    ),
     "AMSGrad": Case(optimizer=partial(torch.optim.Adam, amsgrad=True, weight_decay=0.01)),
     "foreach": Case(optimizer=partial(torch.optim.AdamW, foreach=True)),
     "groups": Case(optimizer=make_two_groups),
@@ -141,7 +155,7 @@ CASES = {
 }
 
 
-def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Tensor]]]:
+def make_setting(name):
     """The module, a state of each model with a row per model, and the batches of each model."""
     torch.manual_seed(0)
     case = CASES[name]
@@ -149,7 +163,7 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
     module = net if isinstance(net, Step) else Step(net)
     num_models = len(STEPS)
 
-    def make_states(tensor: Tensor) -> Tensor:
+    def make_states(tensor):
         """Different values for every model, ``[num_models, ...]``."""
         if not tensor.is_floating_point():
             return torch.arange(num_models) + tensor
@@ -169,10 +183,10 @@ def make_setting(name: str) -> tuple[nn.Module, dict[str, Tensor], list[list[Ten
 
 
 def train_one_by_one(
-    module: nn.Module,
-    states: dict[str, Tensor],
-    batches_by_model: list[list[Tensor]],
-    make: Make,
+    module,
+    states,
+    batches_by_model,
+    make,
     limit,
 ):
     for i, batches in enumerate(batches_by_model):

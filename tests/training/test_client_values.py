@@ -24,7 +24,7 @@ class Keeps(nn.Module):
         self.losses: list[float] = []
         self.num_steps = 0
 
-    def train_client(self, client: int) -> None:
+    def train_client(self, client):
         """Change each kind of state by an amount that tells the client."""
         self.unsaved_buffer += client
         self.tensor_in_list[0].add_(client + 1)
@@ -36,9 +36,9 @@ class Keeps(nn.Module):
 
 
 def train(
-    module: Keeps,
-    clients: list[int],
-) -> tuple[ModuleSnapshot, ClientValues]:
+    module,
+    clients,
+):
     initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:

@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
@@ -22,13 +21,13 @@ PLACE = f"while client {CLIENT} trained in round {ROUND + 1}"
 
 
 class Failing(Plain):
-    def __init__(self, failure: BaseException, where: str):
+    def __init__(self, failure, where):
         super().__init__()
         self.failure = failure
         self.where = where
         self.num_calls = 0
 
-    def maybe_fail(self, where: str) -> None:
+    def maybe_fail(self, where):
         if where == self.where:
             loop = loop_of(self)
             is_at_client = loop.round_index == ROUND and loop.current_client == CLIENT
@@ -47,14 +46,14 @@ class Failing(Plain):
         return None
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     return FederatedLoop(seed=1)
 
 
 @pytest.fixture(scope="module")
 def models_after_rounds(tmp_path_factory):
     """The global model after each round of a fit without failures."""
-    models: list[Tensor] = []
+    models = []
     look = LambdaCallback(
         on_train_epoch_end=lambda trainer, module: models.append(state_vector(module))
     )
@@ -93,7 +92,7 @@ def test_error_in_client_code_names_client_and_round_and_keeps_the_global_model(
         assert torch.equal(state_vector(resumed), models_after_rounds[-1]), checkpoint
 
 
-def make_typed_data(inputs: torch.dtype, labels: torch.dtype) -> FederatedDataModule:
+def make_typed_data(inputs, labels):
     """Two clients whose samples have these types, as they were stored."""
     x, y = toy_sets()[0].tensors
     inputs_stored = (10 * x).to(inputs)

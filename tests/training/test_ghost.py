@@ -34,11 +34,11 @@ class Twice(nn.Module):
         return self.tied(self.layer(self.layer(x)).relu())
 
 
-def draw_floats(*shape: int) -> Callable[[], Tensor]:
+def draw_floats(*shape):
     return lambda: torch.randn(BATCH_SIZE, *shape, dtype=torch.float64)
 
 
-def draw_words() -> Tensor:
+def draw_words():
     return torch.randint(0, 6, (BATCH_SIZE, 4))
 
 
@@ -81,7 +81,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor]]:
+def make_setting(name):
     """A module, a batch (x, y), and a direction: a tensor for each parameter."""
     torch.manual_seed(1)
     make, inputs = MODULES[name]
@@ -91,19 +91,19 @@ def make_setting(name: str) -> tuple[nn.Module, Tensor, Tensor, dict[str, Tensor
 
 
 def products_one_by_one(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    direction: dict[str, Tensor],
-) -> Tensor:
+    module,
+    x,
+    y,
+    direction,
+):
     """The inner product of the direction with the gradient of each sample's own loss."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
     def loss(
-        parameters: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-    ) -> Tensor:
+        parameters,
+        x,
+        y,
+    ):
         return F.cross_entropy(
             functional_call(
                 module,
@@ -210,7 +210,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     expected = []
 
     def load_batch():
-        ghost.watch(None)
+        ghost.remove()
         buffer.copy_(x.roll(len(expected), 0))
 
     def pass_batch(size):
@@ -234,7 +234,7 @@ def test_ghost_products_over_several_batches_equal_those_of_per_sample_gradients
     pass_batch(BATCH_SIZE)
     pass_watched_batch(3)
     # A batch that comes by without a pass.
-    ghost.watch(None)
+    ghost.remove()
     ghost.watch(2)
     expected.append(torch.zeros(2, dtype=torch.float64))
     pass_watched_batch(BATCH_SIZE)

@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import FederatedLoop
 from flsv.cli import main
-from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.data import FederatedDataModule
 from flsv.training.algorithms import FedRep
 from flsv.utilities.seeding import generator_for
 from helpers import refused
@@ -34,12 +32,12 @@ CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
 
 
 def train_by_hand(
-    data: FederatedDataModule,
-    round: Round,
-    client: int,
-    passes: list[int],
-    window: int,
-) -> tuple[Tensor, int]:
+    data,
+    round,
+    client,
+    passes,
+    window,
+):
     model = make_network_without_norm()
     steps = 0
     space = ParameterSpace(model)
@@ -114,7 +112,7 @@ def test_run_of_unequal_work_resumes_bitwise(tmp_path, work):
     assert (loop.participations == loop.round_index).all()  # all clients in all rounds
 
 
-def last_rates(loop: FederatedLoop) -> list[float]:
+def last_rates(loop):
     """Each client's learning rate after its last step."""
     rates = []
     for state in loop.state_dict()["clients"].values():

@@ -2,9 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -51,7 +49,7 @@ class MaskedByHand(Masked):
     training_step = Plain.training_step
 
 
-def make_game_loop() -> FederatedLoop:
+def make_game_loop():
     return FederatedLoop(
         metrics={"sv": PartialFederatedShapley()}, sampler=UniformSampler(2), seed=1
     )
@@ -90,7 +88,7 @@ class Observer(Plain):
         return super().training_step(batch, batch_idx)
 
 
-def make_broken_module() -> Plain:
+def make_broken_module():
     module = Plain()
     with torch.no_grad():
         module.net[0].weight[0, 0] = torch.nan
@@ -133,7 +131,7 @@ class OwnSchedule(torch.optim.lr_scheduler.StepLR):
 
 
 class Wrapper:
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         return getattr(self.wrapped, name)
 
 
@@ -231,7 +229,7 @@ def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
 class OneLogit(Plain):
     """A binary classifier as many are written: one logit, [B] or [B, 1]."""
 
-    def __init__(self, squeeze: bool):
+    def __init__(self, squeeze):
         super().__init__(nn.Linear(FEATURES, 1))
         self.squeeze = squeeze
 
@@ -242,7 +240,7 @@ class OneLogit(Plain):
         raise AssertionError("training had started")
 
 
-EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+EVERY = {"evaluation": ClientEvaluation(every=1)}
 
 
 @pytest.mark.parametrize(
@@ -306,7 +304,7 @@ def plain(tmp_path_factory):
 class Thresholded(Plain):
     """Sets a buffer, which is not finite before, in each validation."""
 
-    def __init__(self, initial_threshold: float):
+    def __init__(self, initial_threshold):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(initial_threshold))
         self.thresholds_in_training: list[float] = []
@@ -356,7 +354,7 @@ class WithHiddenLayers(Plain):
 
     def __init__(
         self,
-        compile_layers: Callable[[nn.Module], nn.Module],
+        compile_layers,
     ):
         super().__init__()
         torch.manual_seed(2)
@@ -415,7 +413,7 @@ class WithSystemRandom(Plain):
 class WithOtherClassifier(Plain):
     """Has a method of timm's name, of another meaning."""
 
-    def get_classifier(self, name: str) -> nn.Module:
+    def get_classifier(self, name):
         return getattr(self, name)
 
 

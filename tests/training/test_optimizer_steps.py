@@ -33,16 +33,16 @@ class SAM(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Any,
-        base: Make,
-        rho: float = 0.05,
+        parameters,
+        base,
+        rho=0.05,
     ):
         super().__init__(parameters, {"rho": rho})
         self.base_optimizer = base(self.param_groups)
         self.param_groups = self.base_optimizer.param_groups
 
     @torch.no_grad()
-    def first_step(self) -> None:
+    def first_step(self):
         parameters = [p for group in self.param_groups for p in group["params"]]
         norms = [parameter.grad.norm() for parameter in parameters]
         norm = torch.stack(norms).norm()
@@ -55,7 +55,7 @@ class SAM(torch.optim.Optimizer):
         self.zero_grad()
 
     @torch.no_grad()
-    def second_step(self) -> None:
+    def second_step(self):
         for parameter, entries in self.state.items():
             parameter.data = entries["old_p"]
         self.base_optimizer.step()
@@ -76,7 +76,7 @@ class SAM(torch.optim.Optimizer):
 class Averaged:
     """No torch optimizer: counts its steps, and sets the weights to its average of them every second step."""
 
-    def __init__(self, inner: torch.optim.Optimizer):
+    def __init__(self, inner):
         self.inner = inner
         self.defaults = inner.defaults
         self.num_steps = 0
@@ -93,10 +93,10 @@ class Averaged:
     def state_dict(self):
         return self.inner.state_dict()
 
-    def load_state_dict(self, state_dict) -> None:
+    def load_state_dict(self, state_dict):
         self.inner.load_state_dict(state_dict)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self):
         self.inner.zero_grad()
 
     @torch.no_grad()
@@ -115,11 +115,11 @@ class Averaged:
         return loss
 
 
-def make_momentum_sgd(parameters) -> torch.optim.Optimizer:
+def make_momentum_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-NESTED: dict[str, Make] = {
+NESTED = {
     "sam": lambda parameters: SAM(parameters, make_momentum_sgd),
     "lookahead": lambda parameters: Lookahead(make_momentum_sgd(parameters), k=2),
     "own wrapper": lambda parameters: Averaged(make_momentum_sgd(parameters)),
@@ -135,8 +135,8 @@ class Stepping(Plain):
 
     def __init__(
         self,
-        make: Make,
-        stepped_by: str = "automatic",
+        make,
+        stepped_by="automatic",
     ):
         super().__init__(network(batch_norm=False), make)
         self.stepped_by = stepped_by
@@ -165,8 +165,8 @@ class Stepping(Plain):
     def take_step(
         self,
         optimizer,
-        loss: Tensor,
-    ) -> None:
+        loss,
+    ):
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()
@@ -175,7 +175,7 @@ class Stepping(Plain):
         self,
         optimizer,
         batch,
-    ) -> None:
+    ):
         self.evaluate(optimizer, batch)
         optimizer.first_step()
         self.evaluate(optimizer, batch)
@@ -185,7 +185,7 @@ class Stepping(Plain):
         self,
         optimizer,
         batch,
-    ) -> Tensor:
+    ):
         optimizer.zero_grad()
         loss = super().training_step(batch, 0)
         self.manual_backward(loss)
@@ -197,8 +197,8 @@ class Holding(Stepping):
 
     def __init__(
         self,
-        make: Make,
-        stepped_by: str,
+        make,
+        stepped_by,
     ):
         super().__init__(make, "own")
         self.created_in = stepped_by
@@ -226,21 +226,21 @@ class Holding(Stepping):
 
 
 def fedavg_by_hand(
-    make: Make,
-    prox: float = 0.0,
-    keep: bool = False,
-) -> nn.Module:
+    make,
+    prox=0.0,
+    keep=False,
+):
     """The global model of federated averaging. ``prox`` is FedProx's mu. ``keep``: an optimizer serves its client in
     all rounds."""
     data = toy_data()
     data.setup("fit")
-    kept = {}
+    client_parts = {}
 
-    def visit(model: nn.Module, round_index: int, client: int) -> None:
+    def visit(model, round_index, client):
         anchor = copy.deepcopy(model)
         trained, optimizer = model, make(model.parameters())
         if keep:
-            trained, optimizer = kept.setdefault(client, (trained, optimizer))
+            trained, optimizer = client_parts.setdefault(client, (trained, optimizer))
             trained.load_state_dict(anchor.state_dict())
         for epoch in range(EPOCHS):
             stream = generator_for(SEED, "shuffle", round_index, client, epoch)
@@ -248,7 +248,7 @@ def fedavg_by_hand(
                 optimizer.step(partial(evaluate_closure, trained, optimizer, batch, anchor, prox))
         model.load_state_dict(trained.state_dict())
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(server, models):
         return average_models([*models.values()], data.num_samples.tolist())
 
     return federate(network(batch_norm=False), [range(3)] * ROUNDS, visit, combine)
@@ -258,9 +258,9 @@ def evaluate_closure(
     model,
     optimizer,
     batch,
-    server: nn.Module,
-    prox: float,
-) -> Tensor:
+    server,
+    prox,
+):
     x, y = batch
     optimizer.zero_grad()
     distance = torch.zeros(())
@@ -276,15 +276,15 @@ def evaluate_closure(
     return loss
 
 
-def assert_as_by_hand(module: Plain, expected: nn.Module) -> None:
+def assert_as_by_hand(module, expected):
     assert_equal(state_vector(module.net), state_vector(expected))
 
 
-def assert_equal(model: Tensor, expected_model: Tensor) -> None:
+def assert_equal(model, expected_model):
     torch.testing.assert_close(model, expected_model, rtol=1e-6, atol=1e-6)
 
 
-def make_seeded_loop(**kwargs) -> FederatedLoop:
+def make_seeded_loop(**kwargs):
     return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **kwargs)
 
 
@@ -334,7 +334,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(
 
 
 WAYS = ("wrapper", "raw", "closure")
-ALGORITHMS: dict[str, Callable[[], Any]] = {
+ALGORITHMS = {
     "FedProx": lambda: {"client_algorithm": FedProx(1.0)},
     "SCAFFOLD": lambda: {"client_algorithm": SCAFFOLD()},
     "FedDyn": lambda: {"client_algorithm": FedDyn(1.0), "aggregator": FedDynServer()},
@@ -412,8 +412,8 @@ class PublicSAM(SAM):
         return loss
 
 
-def make_module_with_public_sam() -> ComputesGradientBeforeTheStep:
-    def make_optimizer(parameters) -> SAM:
+def make_module_with_public_sam():
+    def make_optimizer(parameters):
         return PublicSAM(parameters, make_momentum_sgd)
 
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
@@ -457,7 +457,7 @@ def test_model_that_changes_without_a_step_is_refused(tmp_path):
 class Words(Plain):
     """Its embedding's gradients are sparse, if so asked."""
 
-    def __init__(self, sparse: bool):
+    def __init__(self, sparse):
         optimizer = partial(torch.optim.SGD, lr=0.1)
         super().__init__(network(batch_norm=False), optimizer)
         self.words = nn.Embedding(5, 6, sparse=sparse)

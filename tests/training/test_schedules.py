@@ -3,10 +3,7 @@
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -26,28 +23,28 @@ from helpers.models import Plain, network
 SEED, ROUNDS, CLIENTS = 4, 3, 3
 
 
-def make_linear(optimizer, steps: int):
+def make_linear(optimizer, steps):
     return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
 
 
-def make_one_cycle(optimizer, steps: int):
+def make_one_cycle(optimizer, steps):
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
 
 
-def make_warmup_and_cosine(optimizer, steps: int):
+def make_warmup_and_cosine(optimizer, steps):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_stairs(optimizer, steps: int):
+def make_stairs(optimizer, steps):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(self, make: Callable[[Any, int], Any], frequency: int = 1, manual: str = ""):
+    def __init__(self, make, frequency=1, manual=""):
         super().__init__(network(batch_norm=False))
         self.make = make
         self.frequency = frequency
@@ -56,7 +53,7 @@ class Scheduled(Plain):
         self.shared = SimpleNamespace(rates=defaultdict(list))
 
     @property
-    def rates(self) -> dict[int, list[tuple[float, float]]]:
+    def rates(self):
         return self.shared.rates
 
     def configure_optimizers(self):
@@ -94,7 +91,7 @@ class Scheduled(Plain):
 
 
 class OneClient(L.LightningDataModule):
-    def __init__(self, client: int):
+    def __init__(self, client):
         super().__init__()
         self.data = toy_data()
         self.client = client
@@ -108,16 +105,14 @@ class OneClient(L.LightningDataModule):
         return Batches(list(self.data.client_loader(self.client, "train", generator=stream)))
 
 
-def rates_of_client_alone(
-    module: Scheduled, client: int, folder: Path, **kwargs
-) -> list[tuple[float, float]]:
+def rates_of_client_alone(module, client, folder, **kwargs):
     """Fit the module on one client's data without a federation, and return its rates."""
     trainer = plain_trainer(folder, ROUNDS, reload_dataloaders_every_n_epochs=1, **kwargs)
     trainer.fit(module, OneClient(client))
     return module.rates[-1]
 
 
-KINDS: dict[str, tuple[Callable[[], Scheduled], dict[str, Any]]] = {
+KINDS = {
     "linear": (lambda: Scheduled(make_linear), {}),
     "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
     "every second step": (lambda: Scheduled(make_linear, frequency=2), {}),
@@ -144,7 +139,7 @@ def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
         assert module.rates[client] == expected
 
 
-def ends_at_zero(module: Scheduled) -> None:
+def ends_at_zero(module):
     for rates in module.rates.values():
         assert [rate for rate, _ in rates] == pytest.approx(
             [0.1 * (1 - i / len(rates)) for i in range(len(rates))]
@@ -181,7 +176,7 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
     for rates_and_steps in module.rates.values():
         rates = [rate for rate, _ in rates_and_steps]
         steps_per_round = len(rates) // 5
-        expected: list[float] = []
+        expected = []
         for rate in rates_of_rounds:
             expected += [rate] * steps_per_round
         assert rates == pytest.approx(expected)
@@ -236,7 +231,7 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
 
 #: Of ``toy_data``.
 BATCH_SIZE = 8
-WAYS: list[Callable[[Any], float]] = [
+WAYS = [
     lambda trainer: trainer.estimated_stepping_batches / trainer.max_epochs,
     lambda trainer: trainer.num_training_batches,
     lambda trainer: len(trainer.train_dataloader),
@@ -248,13 +243,13 @@ WAYS: list[Callable[[Any], float]] = [
 class Asking(Scheduled):
     """Its schedule follows from the batches of a round, however it learns of them."""
 
-    def __init__(self, ways: list[Callable[[Any], float]]):
+    def __init__(self, ways):
         super().__init__(
             lambda optimizer, _: make_linear(optimizer, self.length() * self.trainer.max_epochs)
         )
         self.ways = ways
 
-    def length(self) -> float:
+    def length(self):
         (length,) = {read(self.trainer) for read in self.ways}
         return length
 
@@ -280,13 +275,13 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
 
 
 #: The number of steps after each step of :class:`CountsInItsGroups`. An attribute of the optimizer would be a client's.
-COUNTS_OF_STEPS: list[int] = []
+COUNTS_OF_STEPS = []
 
 
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 
-    def __init__(self, parameters: Any):
+    def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
         COUNTS_OF_STEPS.clear()
         for group in self.param_groups:

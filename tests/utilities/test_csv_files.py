@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,13 +14,13 @@ from flsv.utilities.csv_files import csv_text, read_rows, save_table
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
 
-def read_cells(path: Path) -> set[str]:
+def read_cells(path):
     """As a spreadsheet gets them."""
     with path.open(newline="", encoding="utf-8") as file:
         return set(itertools.chain(*csv.reader(file)))
 
 
-def is_formula(cell: str) -> bool:
+def is_formula(cell):
     """Return whether a spreadsheet takes a cell for a formula. A number alone is none."""
     try:
         float(cell)

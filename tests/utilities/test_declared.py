@@ -8,7 +8,7 @@ import inspect
 import math
 import pickle
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -41,7 +41,7 @@ PACKAGES = (
     "flsv.uploads", "flsv.valuation",
 )  # fmt: skip
 #: What a class cannot be made without, beside numbers.
-NEEDED: dict[str, dict[str, Any]] = {
+NEEDED = {
     "Backbone": {"name": "lenet5"},
     "HeldOut": {"column": "split"},
     "CSVData": {"path": "table.csv"},
@@ -60,8 +60,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 STEP = 1e-6
 
 
-def public_classes(packages: Sequence[str]) -> list[type]:
-    classes: dict[type, None] = {}
+def public_classes(packages):
+    classes = {}
     for name in packages:
         package = importlib.import_module(name)
         for item_name in package.__all__:
@@ -71,11 +71,11 @@ def public_classes(packages: Sequence[str]) -> list[type]:
     return list(classes)
 
 
-def declared_classes() -> list[type]:
+def declared_classes():
     return [cls for cls in public_classes(PACKAGES) if hasattr(cls.__init__, "__wrapped__")]
 
 
-def alternatives_of(hint) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def alternatives_of(hint):
     """Types of a union, each with its markers."""
     if get_origin(hint) in (Union, types.UnionType):
         for part in get_args(hint):
@@ -95,7 +95,7 @@ class BoundValues(NamedTuple):
     admitted: float
 
 
-def values_around_bound(kind: type, marker) -> BoundValues:
+def values_around_bound(kind, marker):
     (bound,) = dataclasses.astuple(marker)
     step = 1 if kind is int else STEP
     return {
@@ -106,12 +106,12 @@ def values_around_bound(kind: type, marker) -> BoundValues:
     }[type(marker)]
 
 
-def bounds_of(markers: Sequence[Any]) -> list[Any]:
+def bounds_of(markers):
     """The markers but sentences on what a value is for."""
     return [marker for marker in markers if not isinstance(marker, str)]
 
 
-def refused_numbers(kind: type, markers: Sequence[Any]) -> list[float]:
+def refused_numbers(kind, markers):
     """Numbers that one alternative, int or float, refuses."""
     numbers = [math.nan, math.inf, -math.inf]
     if kind is int:
@@ -121,7 +121,7 @@ def refused_numbers(kind: type, markers: Sequence[Any]) -> list[float]:
     return numbers
 
 
-def values_beyond(hint) -> Iterator[Any]:
+def values_beyond(hint):
     """Values that no alternative admits."""
     markers_by_kind = dict(alternatives_of(hint))
     admits_counts_and_shares = {int, float} <= markers_by_kind.keys()
@@ -140,7 +140,7 @@ def values_beyond(hint) -> Iterator[Any]:
         yield "nonsense"
 
 
-def values_at_bounds(hint) -> Iterator[Any]:
+def values_at_bounds(hint):
     """Values that are just admitted."""
     for kind, markers in alternatives_of(hint):
         for bound in bounds_of(markers):
@@ -159,7 +159,7 @@ CASES = [
 ]
 
 
-def required_arguments(cls: type) -> dict[str, Any]:
+def required_arguments(cls):
     plain = {}
     for name, (hint, default) in checked_parameters(cls.__init__).items():
         if default is inspect.Parameter.empty:
@@ -203,7 +203,7 @@ def test_parts_that_differ_in_an_argument_have_different_descriptions(cls):
             value_of_text[text] = value
 
 
-def parts_with(cls: type, name: str, values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def parts_with(cls, name, values):
     """Make a part with each value of an argument that is admitted, alone and beside the other arguments."""
     for value in values:
         try:
@@ -296,12 +296,12 @@ def test_numbers_of_other_libraries_become_pythons(value, hint, kind):
 
 
 #: Whose constructors check by hand, and what they are made of.
-BY_HAND: dict[type, Any] = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
+BY_HAND = {MoreauSGD: [nn.Parameter(torch.zeros(1))]}
 #: Made by the package itself, with numbers that it has worked out.
 RECORDS = {"ClientUpdate", "Cohort", "CSVData", "Round"}  # CSVData is a base class
 
 
-def float_arguments(function) -> list[str]:
+def float_arguments(function):
     parameters = inspect.signature(function).parameters.values()  # annotations are strings here
     return [p.name for p in parameters if "float" in str(p.annotation).split(" | ")]
 

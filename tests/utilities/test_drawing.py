@@ -1,7 +1,6 @@
 """Names and pictures that matplotlib cannot bear do not stop a run."""
 
 import warnings
-from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -31,7 +30,7 @@ NAMES = [
 ]
 
 
-def picture_files(folder: Path) -> list[str]:
+def picture_files(folder):
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 

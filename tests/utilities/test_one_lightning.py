@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -74,7 +73,7 @@ print("spec", L.pytorch.__spec__.name, L.pytorch.callbacks.__spec__.name)
 CALL = "import flsv\nflsv.import_as_lightning()\n"
 
 
-def run_program(folder: Path, program: str) -> subprocess.CompletedProcess:
+def run_program(folder, program):
     (folder / "strangers.py").write_text(PACKAGE)
     return subprocess.run(
         [sys.executable, "-c", program],

@@ -1,7 +1,6 @@
 """Hashes of nested values: equal for equal values only."""
 
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from flsv.utilities.plain_values import digest
 
 ZEROS = torch.zeros(4)
-PAIRS: dict[str, tuple[Any, Any]] = {
+PAIRS = {
     "a type": (1, True),
     "a fraction": (1, 1.0),
     "a text": (1, "1"),
@@ -39,12 +38,28 @@ def test_different_values_have_different_hashes(pair):
 
 def test_equal_values_have_the_same_hash():
     value = {
-        "a": [1, torch.arange(6).view(2, 3).T],
+        "a": [
+            1,
+            torch.arange(6).view(2, 3).T,
+        ],
         "b": torch.tensor(2.0, dtype=torch.bfloat16),
     }
     same = OrderedDict(
         b=value["b"].clone(),
-        a=[1, torch.arange(6).view(2, 3).T.contiguous()],
+        a=[
+            1,
+            torch.arange(6).view(2, 3).T.contiguous(),
+        ],
     )
     assert digest(value) == digest(same)
-    assert len(digest(torch.ones(2, dtype=torch.complex64))) == 32
+    assert (
+        len(
+            digest(
+                torch.ones(
+                    2,
+                    dtype=torch.complex64,
+                )
+            )
+        )
+        == 32
+    )

@@ -3,7 +3,6 @@
 import gc
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -65,7 +64,7 @@ trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
 """
 
 
-def install(site: Path, module: str, entries: str) -> None:
+def install(site, module, entries):
     metadata_folder = site / f"{module}-1.0.dist-info"
     metadata_folder.mkdir(parents=True)
     (metadata_folder / "METADATA").write_text(

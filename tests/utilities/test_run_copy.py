@@ -3,8 +3,6 @@
 import pickle
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import lightning as L
@@ -18,7 +16,7 @@ from helpers.fits import plain_trainer, state_vector
 from helpers.hidden_state import Base, make_data
 
 
-def load_copy(module, folder: Path, **trainer_options) -> tuple[Any, Any]:
+def load_copy(module, folder, **trainer_options):
     """Return the Trainer and the module of a copy of a run."""
     trainer = plain_trainer(folder, **trainer_options)
     run_copy = RunCopy(trainer, module, data=make_data())
@@ -26,13 +24,13 @@ def load_copy(module, folder: Path, **trainer_options) -> tuple[Any, Any]:
     return copied_trainer, copied_module
 
 
-def run_copy_of(module, folder: Path, data=None) -> RunCopy:
+def run_copy_of(module, folder, data=None):
     trainer = plain_trainer(folder)
     return RunCopy(trainer, module, data=data or make_data())
 
 
 class Refers(L.Callback):
-    def __init__(self, module: Any):
+    def __init__(self, module):
         self.module = module
         first_layer = module.net[0]
         self.first_layer = weakref.ref(first_layer)
@@ -43,7 +41,7 @@ class Refers(L.Callback):
         self.gone = weakref.ref(Base())
 
 
-def referring_callback_of(trainer: L.Trainer) -> Refers:
+def referring_callback_of(trainer):
     callbacks = trainer.callbacks
     (callback,) = (part for part in callbacks if isinstance(part, Refers))
     return callback
@@ -110,7 +108,7 @@ def test_tensors_that_share_memory_share_it_in_each_copy(tmp_path):
     assert torch.equal(state_vector(next_module), state_before)
 
 
-def add_one(parameter) -> None:
+def add_one(parameter):
     parameter.grad.add_(1)
 
 
@@ -201,7 +199,7 @@ def test_worker_gets_the_same_copy_by_bytes(tmp_path):
 
 
 def test_class_of_the_run_stays_as_it_is_when_a_copy_is_loaded(tmp_path):
-    losses: list[float] = []
+    losses = []
 
     class Local(Base):  # pickle has no name for it, as for a class of a notebook
         def loss(self, batch):

@@ -331,11 +331,12 @@ class RemoteSites:
         finite_updates = {}
         broken_sites = []  # whose model is not finite
         visits: dict[int, str] = {}  # by which a site finds the state that it has stored
+        packets = {}
         faults = {}
         for site, reply in replies.items():
             try:
-                packet = check_done(reply)
-                update, visits[site] = self._read_update(site, packet, device, space)
+                packets[site] = check_done(reply)
+                update, visits[site] = self._read_update(site, packets[site], device, space)
             except BadReply as error:
                 faults[site] = str(error)
                 continue
@@ -352,9 +353,9 @@ class RemoteSites:
         accepted_sites = [site for site in finite_updates if site not in faults]
         self._visits_of_round = {site: visits[site] for site in accepted_sites}
         for site in accepted_sites:
-            if replies[site].plain.get("lost"):  # type: ignore[union-attr]  # a Packet: its update was read
+            if packets[site].plain.get("lost"):
                 self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
-            self._warn_of_withheld(site, replies[site], [TRAINING_LOSS])
+            self._warn_of_withheld(site, packets[site], [TRAINING_LOSS])
         return [finite_updates[site] for site in accepted_sites], broken_sites
 
     def _read_update(

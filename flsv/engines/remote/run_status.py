@@ -56,16 +56,17 @@ def run_status(folder: Path, run: str | None = None) -> Iterator[Callable[[str |
         if status != "running":
             print(f"flsv: the run has {status}: {why or folder}.", file=sys.stderr, flush=True)
 
-    reasons: list[str | None] = [None]
+    last_explanation: str | None = None
 
-    def report(why: str | None) -> None:
-        reasons.append(why)
+    def explain(why: str | None) -> None:
+        nonlocal last_explanation
+        last_explanation = why
         write_status("running", why)
 
     try:
         write_status("running")
-        yield report
-        write_status("finished", reasons[-1])
+        yield explain
+        write_status("finished", last_explanation)
     except Stopped as error:
         write_status("stopped", str(error))
         raise

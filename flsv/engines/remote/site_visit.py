@@ -232,17 +232,7 @@ class SiteVisit(L.Callback, Rounds):
         )
         for transformation in self._config.uploads:
             transformation.check(space)
-        upload_seed, upload_secret = self._upload_keys()
-        training = LocalTraining(
-            trainer,
-            space,
-            parts=self._config,
-            store=self._store,
-            num_clients=self._num_clients,
-            steps=self._steps,
-        )
-        training.upload_seed = upload_seed
-        training.upload_secret = upload_secret
+        training = self._make_training(trainer, space)
         self._training = training
         buffers = self.site_state.get("buffers")
         if buffers is not None:
@@ -268,6 +258,21 @@ class SiteVisit(L.Callback, Rounds):
             num_samples=num_samples,
             lengths=visit.lengths,
         )
+
+    def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
+        """Return the training of the site's one client, with the seed and the secret of its noise."""
+        upload_seed, upload_secret = self._upload_keys()
+        training = LocalTraining(
+            trainer,
+            space,
+            parts=self._config,
+            store=self._store,
+            num_clients=self._num_clients,
+            steps=self._steps,
+        )
+        training.upload_seed = upload_seed
+        training.upload_secret = upload_secret
+        return training
 
     def _has_lost_its_model(self) -> bool:
         """Return whether the site should have its own model, and has none."""

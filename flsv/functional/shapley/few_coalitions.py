@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.intervals import interval_over_seeds
-from flsv.functional.shapley.exact import all_coalitions, check_enumerable, exact_shapley
+from flsv.functional.shapley.exact import all_coalitions, check_enumerable, shapley_of_table
 from flsv.functional.shapley.game import (
     ShapleyEstimate,
     check_num_players,
@@ -51,11 +51,12 @@ from flsv.functional.shapley.surrogate import (
     membership,
 )
 from flsv.utilities.choices import Which as Which
-from flsv.utilities.declared import checked
+from flsv.utilities.declared import NonNegative, checked
 
 #: The parts whose sum is the kernel of the Gaussian process.
 KERNEL_PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
-#: The largest ridge penalty to fit: a noise variance in units of the variance of one part of the kernel.
+#: The largest ridge penalty to fit, if the noise allows it: a noise variance in units of the variance of one part of
+#: the kernel.
 MAX_LIKELY_PENALTY = 1.0
 
 
@@ -114,6 +115,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 def few_coalitions_shapley(
     masks: Tensor,
     utilities: Tensor,
+    noise: NonNegative | None = None,
 ) -> ShapleyEstimate:
     """Compute Shapley values from some coalitions' utilities, by a Gaussian process.
 
@@ -123,12 +125,15 @@ def few_coalitions_shapley(
         masks: the K evaluated coalitions, bool ``[K, n]``, distinct, the empty and the grand coalition among them. See
             :func:`few_coalitions`.
         utilities: the coalitions' utilities, ``[K]``, or ``[K, M]`` for M games at once.
+        noise: the least standard deviation of the noise in a utility, that is between trainings of the same coalition,
+            in the utility's unit. None: 0. The noise itself is fitted by marginal likelihood.
 
     Returns:
         The estimate: ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``, and ``evaluations`` K. ``stderr``
         measures the uncertainty from the coalitions that were not evaluated. It is 0 if all were.
 
     Raises:
+        ConfigurationError: ``noise`` is below 0.
         ValueError: the shapes do not fit, a utility is not finite, a coalition occurs twice, or the empty or the grand
             coalition is missing.
 
@@ -153,7 +158,7 @@ def few_coalitions_shapley(
         values = _exact_values(masks, utilities)
         stderr = torch.zeros_like(values)
     else:
-        values, stderr = _fitted_values(masks, utilities)
+        values, stderr = _fitted_values(masks, utilities, noise)
     if is_one_game:
         values = values[:, 0]
         stderr = stderr[:, 0]
@@ -162,26 +167,24 @@ def few_coalitions_shapley(
 
 def _exact_values(masks: Tensor, utilities: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from the utilities ``[2^n, M]`` of all coalitions, in any order."""
-    coalitions = map(tuple, masks.tolist())
-    utility_of_coalition = dict(zip(coalitions, utilities))
-
-    def utility(coalition_masks: Tensor) -> Tensor:
-        rows = [utility_of_coalition[tuple(mask)] for mask in coalition_masks.tolist()]
-        return torch.stack(rows)
-
-    return exact_shapley(utility, masks.shape[1]).values
+    # In a table of all coalitions, bit i of a coalition's number says whether player i is a member.
+    bits = 1 << torch.arange(masks.shape[1])
+    numbers = (masks.cpu() * bits).sum(1)
+    table = utilities[numbers.argsort()]
+    return shapley_of_table(table)
 
 
 def _fitted_values(
     masks: Tensor,
     utilities: Tensor,
+    noise: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Fit a Gaussian process per game. Return Shapley values and standard errors, ``[n, M]``."""
     num_players = masks.shape[1]
     values_by_game = []
     stderr_by_game = []
     for game_utilities in utilities.T:
-        game_values, game_stderr = _fit_game(masks.cpu(), game_utilities)
+        game_values, game_stderr = _fit_game(masks.cpu(), game_utilities, noise)
         values_by_game.append(game_values)
         stderr_by_game.append(game_stderr)
     values = torch.stack(values_by_game, dim=1)
@@ -223,6 +226,7 @@ def retrained_shapley(masks: Tensor, utilities: Tensor) -> tuple[Tensor, Tensor]
 def _fit_game(
     masks: Tensor,
     utilities: Tensor,
+    noise: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Fit the Gaussian process to one game. Return the Shapley values and their standard errors, ``[n]`` each."""
     mean = utilities.mean()
@@ -238,26 +242,23 @@ def _fit_game(
     # units of the signal variance, which is the variance of one part.
     eigenvalues, eigenvectors = torch.linalg.eigh(kernel)
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]  # [penalties, K]
-    coordinates = eigenvectors.T @ standardized
-    power = coordinates.square()
+    power = (eigenvectors.T @ standardized).square()
     signal = (power / spectra).mean(1)
     signal = signal.clamp_min(TINY)
-    mean_log_spectrum = spectra.log().mean(1)
-    losses = signal.log() + mean_log_spectrum
-    is_likely = PENALTIES <= MAX_LIKELY_PENALTY
-    likely_losses = losses.where(is_likely, torch.inf)
-    best_penalty = int(likely_losses.argmin())
+    loss = signal.log() + spectra.log().mean(1)
+    noise_variance = PENALTIES * signal * scale**2
+    min_noise = noise or 0.0
+    has_enough_noise = noise_variance >= min_noise**2
+    best_penalty = _index_of_best_penalty(loss, has_enough_noise)
 
     # The Gaussian process's posterior mean and standard deviation of each player's value.
-    spectrum = spectra[best_penalty]
-    inverse = (eigenvectors / spectrum) @ eigenvectors.T
+    inverse = (eigenvectors / spectra[best_penalty]) @ eigenvectors.T
     solved = inverse @ kernel_values
     explained = (kernel_values * solved).sum(0)
     unexplained = (prior_variances - explained).clamp_min(0)
     variance = signal[best_penalty] * unexplained
     values = scale * kernel_values.T @ inverse @ standardized
-    stderr = scale * variance.sqrt()
-    return values, stderr
+    return values, scale * variance.sqrt()
 
 
 def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,6 +278,18 @@ def _kernel_of_parts(masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values += weight * kernel_shapley(part, masks)
         prior_variances += weight * prior_variance(part, num_players)
     return kernel, values, prior_variances
+
+
+def _index_of_best_penalty(loss: Tensor, has_enough_noise: Tensor) -> int:
+    """Return the index of the best penalty with enough noise, at most the largest likely one."""
+    is_likely = has_enough_noise & (PENALTIES <= MAX_LIKELY_PENALTY)
+    if is_likely.any():
+        likely_loss = loss.where(is_likely, torch.inf)
+        return int(likely_loss.argmin())
+    if has_enough_noise.any():  # but only with larger penalties
+        smallest_enough = has_enough_noise.int().argmax()
+        return int(smallest_enough)
+    return len(PENALTIES) - 1  # the largest penalty's
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:

@@ -23,40 +23,29 @@ from flsv.functional.shapley.game import (
 from flsv.functional.shapley.permutation import random_coalitions
 
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A kernel ``k(j, s, t)`` of two coalitions S and T, with j = |S n T|, s = |S|, t = |T|, float64 tensors that
-broadcast."""
+"""A kernel ``k(num_common, size, other_size)`` of two coalitions S and T: a function of |S n T|, |S| and |T|, float64
+tensors that broadcast."""
 
 
-def membership(
-    j: Tensor,
-    s: Tensor,
-    t: Tensor,
-) -> Tensor:
-    """Return the kernel j between coalitions S and T, for additive games. j is |S n T|, s is |S|, t is |T|."""
-    return j + 0 * s
+def membership(num_common: Tensor, size: Tensor, other_size: Tensor) -> Tensor:
+    """Return the kernel |S n T| of two coalitions, for additive games."""
+    return num_common + 0 * size  # of the shape to which all arguments broadcast
 
 
-def pairs(
-    j: Tensor,
-    s: Tensor,
-    t: Tensor,
-) -> Tensor:
-    """Return the kernel j (j - 1) / 2 between coalitions S and T. It is for games with interactions of two players. j
-    is |S n T|, s is |S|, t is |T|.
+def pairs(num_common: Tensor, size: Tensor, other_size: Tensor) -> Tensor:
+    """Return the kernel of two coalitions that is their number of common pairs of players, for games with interactions
+    of two players.
     """
-    return j * (j - 1) / 2 + 0 * s
+    num_pairs = num_common * (num_common - 1) / 2
+    return num_pairs + 0 * size  # of the shape to which all arguments broadcast
 
 
-def averaged_membership(
-    j: Tensor,
-    s: Tensor,
-    t: Tensor,
-) -> Tensor:
-    """Return the kernel j / (s t) between coalitions S and T, or 0 if one is empty. It is for games that are linear in
-    the average update. j is |S n T|, s is |S|, t is |T|.
+def averaged_membership(num_common: Tensor, size: Tensor, other_size: Tensor) -> Tensor:
+    """Return the kernel |S n T| / (|S| |T|) of two coalitions, or 0 if one is empty. It is for games that are linear in
+    the average update.
     """
-    product = s * t
-    kernel = j / product.clamp_min(1)
+    product = size * other_size
+    kernel = num_common / product.clamp_min(1)
     return kernel.where(product > 0, 0.0)
 
 
@@ -65,15 +54,10 @@ def gaussian(squared_width: float) -> Kernel:
     membership vector of coalition S, and c_S = 0 if S is empty.
     """
 
-    def kernel(
-        j: Tensor,
-        s: Tensor,
-        t: Tensor,
-    ) -> Tensor:
-        # c_S is z / |S|, with z the membership vector of coalition S.
+    def kernel(num_common: Tensor, size: Tensor, other_size: Tensor) -> Tensor:
         # |c_S - c_T|^2 = |c_S|^2 + |c_T|^2 - 2 c_S . c_T, with |c_S|^2 = 1 / |S|.
-        squared_norms = _inverse_size(s) + _inverse_size(t)
-        product = averaged_membership(j, s, t)
+        squared_norms = _inverse_size(size) + _inverse_size(other_size)
+        product = averaged_membership(num_common, size, other_size)
         squared_distance = squared_norms - 2 * product
         return torch.exp(-squared_distance / (2 * squared_width))
 
@@ -103,8 +87,9 @@ def kernel_shapley(kernel: Kernel, coalitions: Tensor) -> Tensor:
     """Compute exact Shapley values ``[B, n]`` of the games S -> k(S, T). There is one game for each T in
     ``coalitions [B, n]``.
     """
-    # k depends only on j = |S n T|, s and t, so that all members of T have one value, and all others one. A player's
-    # predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is hypergeometric:
+    # k depends only on j = |S n T|, s = |S| and t = |T|, so that all members of T have one value, and all others one. A
+    # player's predecessors in a random order are a uniform coalition of uniform size s, and j of them in T is
+    # hypergeometric:
     #  inside(t) = 1/n sum_s sum_j C(t-1, j) C(n-t, s-j) / C(n-1, s) [k(j+1, s+1, t) - k(j, s, t)]
     #  outside(t) = 1/n sum_s sum_j C(t, j) C(n-1-t, s-j) / C(n-1, s) [k(j, s+1, t) - k(j, s, t)]
     num_players = coalitions.shape[1]
@@ -168,7 +153,7 @@ def _hypergeometric(
 
 
 @dataclass
-class Layer:
+class Stratum:
     """Sampled pairs of a coalition of the given ``size`` and its complement."""
 
     # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``num_sizes`` is 2 if the
@@ -195,12 +180,12 @@ class PairedSample:
         self.num_players = num_players
         self.generator = generator
         sizes = range(1, num_players // 2 + 1)
-        self.layers = [self._empty_layer(size) for size in sizes]
-        self.min_num_pairs = sum(layer.min_num_pairs for layer in self.layers)
-        self.capacity = sum(layer.capacity for layer in self.layers)
+        self.strata = [self._empty_stratum(size) for size in sizes]
+        self.min_num_pairs = sum(stratum.min_num_pairs for stratum in self.strata)
+        self.capacity = sum(stratum.capacity for stratum in self.strata)
 
-    def _empty_layer(self, size: int) -> Layer:
-        # A layer has the pairs of a coalition of this size and its complement.
+    def _empty_stratum(self, size: int) -> Stratum:
+        # A stratum has the pairs of a coalition of this size and its complement.
         num_coalitions = math.comb(self.num_players, size)
         halves_have_one_size = 2 * size == self.num_players
         if halves_have_one_size:
@@ -213,7 +198,7 @@ class PairedSample:
             min_num_pairs = num_pairs  # all
         else:
             min_num_pairs = min(_MIN_PAIRS, num_pairs)
-        return Layer(
+        return Stratum(
             size=size,
             capacity=num_pairs,
             min_num_pairs=min_num_pairs,
@@ -224,45 +209,45 @@ class PairedSample:
     def draw(self, total: int) -> None:
         """Draw ``total`` pairs. The numbers per size are optimal if utilities have the same variance at all sizes."""
         counts = self._optimal_counts(total)
-        for layer, count in zip(self.layers, counts, strict=True):
-            if count == layer.capacity:
-                self._add_to_layer(layer, self._shuffled_coalitions(layer.size), count)
+        for stratum, count in zip(self.strata, counts, strict=True):
+            if count == stratum.capacity:
+                self._add_coalitions(stratum, self._shuffled_coalitions(stratum.size), count)
                 continue
-            while len(layer.masks) < count:
-                num_draws = count - len(layer.masks) + _SPARE_DRAWS
-                sizes = torch.full((num_draws,), layer.size)
+            while len(stratum.masks) < count:
+                num_draws = count - len(stratum.masks) + _SPARE_DRAWS
+                sizes = torch.full((num_draws,), stratum.size)
                 masks = random_coalitions(
                     sizes=sizes,
                     num_players=self.num_players,
                     generator=self.generator,
                 )
-                self._add_to_layer(layer, masks, count)
+                self._add_coalitions(stratum, masks, count)
 
     def _optimal_counts(self, total: int) -> list[int]:
-        """Return how many of ``total`` pairs to draw from each layer."""
-        # With m draws a layer of size s adds 1 / (s (n - s) m) to the variance. The sum over layers is least if m is in
-        # proportion to the root of 1 / (s (n - s)). So the next pair goes to the layer that has the fewest for this
-        # weight.
-        counts = [layer.min_num_pairs for layer in self.layers]
+        """Return how many of ``total`` pairs to draw from each stratum."""
+        # With m draws a stratum of size s adds 1 / (s (n - s) m) to the variance. The sum over strata is least if m is
+        # in proportion to the root of 1 / (s (n - s)). So the next pair goes to the stratum that has the fewest for
+        # this weight.
+        counts = [stratum.min_num_pairs for stratum in self.strata]
         weights = []
-        for layer in self.layers:
-            product = layer.size * (self.num_players - layer.size)
-            weights.append(layer.num_sizes / math.sqrt(product))
+        for stratum in self.strata:
+            product = stratum.size * (self.num_players - stratum.size)
+            weights.append(stratum.num_sizes / math.sqrt(product))
 
         heap: list[tuple[float, int]] = []
 
-        def queue_layer(index: int) -> None:
-            if counts[index] < self.layers[index].capacity:
+        def queue_stratum(index: int) -> None:
+            if counts[index] < self.strata[index].capacity:
                 filled = (counts[index] + 1) / weights[index]
                 heapq.heappush(heap, (filled, index))
 
         for index in range(len(counts)):
-            queue_layer(index)
+            queue_stratum(index)
         num_free = min(total, self.capacity) - sum(counts)
         for _ in range(num_free):
             _, index = heapq.heappop(heap)
             counts[index] += 1
-            queue_layer(index)
+            queue_stratum(index)
         return counts
 
     def _shuffled_coalitions(self, size: int) -> Tensor:
@@ -276,23 +261,23 @@ class PairedSample:
         masks = torch.zeros(count, self.num_players).bool()
         return masks.scatter_(1, shuffled, value=True)
 
-    def _add_to_layer(
+    def _add_coalitions(
         self,
-        layer: Layer,
+        stratum: Stratum,
         masks: Tensor,
         max_pairs: int,
     ) -> None:
-        """Add new coalitions to a layer until it has ``max_pairs``."""
-        if 2 * layer.size == self.num_players:
+        """Add new coalitions to a stratum until it has ``max_pairs``."""
+        if 2 * stratum.size == self.num_players:
             # Both halves of a pair are of this size: the half with player 0 stands for it.
             has_first_player = masks[:, :1]
             masks = torch.where(has_first_player, masks, ~masks)
         new_positions = []
         for position, key in enumerate(coalition_keys(masks)):
-            if key not in layer.keys and len(layer.keys) < max_pairs:
-                layer.keys.add(key)
+            if key not in stratum.keys and len(stratum.keys) < max_pairs:
+                stratum.keys.add(key)
                 new_positions.append(position)
-        layer.masks = torch.cat([layer.masks, masks[new_positions]])
+        stratum.masks = torch.cat([stratum.masks, masks[new_positions]])
 
 
 _MAX_FITTED_COALITIONS = 1000
@@ -441,7 +426,7 @@ def adjusted_values(
     # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
     # biases towards the surrogate.
     n = sample.num_players
-    fitted_halves = _masks_to_fit(sample.layers)
+    fitted_halves = _masks_to_fit(sample.strata)
     halves = torch.cat(fitted_halves)
     empty_and_grand = torch.tensor([[False], [True]]).expand(2, n)
     masks = torch.cat([empty_and_grand, halves, ~halves])
@@ -452,56 +437,56 @@ def adjusted_values(
     # A pair's residual is that of a coalition minus that of its complement.
     of_halves, of_complements = leave_one_out_residuals[len(empty_and_grand) :].chunk(2)
     left_out_residuals = of_halves - of_complements
-    left_out_by_layer = left_out_residuals.split([len(half) for half in fitted_halves])
+    left_out_by_stratum = left_out_residuals.split([len(half) for half in fitted_halves])
     variance = torch.zeros(())
-    for layer, left_out in zip(sample.layers, left_out_by_layer, strict=True):
-        residuals = utility(layer.masks) - utility(~layer.masks)  # [m, M]
-        residuals = residuals - surrogate(layer.masks) + surrogate(~layer.masks)
-        values = values + _layer_terms(layer, residuals).mean(dim=0)
+    for stratum, left_out in zip(sample.strata, left_out_by_stratum, strict=True):
+        residuals = utility(stratum.masks) - utility(~stratum.masks)  # [m, M]
+        residuals = residuals - surrogate(stratum.masks) + surrogate(~stratum.masks)
+        values = values + _terms_of_pairs(stratum, residuals).mean(dim=0)
 
         # The errors follow from residuals of fits without the coalition.
         residuals[: len(left_out)] = left_out
-        variance = variance + _variance_of_layer(layer, residuals)
+        variance = variance + _variance_of_stratum(stratum, residuals)
     return values, variance.sqrt().expand_as(values)
 
 
-def _layer_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    """Return what each pair's residuals ``[m, M]`` add to the values of a layer, ``[m, n, M]``."""
+def _terms_of_pairs(stratum: Stratum, residuals: Tensor) -> Tensor:
+    """Return what each pair's residuals ``[m, M]`` add to the values of a stratum, ``[m, n, M]``."""
     # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
-    n = layer.masks.shape[1]
-    share = layer.num_sizes / (layer.size * (n - layer.size))
-    deviations = layer.masks.double() - layer.size / n
+    n = stratum.masks.shape[1]
+    share = stratum.num_sizes / (stratum.size * (n - stratum.size))
+    deviations = stratum.masks.double() - stratum.size / n
     scale = share * n / 2
     factors = scale * deviations.unsqueeze(-1)  # [m, n, 1]
     return factors * residuals.unsqueeze(1)
 
 
-def _variance_of_layer(layer: Layer, residuals: Tensor) -> Tensor:
-    """Return the variance ``[n, M]`` of a layer's mean terms, 0 if all of its pairs were drawn."""
-    count = len(layer.masks)
-    if count == layer.capacity:
+def _variance_of_stratum(stratum: Stratum, residuals: Tensor) -> Tensor:
+    """Return the variance ``[n, M]`` of a stratum's mean terms, 0 if all of its pairs were drawn."""
+    count = len(stratum.masks)
+    if count == stratum.capacity:
         return torch.zeros(())
     # The errors are 1 to 1.8 times the spread, except on very smooth games (0.6 times), without the bias:
     # docs/results/intervals_digits.csv.
-    terms = _layer_terms(layer, residuals)
+    terms = _terms_of_pairs(stratum, residuals)
     normalization = (count * (count - 1)) ** 0.5
     influences = (terms - terms.mean(dim=0)) / normalization
-    share_missing = 1 - count / layer.capacity
+    share_missing = 1 - count / stratum.capacity
     return share_missing * influences.square().sum(dim=0)
 
 
-def _masks_to_fit(layers: list[Layer]) -> list[Tensor]:
-    """Return the sampled coalitions of each layer, bool ``[m, n]``, to which the surrogate is fitted. Of too many they
-    are the first ones.
+def _masks_to_fit(strata: list[Stratum]) -> list[Tensor]:
+    """Return the sampled coalitions of each stratum, bool ``[m, n]``, to which the surrogate is fitted. Of too many
+    they are the first ones.
     """
     # A fit's time grows with the cube of the number of coalitions. Complements are fitted, too.
-    num_coalitions = 2 * sum(len(layer.masks) for layer in layers)
+    num_coalitions = 2 * sum(len(stratum.masks) for stratum in strata)
     fitted_share = min(1.0, _MAX_FITTED_COALITIONS / num_coalitions)
     masks_to_fit = []
-    for layer in layers:
-        num_fitted = round(fitted_share * len(layer.masks))
+    for stratum in strata:
+        num_fitted = round(fitted_share * len(stratum.masks))
         num_fitted = max(num_fitted, _MIN_PAIRS)
-        masks_to_fit.append(layer.masks[:num_fitted])
+        masks_to_fit.append(stratum.masks[:num_fitted])
     return masks_to_fit
 
 

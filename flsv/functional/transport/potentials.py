@@ -223,46 +223,49 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
     """Scale a transport plan to uniform marginals, by alternating over-relaxed updates. Return the same as
     :func:`_scale_both`.
     """
+    # u and v are the logarithms of the factors. The step that makes one side's marginal uniform is taken omega times.
     m, m2 = plan.shape
     u = plan.new_zeros(m)
     v = plan.new_zeros(m2)
     omega = 1.0
     max_omega = MAX_OMEGA
-    previous_step = math.inf
+    previous_step_size = math.inf
     error = math.inf
     steps = 0
     while steps < iterations:
-        u_of_start, v_of_start = u, v
+        initial_u = u
+        initial_v = v
         for _ in range(ITERATIONS_PER_CHECK):
-            columns = u.exp() @ plan / m
-            down = -columns.clamp(min=TINY).log() - v
-            v = v + omega * down
-            rows = plan @ v.exp() / m2
-            across = -rows.clamp(min=TINY).log() - u
-            u = u + omega * across
+            column_means = (u.exp() @ plan / m).clamp(min=TINY)
+            step_of_v = -column_means.log() - v
+            v = v + omega * step_of_v
+            row_means = (plan @ v.exp() / m2).clamp(min=TINY)
+            step_of_u = -row_means.log() - u
+            u = u + omega * step_of_u
         steps += ITERATIONS_PER_CHECK
-        step = float(across.abs().mean() + down.abs().mean())
-        if not math.isfinite(step):
+        step_size = float(step_of_u.abs().mean() + step_of_v.abs().mean())
+        if not math.isfinite(step_size):
             # Far from the limit, over-relaxation can diverge; omega = 1 never does.
-            u, v = u_of_start, v_of_start
+            u = initial_u
+            v = initial_v
             max_omega = 1 + (omega - 1) / 2
             omega = 1.0
-            previous_step = math.inf
+            previous_step_size = math.inf
             continue
 
         # The remaining steps are a geometric series.
-        rate = (step / previous_step) ** (1 / ITERATIONS_PER_CHECK)
+        rate = (step_size / previous_step_size) ** (1 / ITERATIONS_PER_CHECK)
         rate = max(rate, omega - 1)
         error = math.inf
         if rate < 1:
-            error = step / (1 - rate)
+            error = step_size / (1 - rate)
         largest_u = float(u.abs().max())
         largest_v = float(v.abs().max())
         if error < MAX_ERROR or max(largest_u, largest_v) > MAX_LOG_SCALING:
             break
         if omega - 1 < rate < 1:
             omega = _faster_omega(omega, rate, max_omega)
-        previous_step = step
+        previous_step_size = step_size
     return u, v, steps, error
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from helpers.sites import BIN, SECONDS, assert_template_equals_one_process, firs
 pytestmark = pytest.mark.flower
 
 
-def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_commands_of_page(folder):
     # Others on this machine may run the commands of the page, too.
     first_port = f"port={free_ports(1)[0]}"
     commands = first_commands("deployment.md").replace("port=9101", first_port)

@@ -3,7 +3,6 @@
 import csv
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -67,11 +66,17 @@ server = server_app(
 """
 
 
-def diary(folder: Path) -> list[tuple[int, int]]:
+def diary(folder):
     """Who served which round: process and round."""
     book = folder / "diary.txt"
     lines = book.read_text().splitlines() if book.is_file() else []
-    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+    return [
+        (
+            int(line.split()[0]),
+            int(line.split()[1]),
+        )
+        for line in lines
+    ]
 
 
 def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
@@ -114,12 +119,21 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
         project_with_trouble = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
         project.write_text(written.split("client = client_app")[0] + project_with_trouble)
         processes.supervise("rounds")
-        processes.wait_for("rounds", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3)
+        processes.wait_for(
+            "rounds",
+            lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3,
+        )
         processes.kill("Osaka")
-        os.kill(diary(folder)[-1][0], signal.SIGKILL)
+        os.kill(
+            diary(folder)[-1][0],
+            signal.SIGKILL,
+        )
         processes.start_site("Osaka", until_accepted=True)
         processes.wait_for("Osaka", lambda log: ACCEPTED in log)
-        processes.wait_for("rounds", lambda _: diary(folder)[-1][1] == ROUNDS - 3)
+        processes.wait_for(
+            "rounds",
+            lambda _: diary(folder)[-1][1] == ROUNDS - 3,
+        )
         processes.kill("link")
         processes.start_link()
         (folder / "osaka_is_back").touch()
@@ -129,7 +143,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
     with (folder / "runs" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
 
-    weighed: list[set[str]] = [set() for _ in range(ROUNDS)]
+    weighed = [set() for _ in range(ROUNDS)]
     for row in rows:
         if row["metric"] == "weight":
             weighed[int(row["round"])].add(NAMES[int(row["client"])])

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -26,12 +25,12 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
 class Grid:
     """Two SuperNodes; what the second is greet first, it answers at the ``patience``-th look of the server's."""
 
-    def __init__(self, patience: float, error: int | None = None):
+    def __init__(self, patience, error=None):
         self.sent: list[Message] = []
         self._patience = patience
         self._error = error
 
-    def address_messages(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def address_messages(self, messages):
         for message in messages:
             # What Flower sets when it sends a message, and nobody else can.
             message.metadata.__dict__.update(
@@ -40,14 +39,14 @@ class Grid:
             self.sent.append(message)
         return messages
 
-    def get_nodes(self) -> list[NodeInfo]:
+    def get_nodes(self):
         return [NodeInfo(node_id=1, name="Boston"), NodeInfo(node_id=2)]
 
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+    def push_messages(self, messages):
         addressed = self.address_messages(messages)
         return [message.metadata.message_id for message in addressed]
 
-    def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
+    def pull_messages(self, message_ids):
         replies = []
         for message_id in message_ids:
             message = self.sent[position_of_message(message_id)]
@@ -65,21 +64,21 @@ class Grid:
 
         return replies
 
-    def _slow_message(self) -> Message:
+    def _slow_message(self):
         """The earliest message to the second node; the earliest of all, where it has none."""
 
-        def order(message: Message) -> tuple[bool, int]:
+        def order(message):
             metadata = message.metadata
             return metadata.dst_node_id != 2, position_of_message(metadata.message_id)
 
         return min(self.sent, key=order)
 
 
-def position_of_message(message_id: str) -> int:
+def position_of_message(message_id):
     return int(message_id.removeprefix("m"))
 
 
-def make_training_packets(round_index: int) -> dict[int, Packet]:
+def make_training_packets(round_index):
     packet = Packet("train", {"round": round_index})
     return {1: packet, 2: packet}
 
@@ -113,7 +112,7 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
 class SlowGrid(Grid):
     """Sends messages only after their time."""
 
-    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+    def push_messages(self, messages):
         time.sleep(0.3)
         return super().push_messages(messages)
 
@@ -153,7 +152,7 @@ def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     assert replies[1].plain == {"answer_to_round": 0}
 
 
-def make_context(run_id: int, **node_config) -> Context:
+def make_context(run_id, **node_config):
     return Context(
         run_id=run_id,
         node_id=1,
@@ -163,7 +162,7 @@ def make_context(run_id: int, **node_config) -> Context:
     )
 
 
-def greet(app, **node_config) -> Packet:
+def greet(app, **node_config):
     """Return what a site says when it is greeted."""
     packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
     greeting = Message(to_record(packet), 1, "query")

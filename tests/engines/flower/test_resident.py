@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,26 +66,26 @@ print(json.dumps({**said, "own": os.getpid(), "count": context.state["count"]["m
 class Site:
     """Sends messages, each from a process of its own; the process that answers them ends with the test."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
         (folder / "their_app.py").write_text(APP)
 
     def send(
         self,
-        name: str,
-        idle: float = 60,
-        run: int = 1,
-    ) -> dict[str, Any]:
+        name,
+        idle=60,
+        run=1,
+    ):
         command = self.command(name, idle, run)
         return self.outcome(command)
 
-    def command(self, name: str, idle: float = 60, run: int = 1) -> list[str]:
+    def command(self, name, idle=60, run=1):
         """The process of a message."""
         node_config = {"folder": str(self.folder / "site")}
         arguments = json.dumps([name, idle, run, node_config])
         return [sys.executable, "-c", MESSAGE, arguments]
 
-    def outcome(self, command: list[str]) -> dict[str, Any]:
+    def outcome(self, command):
         log = self.folder / "log"
         out = self.folder / "out"
 
@@ -104,7 +103,7 @@ class Site:
             return {"error": log.read_text()}
         return json.loads(out.read_text())
 
-    def socket_of(self, process: int) -> str:
+    def socket_of(self, process):
         """The path of a process's socket, which is among the arguments of its command."""
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         _app, _idle, path, *_ = json.loads(words[-2])
@@ -118,7 +117,7 @@ def site(tmp_path):
         os.kill(process, signal.SIGKILL)
 
 
-def wait_until_gone(pid: int, seconds: float = 120) -> bool:
+def wait_until_gone(pid, seconds=120):
     """Return whether a process ends in time. A child of nobody may stay a zombie, which is an end, too."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

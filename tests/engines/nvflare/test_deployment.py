@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from helpers.sites import BIN, SECONDS, assert_template_equals_one_process, firs
 pytestmark = [pytest.mark.nvflare, pytest.mark.long]
 
 
-def run_commands_of_page(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_commands_of_page(folder):
     stop_at_the_end = "trap 'nvflare poc stop' EXIT"
     script = f"set -e; {stop_at_the_end}\n{first_commands('nvflare.md')}"
     env = {

@@ -5,9 +5,7 @@ import json
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import lightning as L
 import pytest
@@ -47,10 +45,10 @@ def job(tmp_path, monkeypatch):
 
 
 def server_of(
-    rounds: int,
-    *callbacks: L.Callback,
-    timeout: float = 60.0,
-) -> RemoteServer:
+    rounds,
+    *callbacks,
+    timeout=60.0,
+):
     return RemoteServer(
         make_mlp_module,
         make_shapfed_loop,
@@ -70,7 +68,7 @@ def server_of(
 class AbortAfter(L.Callback):
     """Somebody who aborts the job after a round."""
 
-    def __init__(self, round_index: int, abort_signal: Signal):
+    def __init__(self, round_index, abort_signal):
         self._round_index = round_index
         self._abort_signal = abort_signal
 
@@ -83,12 +81,12 @@ class AbortAfter(L.Callback):
             self._abort_signal.trigger(True)
 
 
-def status_of(run_folder: Path) -> str:
+def status_of(run_folder):
     text = (run_folder / "status.json").read_text()
     return str(json.loads(text)["status"])
 
 
-def trainings(job: Job) -> list[int]:
+def trainings(job):
     """The rounds of all messages that ask for training."""
     packets = [from_shareable(task.data) for task in job.tasks]
     return [packet.plain["round"] for packet in packets if packet.kind == "train"]
@@ -146,8 +144,8 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
     assert weighed[3] == set(NAMES)
 
 
-def sites_with_weight_by_round(path: Path, rounds: int) -> list[set[str]]:
-    names: list[set[str]] = [set() for _ in range(rounds)]
+def sites_with_weight_by_round(path, rounds):
+    names = [set() for _ in range(rounds)]
     with path.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "weight":
@@ -229,7 +227,7 @@ def make_site_table(table, dictionary, node):
     return make_data(table, dictionary=dictionary)
 
 
-def greet_lyon(job: Job, context=None) -> dict[str, Any]:
+def greet_lyon(job, context=None):
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
     greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})

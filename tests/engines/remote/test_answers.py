@@ -1,19 +1,15 @@
 """Answers of one site that cannot be: they are no answers, whatever was asked, and the run goes on without them."""
 
 import importlib
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flsv.core import LocalData, NoAnswer
+from flsv.core import NoAnswer
 from flsv.core.answers import expected_answer
 from flsv.engines.remote import Packet
-from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack
 from flsv.engines.remote.policy import QUESTIONS
 from helpers import refused
@@ -36,7 +32,7 @@ VALUES = torch.tensor([0.5, -0.2, 0.1], dtype=torch.float64)
 TWO_MODELS = torch.zeros(2, 6)
 COALITIONS = torch.tensor([[False], [True]])
 #: The arguments of each question of flsv.
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
+ARGUMENTS = {
     "flsv.personalization.pfedsv:collaborate": ([MODEL, MODEL], None),
     "flsv.personalization.fedfomo:mix_models": ([MODEL, MODEL], 6),
     "flsv.core.round:started_from": (),
@@ -46,7 +42,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "flsv.games.judges:judge_coalitions": (TWO_MODELS, COALITIONS, SCORE),
 }
 #: An answer to each question.
-ANSWERS: dict[str, Any] = {
+ANSWERS = {
     "flsv.personalization.pfedsv:collaborate": VALUES,
     "flsv.personalization.fedfomo:mix_models": VALUES,
     "flsv.core.round:started_from": MODEL,
@@ -57,18 +53,18 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def as_tensor(answer) -> Tensor:
+def as_tensor(answer):
     if isinstance(answer, Tensor):
         return answer
     return torch.tensor(answer, dtype=torch.float64)
 
 
-def convert_answer(answer, dtype: torch.dtype) -> Tensor:
+def convert_answer(answer, dtype):
     numbers = as_tensor(answer)
     return numbers.clamp_min(0).to(dtype)
 
 
-def fill_answer(answer, number: float):
+def fill_answer(answer, number):
     """The answer's shape with one impossible number everywhere."""
     if isinstance(answer, float):
         return number
@@ -80,7 +76,7 @@ def fill_answer(answer, number: float):
 
 
 #: Ten ways to spoil an answer. "missing" is a reply without one.
-WAYS: dict[str, Callable[[Any], Any]] = {
+WAYS = {
     "another dtype": partial(convert_answer, dtype=torch.float16),
     "complex": partial(convert_answer, dtype=torch.complex64),
     "uint16": partial(convert_answer, dtype=torch.uint16),
@@ -94,12 +90,12 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def make_reply(answer) -> Packet:
+def make_reply(answer):
     plain, tensors = pack(answer)
     return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
 
 
-def make_sites(folder: Path, reply: Packet) -> RemoteSites:
+def make_sites(folder, reply):
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
     hello = Packet("hello", announcement(sizes))
@@ -111,7 +107,7 @@ def make_sites(folder: Path, reply: Packet) -> RemoteSites:
     return sites
 
 
-def question_named(name: str) -> Callable[..., Any]:
+def question_named(name):
     module_name, _, function = name.partition(":")
     module = importlib.import_module(module_name)
     return getattr(module, function)
@@ -147,7 +143,7 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
         assert sites._accepted_visits == {}, manner
 
 
-def undeclared(local: LocalData) -> int:
+def undeclared(local):
     return int(local.class_counts.sum())
 
 

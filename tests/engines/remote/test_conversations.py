@@ -1,13 +1,10 @@
 """Sites that are asked the same question answer at the same time."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.core import Client
 from flsv.engines.remote.conversations import Conversations
@@ -29,7 +26,7 @@ class Echoes:
     def __init__(self):
         self.sites_of_exchanges: list[list[int]] = []
 
-    def __call__(self, packets: Mapping[int, Packet]) -> dict[int, Any]:
+    def __call__(self, packets):
         self.sites_of_exchanges.append(list(packets))
         replies = {}
         for site, packet in packets.items():
@@ -37,20 +34,20 @@ class Echoes:
         return replies
 
 
-def make_clients(count: int) -> list[Client]:
+def make_clients(count):
     data = None
     return [Client(number, data) for number in range(count)]
 
 
-def make_question(text: str) -> Packet:
+def make_question(text):
     return Packet("ask", {"text": text}, {})
 
 
 def replies_of_client(
-    conversations: Conversations,
-    num_questions: Sequence[int],
-    client: Client,
-) -> list[Any]:
+    conversations,
+    num_questions,
+    client,
+):
     """Ask a client as many questions as it has in the list, and return its replies."""
     replies = []
     for number in range(num_questions[client.id]):
@@ -140,7 +137,7 @@ def test_conversations_compute_as_their_caller_does():
     assert with_gradients == [(True, False)] * 2
 
 
-def make_client_valued_loop() -> FederatedLoop:
+def make_client_valued_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"value": CumulativeShapley(judges="clients")},
@@ -151,7 +148,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
     remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange
-    num_asked_sites: list[int] = []
+    num_asked_sites = []
 
     def noted_exchange(
         packets,

@@ -1,15 +1,13 @@
 """A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClientEvaluation, FederatedDataModule, FederatedLoop
@@ -26,7 +24,7 @@ NUM_CLASSES = 2
 ROUNDS = 3
 LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
 GUESSES = range(10)
-EVALUATED: Mapping[str, Any] = {"evaluation": ClientEvaluation(every=1)}
+EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
 LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 JUDGE = "flsv.games.judges:judge"
@@ -57,12 +55,12 @@ class SiteData(L.LightningDataModule):
         return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), LABELS), batch_size=8)
 
 
-def make_data() -> FederatedDataModule:
+def make_data():
     splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
     return FederatedDataModule(SiteData(), OneClient(), splits=splits)
 
 
-def model_that_picks(sample: int | None) -> Tensor:
+def model_that_picks(sample):
     """A model that gives class 1 to one sample, and class 0 to all others."""
     weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
     weights[0] = 1.0
@@ -74,8 +72,8 @@ def model_that_picks(sample: int | None) -> Tensor:
 class CuriousServer:
     """It has greeted a site, and let it train in the first round."""
 
-    def __init__(self, folder: Path, **options: Any):
-        all_options: dict[str, Any] = {"aggregator": FedAvg(), "seed": 1}
+    def __init__(self, folder, **options):
+        all_options = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)
         self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
@@ -87,11 +85,11 @@ class CuriousServer:
 
     def send(
         self,
-        kind: str,
+        kind,
         tensors=None,
-        model: Tensor | None = None,
+        model=None,
         **fields,
-    ) -> Packet:
+    ):
         plain = {
             "agreement": self.agreement,
             "greeting": "0" * 16,
@@ -111,13 +109,13 @@ class CuriousServer:
             sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
 
-    def test(self, sample: int | None, **fields):
+    def test(self, sample, **fields):
         """The accuracy of a model that picks a sample, None if it is not told."""
         model = model_that_picks(sample)
         reply = self.send("test", model=model, **fields)
         return reply.plain.get("accuracy")
 
-    def ask(self, question: str, *arguments, **fields):
+    def ask(self, question, *arguments, **fields):
         packed, tensors = pack((arguments, {}))
         fields = {"question": question, "arguments": packed, **fields}
         reply = self.send("ask", tensors, **fields)
@@ -126,17 +124,17 @@ class CuriousServer:
         return unpack(reply.plain["answer"], reply.tensors)
 
 
-def score_of_others(server: CuriousServer, sample: int | None):
+def score_of_others(server, sample):
     # A site's own weight of 0 leaves the aggregate as the server has made it.
     model = model_that_picks(sample)
     return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
 
 
-def loss_of(server: CuriousServer, sample: int | None):
+def loss_of(server, sample):
     return server.ask(LOCAL_LOSS, model_that_picks(sample))
 
 
-def differences(ask: Callable[[int | None], Any]) -> list[Any]:
+def differences(ask):
     """Labels, or members, by the answers about a model that picks nothing, and about others that pick a sample."""
     reference = ask(None)
     answers = [ask(sample) for sample in GUESSES]
@@ -145,13 +143,13 @@ def differences(ask: Callable[[int | None], Any]) -> list[Any]:
     return [answer > reference for answer in answers if answer is not None]
 
 
-def labels_by_judging(server: CuriousServer) -> list[Any]:
+def labels_by_judging(server):
     models = [model_that_picks(sample) for sample in GUESSES]
     answer = server.ask(JUDGE, torch.stack(models))
     return [] if answer is None else answer.tolist()
 
 
-def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
+def splits_by_other_greetings(server):
     replies = [
         server.send("hello", client=1),
         server.send("hello", client=2),
@@ -161,7 +159,7 @@ def splits_by_other_greetings(server: CuriousServer) -> list[Any]:
     return [reply.plain for reply in replies if reply.kind != "failed"]
 
 
-def members_by_hashes(server: CuriousServer) -> list[Any]:
+def members_by_hashes(server):
     guess = make_data()
     guess.deal_from(0)
     hash_of_guess = sample_hashes(guess)["0"]
@@ -169,14 +167,14 @@ def members_by_hashes(server: CuriousServer) -> list[Any]:
     return [guess for guess in guesses if guess[:16] in server.greeting.plain["contents"]]
 
 
-def rows_by_other_functions(server: CuriousServer) -> list[Any]:
+def rows_by_other_functions(server):
     """By functions that are no questions of the loop, and by that for the model that the site started from."""
     questions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
     answers = [server.ask(question) for question in questions]
     return [answer for answer in answers if answer is not None]
 
 
-def rows_by_errors(server: CuriousServer) -> list[Any]:
+def rows_by_errors(server):
     replies = [
         server.send("train", model=torch.zeros(3)),
         server.send("train", model=model_that_picks(None), classes=1),
@@ -186,7 +184,7 @@ def rows_by_errors(server: CuriousServer) -> list[Any]:
     return [text for text in texts if "tensor" in text]
 
 
-def labels_by_tests(server: CuriousServer, **fields: Any) -> list[Any]:
+def labels_by_tests(server, **fields):
     """By the accuracy of models that pick a sample, with these fields, each a value or all values in turn."""
 
     def test(sample):
@@ -198,17 +196,17 @@ def labels_by_tests(server: CuriousServer, **fields: Any) -> list[Any]:
     return differences(test)
 
 
-def labels_by_tests_without_training(server: CuriousServer) -> list[Any]:
+def labels_by_tests_without_training(server):
     server.test(None)
     return labels_by_tests(server, round=2)
 
 
-def labels_by_tests_of_other_runs(server: CuriousServer) -> list[Any]:
+def labels_by_tests_of_other_runs(server):
     runs = (f"{number:016x}" for number in range(100))
     return labels_by_tests(server, run=runs, counted=None)
 
 
-ATTEMPTS: Mapping[str, tuple[Mapping[str, Any], Callable[[CuriousServer], list[Any]]]] = {
+ATTEMPTS = {
     "tests of one round": (EVALUATED, labels_by_tests),
     "tests without training": (EVALUATED, labels_by_tests_without_training),
     "tests after the run": (

@@ -2,9 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flsv import ClientEvaluation, FederatedLoop
+from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
 from flsv.engines.remote import Directory, Packet
@@ -53,17 +51,17 @@ SIZES = {"train": 3, "val": 0, "test": 0}
 class BostonThatComesLate:
     """Boston, which cannot be reached at first, or does not say who it is when it is first asked."""
 
-    def __init__(self, absences: int = 0, refusals: int = 0):
+    def __init__(self, absences=0, refusals=0):
         self.absences_left = absences
         self.refusals_left = refusals
 
-    def present(self) -> dict[int, str]:
+    def present(self):
         if self.absences_left > 0:
             self.absences_left -= 1
             return {}
         return {BOSTON_ADDRESS: "Boston"}
 
-    def exchange(self, packets, seconds: float) -> Iterator[tuple[int, Any]]:
+    def exchange(self, packets, seconds):
         for address, packet in packets.items():
             if packet.kind != "hello":
                 yield address, Packet("answer", {"address": address})
@@ -221,7 +219,7 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
 
 
 def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeypatch):
-    statuses: list[str | None] = []  # None: the server no longer waits
+    statuses = []  # None: the server no longer waits
     nodes = BostonThatComesLate()  # the only node
     book = tmp_path / "book"
     book.write_text(json.dumps(dict.fromkeys(NAMES, SIZES)))  # of the run's first start
@@ -236,11 +234,11 @@ def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeyp
     assert statuses == [None, None]
 
 
-def announce_sizes(train: int) -> dict[str, int]:
+def announce_sizes(train):
     return {"train": train, "val": 0, "test": 0}
 
 
-def make_sites_with_many_samples_at_lyon() -> Replay:
+def make_sites_with_many_samples_at_lyon():
     nodes = Replay()
     nodes.says["hello"] = {
         BOSTON_ADDRESS: Packet("here", announcement(announce_sizes(train=10))),
@@ -333,7 +331,7 @@ class Killed(Exception):
     pass
 
 
-def make_halving_loop() -> FederatedLoop:
+def make_halving_loop():
     return make_shapfed_loop(
         optimizer_state="persist",
         sampler=UniformSampler(2),

@@ -3,8 +3,6 @@
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from flsv.core import ClientUpdate, Instruction, NoAnswer, Traffic
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet
-from flsv.engines.remote.federation import RemoteSites
 from flsv.engines.remote.messages import pack, update_packet
 from flsv.metrics.contribution_estimation import leave_self_out
 from helpers import warns
@@ -68,7 +65,7 @@ IMPOSSIBLE_TENSOR = (RuntimeError, TypeError, OverflowError, ValueError, IndexEr
 
 
 @st.composite
-def draw_tensor(draw: st.DrawFn, like: torch.Tensor):
+def draw_tensor(draw, like):
     """A tensor of any type and shape, often one like that which is expected, with any number in it; or none at all."""
     is_tensor = draw(st.integers(0, 9)) > 0
     if not is_tensor:
@@ -85,7 +82,7 @@ def draw_tensor(draw: st.DrawFn, like: torch.Tensor):
         return torch.zeros(32, dtype=torch.uint8).view(dtype)
 
 
-def draw_tensor_of_type(draw: st.DrawFn, shape, dtype: torch.dtype) -> torch.Tensor:
+def draw_tensor_of_type(draw, shape, dtype):
     tensor = torch.zeros(shape).to(dtype)
 
     has_a_number = tensor.numel() and draw(st.booleans())
@@ -99,7 +96,7 @@ def draw_tensor_of_type(draw: st.DrawFn, shape, dtype: torch.dtype) -> torch.Ten
     return convert(tensor)
 
 
-def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
+def packet_variants(good):
     """Variants of a packet."""
     fields = {name: st.just(value) | PLAIN for name, value in good.plain.items()}
     some_fields = st.fixed_dictionaries({}, optional=fields)
@@ -116,7 +113,7 @@ def packet_variants(good: Packet) -> st.SearchStrategy[Any]:
         plain,
         tensors,
         more_tensors,
-    ) -> Packet | None:
+    ):
         try:
             return Packet(kind, plain, {**tensors, **more_tensors})
         except ValueError:
@@ -148,7 +145,7 @@ VISIT = "0" * 64
 ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
 
 
-def make_update(client: int, **reports: torch.Tensor) -> Packet:
+def make_update(client, **reports):
     if not reports:
         reports = {"change": torch.full((5,), 0.5 + client)}
 
@@ -166,10 +163,10 @@ def make_update(client: int, **reports: torch.Tensor) -> Packet:
 
 
 def make_sites(
-    folder: Path,
-    kind: str = "hello",
+    folder,
+    kind="hello",
     packet_of_lyon=HELLO,
-) -> tuple[RemoteSites, Replay]:
+):
     """Lyon sends this, the others what they should; nobody is in the book."""
     (folder / "book.json").unlink(missing_ok=True)
 

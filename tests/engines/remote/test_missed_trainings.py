@@ -1,13 +1,11 @@
 """What a site misses changes values. The verdict says so, wherever the site was missing."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
@@ -25,7 +23,7 @@ COALITION = "is left out of a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
-def make_shadow_loop() -> FederatedLoop:
+def make_shadow_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
         metrics={"shadow": ShadowShapley(performance="negative_loss")},
@@ -33,22 +31,22 @@ def make_shadow_loop() -> FederatedLoop:
     )
 
 
-def lose(reply: Packet) -> None:
+def lose(reply):
     return None
 
 
-def spoil(reply: Packet) -> Packet:
+def spoil(reply):
     return Packet("update", reply.plain, {"vector": reply.tensors["vector"] * torch.nan})
 
 
 class Federation(SitesInProcess):
     """Lyon's replies are spoiled in the second round, of the run or of its coalitions."""
 
-    def __init__(self, folder: Path, change: Any, in_run: bool):
+    def __init__(self, folder, change, in_run):
         super().__init__(folder, make_shadow_loop)
         self.run_id: str | None = None
 
-        def on_reply(address: int, packet: Packet, reply: Packet):
+        def on_reply(address, packet, reply):
             if packet.kind != "train":
                 return reply
             if self.run_id is None:

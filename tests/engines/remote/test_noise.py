@@ -1,17 +1,16 @@
 """A server that sends what it likes cannot strip the noise from a site's private updates."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from flsv import ClassifierClient, FederatedLoop
+from flsv import ClassifierClient
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, Site, federation, transport
 from flsv.engines.remote.site_memory import visit_secret
@@ -50,12 +49,12 @@ class ByLength(ClassifierClient):
         return torch.optim.SGD(self.parameters(), lr=rate, momentum=0.9)
 
 
-def make_module_by_length() -> ClassifierClient:
+def make_module_by_length():
     torch.manual_seed(7)
     return ByLength("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_private_loop(noise: float = NOISE, compressed: bool = False, **options) -> FederatedLoop:
+def make_private_loop(noise=NOISE, compressed=False, **options):
     uploads = [GaussianPrivacy(CLIP, noise)]
     if compressed:
         uploads.append(TopK(0.3))
@@ -64,17 +63,17 @@ def make_private_loop(noise: float = NOISE, compressed: bool = False, **options)
     )
 
 
-def make_noised_site(folder: Path, noise: float = NOISE) -> Site:
+def make_noised_site(folder, noise=NOISE):
     return Site(
         make_module_by_length, partial(SiteData, 0), partial(make_private_loop, noise), folder
     )
 
 
-def record_training_message(folder: Path) -> Packet:
+def record_training_message(folder):
     """A message of a training as a server sends it: all that it says, by whatever names."""
-    sent: list[Packet] = []
+    sent = []
 
-    def record_messages_to_boston(address: int, packet: Packet, reply: Packet) -> Packet:
+    def record_messages_to_boston(address, packet, reply):
         if packet.kind == "train" and address == BOSTON_ADDRESS:
             sent.append(packet)
         return reply
@@ -92,14 +91,14 @@ def message_and_folder(tmp_path_factory):
     return record_training_message(folder), folder / "sites" / NAMES[0]
 
 
-def step_of_site(site: Site, packet: Packet) -> Tensor:
+def step_of_site(site, packet):
     """Return what a site's answer adds to the model that it was sent."""
     reply = site.answer(packet)
     assert reply.kind == "update", reply
     return reply.tensors["vector"] - packet.tensors["start"]
 
 
-def cosine_similarity(vector: Tensor, other_vector: Tensor) -> float:
+def cosine_similarity(vector, other_vector):
     similarity = torch.cosine_similarity(
         vector.flatten().double(),
         other_vector.flatten().double(),
@@ -108,11 +107,11 @@ def cosine_similarity(vector: Tensor, other_vector: Tensor) -> float:
     return float(similarity)
 
 
-def with_plain(packet: Packet, **plain) -> Packet:
+def with_plain(packet, **plain):
     return replace(packet, plain={**packet.plain, **plain})
 
 
-def cosine_with_clean_difference(folder: Path, make_two_steps: Callable[[Site], Steps]) -> float:
+def cosine_with_clean_difference(folder, make_two_steps):
     """The cosine of the difference of a site's two noised steps with the difference of the two without noise."""
     differences = []
     for noise in (NOISE, 0.0):
@@ -125,7 +124,7 @@ def cosine_with_clean_difference(folder: Path, make_two_steps: Callable[[Site], 
     return cosine_similarity(noised_difference, clean_difference)
 
 
-def as_first_round(packet: Packet) -> Packet:
+def as_first_round(packet):
     """The message of a first round, which goes on from nothing; sites of other noise take it, too."""
     plain = {name: value for name, value in packet.plain.items() if name != "agreement"}
     return replace(packet, plain={**plain, "counted": None, "round": 0})
@@ -214,7 +213,7 @@ def change_value(value):
     return "0" * 64
 
 
-def variants_of(packet: Packet) -> dict[str, Packet]:
+def variants_of(packet):
     """The message with one of its parts changed, each in turn, and with one more; by what has changed."""
     field_names = {field.name for field in fields(Packet)}
     assert field_names == {"kind", "plain", "tensors"}, "say here how a new field is changed"

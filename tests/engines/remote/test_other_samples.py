@@ -3,14 +3,12 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.engines.remote import Packet, Site
@@ -34,7 +32,7 @@ OTHER_SAMPLES = "its samples or labels are other ones than when this run began"
 class ChangedData(L.LightningDataModule):
     """Lyon's samples, each pixel brighter, or with each label the next class's: as many as before."""
 
-    def __init__(self, brighter: float = 0.0, label_shift: int = 0, left_out: int = 0):
+    def __init__(self, brighter=0.0, label_shift=0, left_out=0):
         super().__init__()
         self.brighter = brighter
         self.label_shift = label_shift
@@ -53,12 +51,12 @@ class ChangedData(L.LightningDataModule):
         return DataLoader(samples, batch_size=48, shuffle=True)
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     metrics = {"shadow": ShadowShapley(performance="negative_loss")}
     return make_shapfed_loop(aggregator=FedAvg(), metrics=metrics)
 
 
-def make_lyon(folder: Path, **changes) -> Site:
+def make_lyon(folder, **changes):
     make_data = partial(ChangedData, **changes)
     return Site(make_mlp_module, make_data, make_loop, folder / "sites" / "Lyon", upload_seed=SEED)
 
@@ -66,11 +64,11 @@ def make_lyon(folder: Path, **changes) -> Site:
 class Federation(SitesInProcess):
     """Three sites, whose server can be started once more."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         super().__init__(folder, make_loop)
         self.transport.sites[LYON_ADDRESS] = make_lyon(folder)
 
-    def go_on_until(self, rounds: int) -> FederatedLoop:
+    def go_on_until(self, rounds):
         return super().go_on_until(rounds, server_data=ServerData())
 
 

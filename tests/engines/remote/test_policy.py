@@ -5,13 +5,11 @@ import math
 import multiprocessing
 import re
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from flsv import ClientEvaluation, FederatedLoop
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.deployment import answer_or_failure
@@ -41,13 +39,13 @@ from helpers.sites import (
 )
 
 
-def make_private_loop() -> FederatedLoop:
+def make_private_loop():
     return make_shapfed_loop(
         uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], aggregator=FedAvg(), metrics=None
     )
 
 
-def make_sites_with_policy(tmp_path: Path, make, policy: SitePolicy, **data) -> SitesInProcess:
+def make_sites_with_policy(tmp_path, make, policy, **data):
     """Boston has a policy, the others have none."""
     remote = SitesInProcess(tmp_path, make, **data)
     remote.transport.sites[BOSTON_ADDRESS] = make_site(tmp_path, 0, make, policy=policy, **data)
@@ -119,7 +117,7 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     }
 
 
-def make_fedce_loop() -> FederatedLoop:
+def make_fedce_loop():
     return make_shapfed_loop(aggregator=FedAvg(), metrics={"fedce": ContributionEstimation()})
 
 
@@ -138,7 +136,7 @@ class ByLoss(ContributionMetric):
         return torch.zeros(self.num_clients or 0)
 
 
-def make_judging_loop(metric, **options) -> FederatedLoop:
+def make_judging_loop(metric, **options):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options
     )
@@ -147,7 +145,7 @@ def make_judging_loop(metric, **options) -> FederatedLoop:
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
     make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
-    replies: dict[tuple[str, int], list[Packet]] = {}  # by kind and address
+    replies = {}  # by kind and address
 
     def record_reply(address, packet, reply):
         replies.setdefault((packet.kind, address), []).append(reply)
@@ -220,7 +218,7 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
     make_sites_with_policy(tmp_path / "b", make, allowing).fit(rounds=1, server_data=ServerData())
 
 
-def check_that_a_policy_can_allow(score: str, folder: Path, make) -> None:
+def check_that_a_policy_can_allow(score, folder, make):
     remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
     loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
@@ -333,7 +331,7 @@ def test_damaged_ledger_is_refused(tmp_path, damaged):
 NOISE_OF_MULTIPLIER_1 = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
 
-def spend_twice_without_a_limit(ledger_path: Path) -> None:
+def spend_twice_without_a_limit(ledger_path):
     unlimited = SitePolicy()
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
     unlimited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
@@ -357,14 +355,14 @@ def test_update_without_noise_exceeds_every_later_max_epsilon(tmp_path):
     limited = SitePolicy(max_epsilon=10.0)
     spend_twice_without_a_limit(ledger_path)
 
-    without_noise: list[GaussianPrivacy] = []
+    without_noise = []
     SitePolicy().spend(without_noise, ledger_path)  # its epsilon is infinite
 
     with pytest.raises(Refused, match="one more update after 3"):
         limited.spend([NOISE_OF_MULTIPLIER_1], ledger_path)
 
 
-def spend_repeatedly(ledger: Path, times: int) -> None:
+def spend_repeatedly(ledger, times):
     for _ in range(times):
         SitePolicy().spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
@@ -408,7 +406,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
     assert re.search(expected, sentences[0])
 
 
-def answer_to_greeting(client: SiteClient, **node: str) -> dict[str, Any]:
+def answer_to_greeting(client, **node):
     """Return what a network would send back."""
     answer = partial(client.answer, HELLO, node, "the server")
     return dict(answer_or_failure(answer).plain)

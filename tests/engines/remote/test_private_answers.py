@@ -1,12 +1,10 @@
 """What leaves a private site follows from its noised update and public settings: no field of an answer tells more."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from itertools import cycle
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import lightning as L
 import pytest
@@ -15,9 +13,9 @@ from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import FedAvg
-from flsv.core import ClientUpdate, Instruction
+from flsv.core import Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site, site as site_module
@@ -55,14 +53,12 @@ class Reacts(ClassifierClient):
         return super().training_step(batch, batch_idx)
 
 
-def make_module(kind: type[ClassifierClient] = Reacts) -> ClassifierClient:
+def make_module(kind=Reacts):
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_samples(
-    pixel: float = 0.0, seed: int = 0, label: int = 9, largest_label: int = 9
-) -> FederatedDataModule:
+def make_samples(pixel=0.0, seed=0, label=9, largest_label=9):
     """Samples of which the first has this pixel, a fourth held out for validation and as many for tests."""
     generator = make_generator(seed)
     images = torch.randn(SAMPLES, 1, 8, 8, generator=generator)
@@ -87,7 +83,7 @@ DATA = {
     "at which steps are left out": partial(make_samples, pixel=SKIPS),
 }
 #: Settings of federations that private sites take part in.
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "momentum, kept, and compressed": {"optimizer_state": "persist", "compressed": True},
     "local heads": {"share": ["!head"], "local_epochs": 2},
     "Ditto": {"client_algorithm": Ditto(0.1, 0.1)},
@@ -96,7 +92,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -> FederatedLoop:
+def make_private_loop(noise=1.0, compressed=False, **options):
     uploads = [GaussianPrivacy(1.0, noise)]
     if compressed:
         uploads.append(TopK(0.1))
@@ -105,9 +101,7 @@ def make_private_loop(noise: float = 1.0, compressed: bool = False, **options) -
     )
 
 
-def make_training_message(
-    model: Tensor | None, index: int = 0, counted: str | None = None, **tensors: Tensor
-) -> Packet:
+def make_training_message(model, index=0, counted=None, **tensors):
     info = {
         "run": RUN,
         "greeting": RUN,
@@ -120,7 +114,7 @@ def make_training_message(
     return instruction_packet(instruction, info)
 
 
-def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet]:
+def messages_of_server(global_vector, visit):
     """All that a server may send, to a site that has trained in ``visit``."""
     later = make_training_message(global_vector, 1, visit)
     arguments, tensors = pack(((), {}))
@@ -142,9 +136,7 @@ def messages_of_server(global_vector: Tensor, visit: str) -> Mapping[str, Packet
     }
 
 
-def collect_answers(
-    folder: Path, data, make_loop, model: Tensor, noted_updates: list[ClientUpdate]
-) -> dict[str, Any]:
+def collect_answers(folder, data, make_loop, model, noted_updates):
     """All fields of all answers, and of the updates that they were made of."""
     values = {}
     site = Site(make_module, data, make_loop, folder)
@@ -166,7 +158,7 @@ def collect_answers(
     return values
 
 
-def are_equal(value, expected) -> bool:
+def are_equal(value, expected):
     """Return whether two answers are equal; NaN equals NaN."""
     if isinstance(value, Mapping):
         if value.keys() != expected.keys():
@@ -187,7 +179,7 @@ def are_equal(value, expected) -> bool:
 def fixed_noise(monkeypatch):
     """The noised vector is held fixed, so that every difference is one that noise does not hide."""
 
-    def constant(self: GaussianPrivacy, update: Tensor, context) -> Tensor:
+    def constant(self, update, context):
         return torch.full_like(update, 0.01)
 
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
@@ -198,7 +190,7 @@ def fixed_noise(monkeypatch):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path, monkeypatch):
     """A field that is added to packets or updates is compared, too."""
-    updates: list[ClientUpdate] = []
+    updates = []
 
     def record_update(update, *arguments, **options):
         updates.append(update)
@@ -297,7 +289,7 @@ class Client(ClassifierClient):
     is_answering = False
 
 
-def make_failing(hook: str, error: type[BaseException]) -> Callable[[], ClassifierClient]:
+def make_failing(hook, error):
     class FailingClient(Client):
         pass
 
@@ -312,12 +304,12 @@ def make_failing(hook: str, error: type[BaseException]) -> Callable[[], Classifi
 
 
 def answer_of_site(
-    folder: Path,
-    make_client: Callable[[], ClassifierClient] = lambda: make_module(Client),
-    make_data: Callable[[], FederatedDataModule] = make_samples,
-    options: Mapping[str, Any] = MappingProxyType({}),
+    folder,
+    make_client=lambda: make_module(Client),
+    make_data=make_samples,
+    options=MappingProxyType({}),
     **changed_fields,
-) -> Packet:
+):
     """Return what a site answers to the message of a first round with some changed fields."""
     make_loop = partial(make_private_loop, **options)
     client = make_client()
@@ -333,7 +325,7 @@ def answer_of_site(
         Client.is_answering = False
 
 
-def assert_same_message(reply: Packet, expected: Packet) -> None:
+def assert_same_message(reply, expected):
     assert reply.kind == expected.kind == "update"
     assert are_equal(reply.plain, expected.plain)
     assert are_equal(reply.tensors, expected.tensors)

@@ -4,14 +4,12 @@ import itertools
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
 import torch
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedLoop
+from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedAvg
 from flsv.data import load_image_data
 from flsv.engines.remote import SitePolicy
@@ -37,7 +35,6 @@ from helpers.sites import (
     NAMES,
     OSAKA_ADDRESS,
     SPLITS,
-    Make,
     ServerData,
     SitesInProcess,
     assert_same_runs,
@@ -99,16 +96,16 @@ OSAKA = 2  # the client
 CLASSES_AT_OSAKA = 7
 
 
-def make_module_of(kind: type[ClassifierClient]) -> ClassifierClient:
+def make_module_of(kind):
     torch.manual_seed(7)
     return kind("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
-def make_fedavg_loop(**options) -> FederatedLoop:
+def make_fedavg_loop(**options):
     return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def make_judged_loop(personalizer) -> FederatedLoop:
+def make_judged_loop(personalizer):
     """Make a loop that weights clients by what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
     return make_fedavg_loop(
@@ -116,7 +113,7 @@ def make_judged_loop(personalizer) -> FederatedLoop:
     )
 
 
-def make_second_model_loop() -> FederatedLoop:
+def make_second_model_loop():
     """Make a loop whose clients are asked about candidate models."""
     options = {"sampler": PowerOfChoice(2, 3), "evaluation": ClientEvaluation(every=2)}
     return make_fedavg_loop(
@@ -124,13 +121,13 @@ def make_second_model_loop() -> FederatedLoop:
     )
 
 
-def make_shadow_loop(**options) -> FederatedLoop:
+def make_shadow_loop(**options):
     return make_fedavg_loop(
         metrics={"shadow": ShadowShapley(performance="negative_loss")}, **options
     )
 
 
-def make_judging_loop(**more_metrics) -> FederatedLoop:
+def make_judging_loop(**more_metrics):
     metrics = {}
     for kind in (ShadowShapley, PartialFederatedShapley):
         metrics[kind.__name__] = kind(judges="clients")
@@ -138,7 +135,7 @@ def make_judging_loop(**more_metrics) -> FederatedLoop:
 
 
 #: Loops, and what else the federation has.
-CASES: dict[str, tuple[Make, dict[str, Any]]] = {
+CASES = {
     "kept momentum, two of three": (
         partial(
             make_shapfed_loop, optimizer_state="persist", sampler=UniformSampler(2), local_epochs=2
@@ -242,7 +239,7 @@ def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make
         torch.testing.assert_close(remote.contributions[name], values, rtol=1e-5, atol=1e-6)
 
 
-def make_coalitions_loop(coalitions, **options) -> FederatedLoop:
+def make_coalitions_loop(coalitions, **options):
     metric = ShadowShapley(coalitions=coalitions, performance="negative_loss")
     return make_fedavg_loop(metrics={"shadow": metric}, **options)
 
@@ -283,7 +280,7 @@ def test_halves_at_sites_are_those_of_first_updates(tmp_path):
 class ChangesWeights(L.Callback):
     """Changes the module's weights after a round."""
 
-    def __init__(self, round_index: int):
+    def __init__(self, round_index):
         self.round_index = round_index
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -313,13 +310,13 @@ def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_pat
 class LyonThatSendsTheGlobalModel:
     """Trains in the federation's run, and sends in the runs of coalitions the last global model that it was sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch):
         self.run_of_the_federation: str | None = None
         self.global_model: torch.Tensor | None = None
         self.end_honest_training = SiteVisit._end_training
         monkeypatch.setattr(SiteVisit, "_end_training", lambda visit: self.end_training(visit))
 
-    def end_training(self, visit: SiteVisit) -> None:
+    def end_training(self, visit):
         self.end_honest_training(visit)
         instruction = visit._instruction
         if instruction.client_id != 1:
@@ -357,10 +354,10 @@ def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monke
 
 
 def check_that_sites_equal_one_process(
-    tmp_path: Path,
-    make: Make,
+    tmp_path,
+    make,
     **options,
-) -> tuple[FederatedLoop, FederatedLoop]:
+):
     """Equal in what they found, in what crossed, and in what the clients keep."""
     remote = SitesInProcess(tmp_path / "b", make, **options).fit(server_data=ServerData())
     local = fit_in_one_process(tmp_path / "a", make, **options)
@@ -478,7 +475,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
 
 
-def make_pfedsv_loop() -> FederatedLoop:
+def make_pfedsv_loop():
     return make_judged_loop(partial(PFedSV, "relevance", k=2))
 
 
@@ -504,7 +501,7 @@ def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
     make_module = make_momentum_module
 
     class Anew:
-        def __init__(self, client: int):
+        def __init__(self, client):
             self.client = client
 
         def answer(self, packet):

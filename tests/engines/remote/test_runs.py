@@ -3,11 +3,10 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from flsv import FederatedLoop, Reporting
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote.site_memory import SiteMemory, own_secret
 from flsv.training.algorithms import SCAFFOLD
@@ -18,7 +17,6 @@ from helpers.sites import (
     LYON_ADDRESS,
     NAMES,
     ROUNDS,
-    Make,
     SitesInProcess,
     assert_same_runs,
     make_mlp_module,
@@ -31,13 +29,13 @@ class Server(SitesInProcess):
     """One of several on the same sites, in ``shared``; it is killed after every round, and goes on from its
     checkpoint."""
 
-    def __init__(self, folder: Path, make: Make, shared: Path):
+    def __init__(self, folder, make, shared):
         super().__init__(folder, make)
         for client, address in enumerate(ADDRESSES):
             self.transport.sites[address] = make_site(shared, client, make)
 
 
-def make_scaffold_loop(**options) -> FederatedLoop:
+def make_scaffold_loop(**options):
     return make_shapfed_loop(
         **{
             "aggregator": FedAvg("uniform"),
@@ -68,7 +66,7 @@ def test_two_interleaved_runs_on_the_same_sites_equal_each_run_alone(tmp_path):
 
 
 def make_broken_module():
-    def fail() -> None:
+    def fail():
         raise OSError("the disk is gone")
 
     client_module = make_mlp_module()

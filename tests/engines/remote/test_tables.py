@@ -1,22 +1,18 @@
 """Sites with tables read them by one data dictionary, and give what one process gives."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import lightning as L
 import pandas as pd
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.data import (
     Dictionary,
     FederatedDataModule,
     IIDPartitioner,
     OneClient,
-    Partitioner,
 )
 from flsv.engines.remote import (
     Packet,
@@ -58,11 +54,11 @@ class Hospitals(SitesInProcess):
 
     def __init__(
         self,
-        folder: Path,
-        tables: Mapping[str, pd.DataFrame] = TABLES,
+        folder,
+        tables=TABLES,
         make=make_shapfed_loop,
         dictionary=MERGED,
-        partitioners: Sequence[Partitioner] = (),
+        partitioners=(),
     ):
         self.tables = list(tables.values())
         self.dictionary = dictionary
@@ -72,20 +68,20 @@ class Hospitals(SitesInProcess):
         super().__init__(folder, make, make_module)
         self.transport.on_reply = self._note
 
-    def make_site(self, client: int) -> Site:
+    def make_site(self, client):
         options = {"dictionary": self.dictionary}
         if self.partitioners:
             options["partitioner"] = self.partitioners[client]
         make_site_data = partial(make_data, self.tables[client], **options)
         return Site(make_module, make_site_data, self.make, self.tmp / NAMES[client])
 
-    def _note(self, address: int, packet: Packet, reply: Packet) -> Packet:
+    def _note(self, address, packet, reply):
         self.requests.append(packet)
         self.replies.append(reply)
         return reply
 
 
-def server_data(dictionary=MERGED) -> FederatedDataModule:
+def server_data(dictionary=MERGED):
     return make_data(VAL, val=VAL, dictionary=dictionary)
 
 
@@ -158,7 +154,7 @@ def test_folder_of_a_run_whose_sites_agreed_on_an_encoder_is_refused(tmp_path):
         server.serve(transport, "run")
 
 
-def make_private_loop() -> FederatedLoop:
+def make_private_loop():
     return make_shapfed_loop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
 
 

@@ -137,7 +137,7 @@ def test_standard_errors_match_real_errors_in_noisy_games():
         deviations = torch.randn(len(masks), generator=generator, dtype=torch.float64)
         utilities = play(masks) + noise * deviations
 
-        estimate = few_coalitions_shapley(masks, utilities)
+        estimate = few_coalitions_shapley(masks, utilities, noise=noise)
 
         ratios.append((estimate.values - exact.values) / estimate.stderr)
 

@@ -121,7 +121,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse():
 
     values, _ = adjusted_values(fit, game, sample)
 
-    first_halves_of_pairs = torch.cat([layer.masks for layer in sample.layers])
+    first_halves_of_pairs = torch.cat([stratum.masks for stratum in sample.strata])
     nobody = torch.zeros(num_players)
     everybody = torch.ones(num_players)
     empty_and_grand = torch.stack([nobody, everybody]).bool()
@@ -137,18 +137,18 @@ def set_of_rows(masks: Tensor) -> set[tuple[bool, ...]]:
     return set(map(tuple, masks.tolist()))
 
 
-def assert_layer_has_no_pair_twice(layer):
-    """Nor a coalition of another size; and a layer of singles has all of them."""
-    sizes = layer.masks.sum(dim=1)
-    assert (sizes == layer.size).all()
+def assert_no_pair_twice(stratum):
+    """Nor a coalition of another size; and a stratum of singles has all of them."""
+    sizes = stratum.masks.sum(dim=1)
+    assert (sizes == stratum.size).all()
 
-    coalitions = set_of_rows(layer.masks)
-    complements = set_of_rows(~layer.masks)
-    assert len(coalitions) == len(layer.masks)
+    coalitions = set_of_rows(stratum.masks)
+    complements = set_of_rows(~stratum.masks)
+    assert len(coalitions) == len(stratum.masks)
     assert not coalitions & complements, "a pair counted twice"
 
-    if layer.size == 1:
-        assert len(coalitions) == layer.capacity
+    if stratum.size == 1:
+        assert len(coalitions) == stratum.capacity
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 20])
@@ -161,9 +161,9 @@ def test_paired_sample_draws_the_total_without_a_pair_twice(n):
 
         sample.draw(total)
 
-        assert sum(len(layer.masks) for layer in sample.layers) == total
-        for layer in sample.layers:
-            assert_layer_has_no_pair_twice(layer)
+        assert sum(len(stratum.masks) for stratum in sample.strata) == total
+        for stratum in sample.strata:
+            assert_no_pair_twice(stratum)
 
 
 def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
@@ -172,7 +172,7 @@ def test_draws_per_size_follow_the_inverse_root_of_s_times_n_minus_s():
 
     sample.draw(4000)
 
-    counts = {layer.size: len(layer.masks) for layer in sample.layers}
+    counts = {stratum.size: len(stratum.masks) for stratum in sample.strata}
     middle = 20
     for size in (5, 10, 15):
         ratio = middle * (n - middle) / (size * (n - size))

@@ -1,7 +1,7 @@
 """Clients' algorithms against their papers' Algorithms 1 in plain PyTorch: models, and what is kept beside them."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ from helpers.loops_by_hand import (
     ROUNDS,
     SEED,
     Failing,
-    Train,
     assert_private_parts,
     assert_same_state,
     cohort_of_round,
@@ -54,7 +53,7 @@ sgd = partial(torch.optim.SGD, lr=LR)
 both_nets = pytest.mark.parametrize("batch_norm", [False, True])
 
 
-def make_loop(**options) -> FederatedLoop:
+def make_loop(**options):
     options = {
         "aggregator": FedAvg("uniform"),
         "sampler": UniformSampler(3),
@@ -64,7 +63,7 @@ def make_loop(**options) -> FederatedLoop:
     return FederatedLoop(seed=SEED, **options)
 
 
-def gradients_of(net: nn.Module, batch) -> tuple[Tensor, ...]:
+def gradients_of(net, batch):
     return torch.autograd.grad(
         nn.functional.cross_entropy(net(batch[0]), batch[1]), list(net.parameters())
     )
@@ -72,19 +71,19 @@ def gradients_of(net: nn.Module, batch) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def descend(
-    net: nn.Module,
+    net,
     gradients,
-    lr: float = LR,
-) -> None:
+    lr=LR,
+):
     for parameter, gradient in zip(net.parameters(), gradients):
         parameter -= lr * gradient
 
 
-def flatten(tensors) -> Tensor:
+def flatten(tensors):
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def make_ditto_loop(**kwargs) -> FederatedLoop:
+def make_ditto_loop(**kwargs):
     return make_loop(**{"client_algorithm": Ditto(DITTO_LAMBDA, DITTO_LR), **kwargs})
 
 
@@ -146,7 +145,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         )
 
 
-def make_fedrep_loop(**kwargs) -> FederatedLoop:
+def make_fedrep_loop(**kwargs):
     return make_loop(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
 
@@ -180,7 +179,7 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
 
         client.requires_grad_(True)
 
-    train: Train = train_head_then_body
+    train = train_head_then_body
     expected, private_parts = train_sharing_by_hand(net, head, train, uniform=True)
     loop = make_fedrep_loop()
     module = Plain(copy.deepcopy(net), decaying)
@@ -190,20 +189,20 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     assert_private_parts(loop, private_parts)
 
 
-def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
+def per_fedavg_by_hand(net, second_order):
     """With the true Hessian, or without."""
     data = make_unequal_data()
 
-    def independent_batches(round_index: int, client: int) -> Iterator[Any]:
+    def independent_batches(round_index, client):
         for epoch in range(100):
             draw = generator_for(SEED, "per_fedavg", round_index, client, epoch)
             yield from data.client_loader(client, "train", generator=draw)
 
     def loss_at(
-        net: nn.Module,
-        parameters: list[Tensor],
+        net,
+        parameters,
         batch,
-    ) -> Tensor:
+    ):
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         logits = torch.func.functional_call(
@@ -218,10 +217,10 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         return nn.functional.cross_entropy(logits, batch[1])
 
     def hessian_products(
-        model: nn.Module,
+        model,
         batch,
         direction,
-    ) -> tuple[Tensor, ...]:
+    ):
         """The Hessian of the loss on a batch, times a direction."""
         parameters = list(model.parameters())
         loss = loss_at(model, parameters, batch)
@@ -229,11 +228,11 @@ def per_fedavg_by_hand(net: nn.Module, second_order: bool) -> nn.Module:
         return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
 
     def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-        batches: Iterator[Any],
-    ) -> None:
+        model,
+        round_index,
+        client,
+        batches,
+    ):
         # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
         other_batches = independent_batches(round_index, client)
         for batch in batches:
@@ -303,21 +302,19 @@ def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_pat
     assert (model - second_order).abs().max() < 0.02 * largest_effect
 
 
-def scaffold_by_hand(
-    net: nn.Module, failing: Failing = frozenset()
-) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+def scaffold_by_hand(net, failing=frozenset()):
     """Option II. The model, the server's control variate (the paper's c) and those of the clients (c_i)."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
     server_variate = list(zeros)
     client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
-    changes_of_round: list[list[Tensor]] = []
+    changes_of_round = []
 
     def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-        batches: Iterator[Any],
-    ) -> None:
+        model,
+        round_index,
+        client,
+        batches,
+    ):
         initial = copy_parameters(model)
         variates = client_variates[client]
         num_steps = 0
@@ -342,10 +339,10 @@ def scaffold_by_hand(
         client_variates[client] = next_variates
 
     def merge(
-        initial: list[Tensor],
-        models: list[Any],
-        mean: list[Tensor],
-    ) -> list[Tensor]:
+        initial,
+        models,
+        mean,
+    ):
         # c + sum_i (change of c_i) / N
         next_server_variate = []
         for variate, *changes in zip(server_variate, *changes_of_round):
@@ -362,9 +359,7 @@ def scaffold_by_hand(
 slow_sgd = partial(torch.optim.SGD, lr=0.02, momentum=0.9)
 
 
-def feddyn_by_hand(
-    net: nn.Module, failing: Failing = frozenset()
-) -> tuple[nn.Module, Tensor, dict[int, Tensor]]:
+def feddyn_by_hand(net, failing=frozenset()):
     """With the local problem left to autograd. The model, the server's state (the paper's h) and the clients'
     gradients."""
     zeros = [torch.zeros_like(p) for p in net.parameters()]
@@ -372,11 +367,11 @@ def feddyn_by_hand(
     client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
     def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-        batches: Iterator[Any],
-    ) -> None:
+        model,
+        round_index,
+        client,
+        batches,
+    ):
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
         linear_terms = client_gradients[client]
@@ -400,10 +395,10 @@ def feddyn_by_hand(
         client_gradients[client] = next_gradients
 
     def merge(
-        initial: list[Tensor],
-        models: list[Any],
-        mean: list[Tensor],
-    ) -> list[Tensor]:
+        initial,
+        models,
+        mean,
+    ):
         # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
         share = ALPHA / len(PROPORTIONS)
         next_state = []
@@ -418,19 +413,19 @@ def feddyn_by_hand(
     return server, flatten(server_state), flat_gradients
 
 
-def make_scaffold_loop(**kwargs) -> FederatedLoop:
+def make_scaffold_loop(**kwargs):
     return make_loop(client_algorithm=SCAFFOLD(), **kwargs)
 
 
-def make_feddyn_loop() -> FederatedLoop:
+def make_feddyn_loop():
     return make_loop(aggregator=FedDynServer(), client_algorithm=FedDyn(ALPHA))
 
 
-def server_variate(loop: FederatedLoop) -> Tensor:
+def server_variate(loop):
     return loop.state_dict()["strategies"]["client_algorithm"]["variate"]
 
 
-def feddyn_state(loop: FederatedLoop) -> Tensor:
+def feddyn_state(loop):
     return ALPHA * loop.state_dict()["strategies"]["aggregator"]["shift"]
 
 
@@ -552,7 +547,7 @@ def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
     assert server_variate(still_loop).abs().max() == 0
 
 
-def make_sgd_of_two_rates(parameters) -> torch.optim.Optimizer:
+def make_sgd_of_two_rates(parameters):
     return torch.optim.SGD(
         [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(parameters)], lr=0.1
     )

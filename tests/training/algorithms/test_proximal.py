@@ -15,7 +15,7 @@ from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain, network
 
 
-def distance_of_start(client: int) -> int:
+def distance_of_start(client):
     """Return how much the start of a client differs from the global model, in each entry."""
     return 3 * (client + 1)
 
