@@ -275,14 +275,15 @@ class OpenSetLabelNoise(Corruption):
     Unknown classes are not part of the task, so their samples are removed from all other clients and from all
     validation and test sets. ``num_classes`` stays unchanged. The outputs for unknown classes are never trained.
 
+    An image of an unknown class has the label of the next known class, cyclically. In the authors' code, images of an
+    even class get the next odd class.
+
     Args:
         unknown_classes: the classes that are not part of the task. At least one known class must be left.
-        to: the label of an image of an unknown class. ``"next"``: the next known class, cyclically, as in the authors'
-            code, where images of an even class get the next odd class. ``"random"``: any known class.
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`. By default all
             clients, as in the paper's code.
         fraction: share of the clients whose data are changed, in place of ``clients``.
-        seed: seed of the choice of clients and of random labels.
+        seed: seed of the choice of clients.
 
     Raises:
         ConfigurationError: at construction: ``unknown_classes`` is empty. At the call: no known class is left, or an
@@ -297,14 +298,12 @@ class OpenSetLabelNoise(Corruption):
     def __init__(
         self,
         unknown_classes: list[Annotated[int, Ge(0)]],
-        to: Literal["next", "random"] = "next",
         clients: list[int] | None = None,
         fraction: Share | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.unknown_classes = sorted({*unknown_classes})
-        self.to = to
 
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
@@ -317,9 +316,7 @@ class OpenSetLabelNoise(Corruption):
                 f"{self!r}: the data have the classes 0 .. {num_classes - 1}, and at least one of them must stay known."
             )
         samples = torch.isin(y, unknown_classes).nonzero().flatten()
-        if self.to == "next":  # the next larger known class, and the first one after the last
-            positions = torch.searchsorted(known_classes, y[samples]) % len(known_classes)
-        else:
-            positions = torch.randint(len(known_classes), samples.shape, generator=generator)
+        # The next larger known class, and the first one after the last.
+        positions = torch.searchsorted(known_classes, y[samples]) % len(known_classes)
         y[samples] = known_classes[positions]
         return x, y

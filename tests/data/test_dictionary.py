@@ -13,6 +13,7 @@ import yaml
 from flsv.cli import main
 from flsv.data import Dictionary, FederatedDataModule, Splits
 from flsv.data.tables.drafts import wide_range
+from flsv.data.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 from helpers.hospitals import make_hospital_tables
 
@@ -307,6 +308,17 @@ def test_drafts_that_disagree_are_merged_with_questions(
     assert first_question.startswith("age: numbers at Boston and categories at Lyon")
     assert second_question.startswith("lab: no such column at Lyon")
     assert "? age: numbers at Boston" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_drafts_with_two_codings_of_the_classes_are_refused_by_site() -> None:
+    drafts = {}
+    for name, classes in {"Boston": ["0", "1"], "Lyon": ["2", "1"]}.items():
+        plain = make_dictionary(classes=classes, positive="1", class_counts=[40, 60])
+        drafts[name] = Dictionary.from_plain(plain)
+
+    message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon.* Two codings"
+    with pytest.raises(ConfigurationError, match=message):
+        merge(drafts)
 
 
 def test_drafted_dictionary_of_a_regression_gives_the_same_targets(

@@ -66,7 +66,6 @@ def test_loggers_have_the_round_as_x_axis(tmp_path):
     assert [row["epoch"] for row in rows] == [row["step"] for row in rows]
     assert "epoch" not in module.trainer.logged_metrics
     assert "step" not in module.trainer.callback_metrics
-    assert "log_metrics" not in vars(module.trainer._logger_connector)
 
 
 @pytest.mark.parametrize("is_before_loop", [True, False])

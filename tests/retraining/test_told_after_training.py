@@ -63,12 +63,6 @@ def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
         fit_valued(tmp_path, module)
 
 
-def test_training_that_its_state_determines_is_not_doubted(tmp_path):
-    fit_valued(tmp_path, Base())
-
-    assert open_run(tmp_path).record["events"] == []
-
-
 TOOL = """
 import lightning as L
 
@@ -149,15 +143,6 @@ def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
 def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):
     with refused("Trainer has no callback 'Note'"):
         fit_valued(tmp_path, Base(), metric=ShadowShapley(leave_out=["Note"]))
-
-
-def test_tensor_of_one_entry_with_any_stride_does_not_end_the_run(tmp_path):
-    module = Base()
-    module.register_buffer("threshold", torch.zeros(3, 4)[:1, ::4])
-
-    loop = fit_valued(tmp_path, module)
-
-    assert loop.contributions["shadow"].isfinite().all()
 
 
 def count_by_environment():

@@ -1,11 +1,9 @@
 """Ghost dot products against gradients of single samples by torch.func."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, grad
 
 from flsv.training.algorithms.in_run import GhostProducts
@@ -42,16 +40,27 @@ def draw_words():
     return torch.randint(0, 6, (BATCH_SIZE, 4))
 
 
-MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+MODULES = {
     "linear": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3, bias=False)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 6),
+            nn.ReLU(inplace=True),
+            nn.Linear(6, 3, bias=False),
+        ),
         draw_floats(4),
     ),
     "linear on tokens": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 5),
+            nn.Tanh(),
+            nn.Linear(5, 3),
+        ),
         draw_floats(7, 4),
     ),
-    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2), draw_floats(2, 6)),
+    "conv1d": (
+        lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2),
+        draw_floats(2, 6),
+    ),
     "conv2d": (
         lambda: nn.Sequential(
             nn.Conv2d(2, 4, 3, stride=2, dilation=2),
@@ -60,7 +69,10 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         ),
         draw_floats(2, 9, 9),
     ),
-    "conv3d": (lambda: nn.Conv3d(1, 2, 2), draw_floats(1, 3, 3, 3)),
+    "conv3d": (
+        lambda: nn.Conv3d(1, 2, 2),
+        draw_floats(1, 3, 3, 3),
+    ),
     "transposed": (lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), draw_floats(2, 3, 3)),
     "embedding": (
         lambda: nn.Sequential(nn.Embedding(6, 3, padding_idx=0), nn.Flatten(), nn.Linear(12, 3)),

@@ -1,7 +1,6 @@
 """Clients with passes of their own, and with equally many steps: the weights of a loop by hand, to the bit."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -22,12 +21,37 @@ SIZES, SGD = (7, 2, 1), partial(torch.optim.SGD, lr=0.1)
 MOMENTUM = partial(SGD, momentum=0.9)
 UNEQUAL = {"0": 1, "1": 3, "2": 4}
 #: The argument, batches of a step, ``limit_train_batches``; and each client's passes, of 9, 3 and 2 batches or less.
-CASES: list[tuple[Any, int, Any, list[list[int]]]] = [
-    (UNEQUAL, 1, 1.0, [[9], [3] * 3, [2] * 4]),
-    (UNEQUAL, 2, 2, [[2], [2] * 3, [2] * 4]),
-    ("5 steps", 1, 1.0, [[5], [3, 2], [2, 2, 1]]),
-    ("5 steps", 2, 1.0, [[9], [3, 3, 2], [2] * 5]),
-    ("3 steps", 1, 2, [[2, 1], [2, 1], [2, 1]]),
+CASES = [
+    (
+        UNEQUAL,
+        1,
+        1.0,
+        [[9], [3] * 3, [2] * 4],
+    ),
+    (
+        UNEQUAL,
+        2,
+        2,
+        [[2], [2] * 3, [2] * 4],
+    ),
+    (
+        "5 steps",
+        1,
+        1.0,
+        [[5], [3, 2], [2, 2, 1]],
+    ),
+    (
+        "5 steps",
+        2,
+        1.0,
+        [[9], [3, 3, 2], [2] * 5],
+    ),
+    (
+        "3 steps",
+        1,
+        2,
+        [[2, 1], [2, 1], [2, 1]],
+    ),
 ]
 
 

@@ -354,6 +354,12 @@ def classes_by_site(
         owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
         check_spelling(classes, f"the target {target!r}", owners=lambda: owners)
         _check_classes(counts, target)
+        if positive is not None and len(classes) > 2:
+            classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
+            raise ConfigurationError(
+                f"the target {target!r} is {', '.join(classes_of_sites)}, and pos_label={positive!r} needs two. "
+                "Two codings of one thing? Write the same two in all tables, or leave pos_label out."
+            )
     totals = counts.sum(axis=1).loc[list(classes)]
     return positive_last(classes, totals.tolist(), positive)
 
@@ -452,7 +458,7 @@ def draft_all(
     untrained_drafts = {}
     for cells, rows_by_client in tables:
         training_rows = np.concatenate([*rows_by_client.values()])
-        if num_clients > MAX_DRAFTS:
+        if is_site or num_clients > MAX_DRAFTS:
             rows_by_client = {cells.name: training_rows}
         untrained_rows = np.setdiff1d(np.arange(len(cells)), training_rows)
         rows_by_name = {

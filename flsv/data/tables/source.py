@@ -288,7 +288,8 @@ class _TablesSource:
         if dictionary.class_counts or dictionary.classes is None or len(self._tables) < 2:
             return dictionary
 
-        _, targets = self.without_features.train.tensors
+        train: Any = self.without_features.train
+        _, targets = train.tensors
         class_counts = torch.bincount(targets, minlength=len(dictionary.classes))
         return replace(dictionary, class_counts=tuple(class_counts.tolist()))
 
@@ -343,7 +344,7 @@ class _TablesSource:
     def _row_names(self, cells: Cells) -> dict[str, list[str]]:
         """Return the texts that identify each row, ``{title: texts}``: line, client, and excluded columns."""
         texts = {"line": [str(line) for line in cells.lines()]}
-        for name in (self._reading.group, *self._dictionary.excluded):
+        for name in (self._reading.group or "", *self._dictionary.excluded):
             if name in cells.frame:
                 title = "client" if name == self._reading.group else name
                 words = cells.words(name).astype(object)

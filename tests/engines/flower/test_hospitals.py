@@ -11,15 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
+import torch
 
 import flsv
 
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
-from flsv import cli
+from flsv import FederatedDataModule, cli
 from flsv.engines.remote import RemoteServer, SiteClient
 from helpers import pages
+from helpers.fits import trainer_for
 from helpers.sites import BOSTON_ADDRESS, SiteTransport
 
 pytestmark = pytest.mark.flower
@@ -98,19 +99,29 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
     project["server"].serve(SiteTransport(sites, HOSPITALS), "run")
 
 
-def test_hospitals_of_the_pages_share_a_dictionary_and_have_values(tmp_path, monkeypatch):
+def test_hospitals_of_the_pages_have_the_weights_and_values_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(block_of("tutorials/hospitals.md", "clinics.py"), {})
     merge_drafts()
     project = load_project(tmp_path, monkeypatch)
-
     serve_hospitals(project, tmp_path)
+
+    all_tables = FederatedDataModule(
+        "clinics",
+        labels="died",
+        pos_label="yes",
+        dictionary="clinics/dictionary.yaml",
+    )
+    loop = project["make_loop"]()
+    module = project["make_module"]()
+    trainer_for(loop, tmp_path, ROUNDS).fit(module, all_tables)
 
     status = json.loads((tmp_path / "runs" / "status.json").read_text())
     assert status["status"] == "finished"
-    dictionary = yaml.safe_load((tmp_path / "runs" / "dictionary.yaml").read_text())
-    assert dictionary == yaml.safe_load((tmp_path / "clinics" / "dictionary.yaml").read_text())
-    values = flsv.read_run(tmp_path / "runs")
-    values = values[values["metric"] == "value"]
-    assert len(values) == ROUNDS * len(HOSPITALS)
-    assert values["value"].notna().all()
+    checkpoint = torch.load(tmp_path / "runs" / "checkpoints" / "last.ckpt", weights_only=False)
+    torch.testing.assert_close(checkpoint["state_dict"], module.state_dict(), rtol=0, atol=0)
+    rows = flsv.read_run(tmp_path / "runs")
+    rows = rows[rows["metric"] == "value"]
+    values_at_end = rows.tail(len(HOSPITALS)).set_index("client_name")["value"]
+    expected = loop.contributions["value"].tolist()
+    assert values_at_end.to_dict() == dict(zip(HOSPITALS, expected))
