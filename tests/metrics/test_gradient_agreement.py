@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, value_round
 from flsv.metrics import GradientAgreement
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -91,6 +91,24 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
         expected,
         rtol=1e-4,
     )
+
+
+def test_gradient_agreement_by_a_logged_loss_is_of_those_whose_updates_lower_it():
+    """A slope is to fit 1. Two of three updates of 0 go towards it, and one away from it."""
+    line = nn.Linear(1, 1, bias=False)
+    weights = [torch.tensor([0.5]), torch.tensor([-0.25]), torch.tensor([0.5])]
+    batches = [(torch.ones(4, 1), torch.ones(4, 1))]
+
+    values = value_round(
+        line,
+        torch.zeros(1),
+        weights,
+        batches,
+        loss=nn.functional.mse_loss,
+        metrics=GradientAgreement(loss="loss"),
+    )
+
+    assert values["GradientAgreement"].tolist() == pytest.approx([0.5, 0.0, 0.5])
 
 
 @pytest.mark.parametrize(
