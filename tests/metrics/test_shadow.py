@@ -1,6 +1,7 @@
 """ShadowShapley: every coalition's model against a plain loop that trains this coalition alone."""
 
 import warnings
+from copy import deepcopy
 from functools import partial
 
 import lightning as L
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, retrain
 from flsv.aggregation import CGSV, ShapleyWeighted
 from flsv.attacks import Alignment, FreeRider, InnerProductManipulation, Scaling
 from flsv.filters import OutlierFilter
@@ -193,3 +194,24 @@ def test_shadow_values_of_an_earlier_round_have_no_interval():
     assert intervals is not None
     low, high = intervals
     assert (low < high).all()
+
+
+def test_retrained_values_of_two_seeds_are_the_mean_of_each_seeds(tmp_path):
+    def retrained_values(seed, num_seeds):
+        loop = FederatedLoop(seed=seed)
+        table = retrain(
+            trainer_for(loop, tmp_path / f"{seed}-{num_seeds}", rounds=1),
+            deepcopy(module),
+            make_three_clients(),
+            "singles",
+            metric="negative_loss",
+            seeds=num_seeds,
+        )
+        return table["value"]
+
+    module = Plain()
+
+    of_both = retrained_values(SEED, 2)
+
+    mean = (retrained_values(SEED, 1) + retrained_values(SEED + 1, 1)) / 2
+    assert of_both.tolist() == pytest.approx(mean.tolist(), rel=1e-4, abs=1e-6)
