@@ -41,7 +41,12 @@ def test_gradient_agreement_does_not_punish_absence_in_early_rounds():
     """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
     metric = GradientAgreement(num_clients=3)
     sums_of_decreases = torch.zeros(3)
-    cohorts = [[0, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    cohorts = [
+        [0, 2],
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
 
     for index, cohort in enumerate(cohorts):
         k = len(cohort)
