@@ -34,10 +34,10 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (374_500, 290_000),
-    "tokens of the core": (125_300, 118_000),
+    "tokens of flsv": (371_500, 290_000),
+    "tokens of the core": (124_500, 118_000),
     "modules of the core": (117, 110),
-    "words of all pages": (34_000, 30_000),
+    "words of all pages": (32_500, 30_000),
     "words of guides": (12_100, 12_000),
     "words of docstrings": (98_000, 90_000),
 }
