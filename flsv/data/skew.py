@@ -242,7 +242,7 @@ class ProportionPartitioner(Partitioner):
       sums to less, some samples of the class stay unused.
     - ``"client"``: the weight of the column's class among the samples of the row's client. Rows are on any scale: with
       ``[4, 4, 1, 1]`` the client has 80 % of its samples in the first two classes and 20 % in the other two. The
-      clients' numbers of samples are in the proportions ``sizes``, and as large as the data allow.
+      clients' numbers of samples are set by ``sizes`` and ``total``.
 
     A row with a single entry has this entry in every column.
 
@@ -256,10 +256,12 @@ class ProportionPartitioner(Partitioner):
         matrix: the entries, ``num_clients`` rows of ``num_classes`` non-negative numbers, or of a single number.
         of: ``"class"`` or ``"client"``: the meaning of an entry, see above.
         sizes: relative numbers of samples of the clients, only with ``of="client"``. None: equal numbers.
+        total: number of samples of all clients together, only with ``of="client"``. None: as many as the data allow.
         seed: seed of the random order in which a class's samples are divided among the clients.
 
     Raises:
-        ConfigurationError: ``matrix`` has rows of different lengths or a row of zeros, or a column sums to more than 1.
+        ConfigurationError: ``matrix`` has rows of different lengths or a row of zeros, a column sums to more than 1, or
+            the matrix requires more samples than the data have.
 
     Example:
         >>> labels = torch.arange(2).repeat_interleave(100)
@@ -270,7 +272,10 @@ class ProportionPartitioner(Partitioner):
 
     rules: ClassVar[Rules] = (
         (lambda a: len(a.matrix) > 1, "expected a row for each of at least 2 clients."),
-        (lambda a: a.of == "client" or a.sizes is None, "sizes belong to of='client'."),
+        (
+            lambda a: a.of == "client" or a.sizes is a.total is None,
+            "sizes and total belong to of='client'.",
+        ),
         (
             lambda a: a.sizes is None or len(a.sizes) == len(a.matrix),
             "sizes needs one positive number per client.",
@@ -288,6 +293,7 @@ class ProportionPartitioner(Partitioner):
         matrix: list[list[NonNegative]],
         of: Literal["class", "client"] = "class",
         sizes: list[Positive] | None = None,
+        total: int | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(len(matrix), seed)
@@ -296,6 +302,7 @@ class ProportionPartitioner(Partitioner):
         self.needs_classes = any(len(row) != 1 for row in self.matrix)
         self.of = of
         self.sizes = sizes
+        self.total = total
 
     def partition(
         self,
@@ -325,7 +332,13 @@ class ProportionPartitioner(Partitioner):
         class_shares = entries / entries.sum(1, keepdim=True)
         mix = class_shares * client_shares[:, None]  # [n, M]
         demand = mix.sum(0)
-        total = float((available / demand)[demand > 0].min())
+        largest_total = float((available / demand)[demand > 0].min())
+        if self.total is not None and self.total > largest_total:
+            raise ConfigurationError(
+                f"{self!r}: there are not enough samples of some classes. At most total={int(largest_total)} fits."
+            )
+
+        total = largest_total if self.total is None else self.total
         # Rounding cumulative sums keeps each client's number of samples within one of the exact number.
         boundaries = (mix * total).cumsum(1).round().long()
         no_samples = torch.zeros(self.num_clients, 1, dtype=torch.long)

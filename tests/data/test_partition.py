@@ -31,6 +31,7 @@ EVEN_CLASSES = 10
 EVEN_CLASS_SIZE = 600
 EVEN = torch.arange(EVEN_CLASSES).repeat_interleave(EVEN_CLASS_SIZE)
 EQUAL_SHARES = [[1.0]] * 5
+TOTAL_OF_CLIENT_SHARES = 500
 MAKERS = {
     "iid": lambda seed: IIDPartitioner(5, seed=seed),
     "size": lambda seed: SizePartitioner([2, 3, 4, 5, 6], seed=seed),
@@ -43,6 +44,7 @@ MAKERS = {
     "client shares": lambda seed: ProportionPartitioner(
         EQUAL_SHARES,
         of="client",
+        total=TOTAL_OF_CLIENT_SHARES,
         seed=seed,
     ),
     "group": lambda seed: GroupPartitioner(5, seed=seed),
@@ -78,8 +80,8 @@ def test_a_partition_has_each_sample_at_most_once_in_ascending_order(name):
         assert (part.diff() > 0).all()
     samples = torch.cat(parts)
     assert len(samples.unique()) == len(samples)
-    if name != "client shares":
-        assert len(samples) == len(LABELS)
+    num_expected = TOTAL_OF_CLIENT_SHARES if name == "client shares" else len(LABELS)
+    assert len(samples) == num_expected
 
 
 class FixedPartitioner(Partitioner):
