@@ -386,7 +386,7 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "another unit": (
         OTHER_UNIT,
         "doubted: hb of Lyon: mean 20.45, elsewhere 12.89",
-        "doubted: hb (of Lyon|at the site): mean 20.45, elsewhere 13",
+        "doubted: hb (of Lyon|at the site): mean 20.45, in the dictionary 13",
     ),
     # What none can see stands on the page about own data: values that are possible in their column.
     "some weights in pounds": (scaled("weight", 2.2046, rows=36), "silent", "silent"),

@@ -200,9 +200,12 @@ class _Difference:
 
 
 def _disagreements(
-    name: str, column_by_site: Mapping[str, Column], subject_site: str | None
+    name: str,
+    column_by_site: Mapping[str, Column],
+    subject_site: str | None,
+    usual_source: str = "elsewhere",
 ) -> Iterator[TableDoubt]:
-    """Compare each site's column with the pooled one of all others."""
+    """Compare each site's column with the pooled one of all others, which is that of ``usual_source``."""
     # If one site has another unit, all others differ from it: only the farthest is told.
     farthest: TableDoubt | None = None
     largest_strength = 1.0
@@ -226,7 +229,7 @@ def _disagreements(
         share_missing = column.missing / num_rows
         usual_share = usual_column.missing / num_usual_rows
         if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
-            text = f"{share_missing:.0%} are missing, {usual_share:.0%} elsewhere"
+            text = f"{share_missing:.0%} are missing, {usual_share:.0%} {usual_source}"
             yield TableDoubt(site, name, text)
         words = set(column.categories or ())
         new_words = words.difference(usual_column.categories or ())
@@ -235,7 +238,7 @@ def _disagreements(
 
         is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
         if column.categories is None and is_comparable:
-            difference = _difference(column, usual_column)
+            difference = _difference(column, usual_column, usual_source)
             if difference.strength > largest_strength:
                 largest_strength = difference.strength
                 farthest = TableDoubt(site, name, difference.text)
@@ -243,14 +246,16 @@ def _disagreements(
         yield farthest
 
 
-def _difference(column: Column, usual_column: Column) -> _Difference:
-    """Compare a site's numbers with those elsewhere by bounds, means and deviations."""
+def _difference(column: Column, usual_column: Column, usual_source: str) -> _Difference:
+    """Compare a site's numbers with those of ``usual_source`` by bounds, means and deviations."""
     low, high = column.bounds
     usual_low, usual_high = usual_column.bounds
     if high - low == usual_high - usual_low == 1 and low != usual_low:
         codes = f"{low:g} or {high:g}"
         usual_codes = f"{usual_low:g} or {usual_high:g}"
-        return _Difference(_CERTAIN, f"{codes}, elsewhere {usual_codes}: two codings of one thing?")
+        return _Difference(
+            _CERTAIN, f"{codes}, {usual_source} {usual_codes}: two codings of one thing?"
+        )
 
     mean = column.mean or 0.0
     scale = column.scale or 0.0
@@ -258,7 +263,7 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
     usual_scale = usual_column.scale or 0.0
     if not scale or not usual_scale:
         strength = _CERTAIN if usual_scale else 0.0
-        return _Difference(strength, f"all values are {mean:g}, elsewhere they differ")
+        return _Difference(strength, f"all values are {mean:g}, {usual_source} they differ")
 
     if mean * usual_mean > 0:
         ratio_of_means = mean / usual_mean
@@ -267,19 +272,17 @@ def _difference(column: Column, usual_column: Column) -> _Difference:
         size = abs(log_of_means + log_of_scales) / 2
         allowed_size = math.log(MAX_RATIO) + 6 / math.sqrt(column.count)  # for skewed values
         if abs(log_of_means - log_of_scales) < math.log(2) and size > allowed_size:
-            text = f"values are {ratio_of_means:.3g} times those elsewhere: another unit?"
+            text = f"values are {ratio_of_means:.3g} times those {usual_source}: another unit?"
             return _Difference(2 * size / allowed_size, text)
 
     ratio_of_scales = scale / usual_scale
     is_compact = usual_scale < abs(usual_mean) / 2
     if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
-        text = (
-            f"deviation {scale:.3g}, elsewhere {usual_scale:.3g}: some in another unit, or codes?"
-        )
+        text = f"deviation {scale:.3g}, {usual_source} {usual_scale:.3g}: some in another unit, or codes?"
         return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
 
     shift = abs(mean - usual_mean) / max(scale, usual_scale)
-    return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, elsewhere {usual_mean:.4g}")
+    return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, {usual_source} {usual_mean:.4g}")
 
 
 def _with_merged_target(
@@ -555,7 +558,8 @@ def compare(
         site_column = drafted_column(unlimited_column, values[name], min_rows=1)
         usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
         columns = {_DICTIONARY: usual_column, site: site_column}
-        doubts += _disagreements(name, columns, subject_site=site)
+        # Its numbers are of all sites, with this one.
+        doubts += _disagreements(name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}")
         for text in oddities(site_column, values[name].dropna()):
             doubts.append(TableDoubt(site, name, text))
 
