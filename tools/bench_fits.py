@@ -66,7 +66,7 @@ class PartTimer:
         self._time(CoalitionTraining, "train", "coalitions")
         self._time(TrainingAfterTheRun, "_doubt_by_repetition", "twin")
         for evaluator in (ModelEvaluator, ValidatedModels):
-            self._time(evaluator, "live", "scoring")
+            self._time(evaluator, "score_module", "scoring")
             self._time(evaluator, "evaluate", "scoring")
 
     def processor_seconds(self, work: Callable[[], Any]) -> Counter[str]:
