@@ -31,7 +31,7 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class RankTraining(NamedTuple):
-    """What one rank has trained in a round, which all ranks get."""
+    """Training of one rank in a round, which all ranks get."""
 
     #: Without their vectors, which are sent as rows of a matrix.
     updates: list[ClientUpdate]
@@ -171,11 +171,11 @@ class SeveralRanks(Engine):
                 self._all_trained |= training_of_rank.unsent_models
 
         # All ranks go on with the random states of the one that has trained the cohort's last client.
-        for training_of_rank in trainings:
-            states = training_of_rank.generator_states
-            if states is not None:
-                restore_global_rngs((*states[:3], None))
-                restore_torch_rngs(states[2:], device)
+        states_of_ranks = [training_of_rank.generator_states for training_of_rank in trainings]
+        (generator_states,) = [states for states in states_of_ranks if states is not None]
+        restore_global_rngs((*generator_states[:3], None))
+        restore_torch_rngs(generator_states[2:], device)
+
         # Lightning counts the steps of all ranks, of which it has counted this rank's.
         counts_of_ranks = [training_of_rank.counts for training_of_rank in trainings]
         total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))

@@ -113,10 +113,11 @@ class CoalitionScoring(L.Callback):
     def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. The run has
-        tried such an evaluator before training.
+        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. Of a seed's
+        coalitions, one tries scoring, since a truth of the benchmark has no run that has tried it.
         """
         module = trainer.lightning_module
+        is_tried = not self._order.scores_untrained
         if isinstance(measure, ModelScore) and measure.judged:
             judges = ClientJudges(loop.space, loop.clients, self._data, measure, module.device)
             judges.check(loop.space.read(module))
@@ -130,7 +131,7 @@ class CoalitionScoring(L.Callback):
                 validation_loader,
                 measures={"the utility": measure},
                 seed=loop.state.seed,
-                is_tried=True,
+                is_tried=is_tried,
             )
             return evaluators[measure.evaluator_key]
         return classifier_evaluator(
@@ -138,7 +139,7 @@ class CoalitionScoring(L.Callback):
             loop.space,
             all_on_device(trainer, validation_loader),
             num_classes=self._data.known_num_classes,
-            is_tried=True,
+            is_tried=is_tried,
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -158,7 +158,7 @@ class _Comparison(L.Callback):
 
 
 class _TrainingState:
-    """What training may depend on at one time: plain values, and hashes of all else."""
+    """State on which training may depend at one time: plain values, and hashes of all else."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         snapshot = ModuleSnapshot(module)
