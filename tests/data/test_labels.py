@@ -126,7 +126,10 @@ WITHOUT_CLASSES = {
     "regression on whole floats": TensorDataset(X, torch.arange(N).float()),
     "multilabel": TensorDataset(X, LABELS_OF_SEVERAL_CLASSES),
     "dictionaries of texts": Items([{"x": X[0], "labels": TOKENS[0]}] * N),
-    "ragged, stored": Items([(X[0], 0.0)] * N, labels=[[0], [0, 0]] * (N // 2)),
+    "ragged, stored": Items(
+        [(X[0], 0.0)] * N,
+        labels=[[0], [0, 0]] * (N // 2),
+    ),
     "names": Items([(X[0], "cat")] * N),
 }
 

@@ -23,7 +23,8 @@ class ModelsAfterRounds(Callback):
 
 
 def make_loop(**options):
-    return FederatedLoop(sampler=Cohorts([[0], [1], [2], [0]]), seed=1, **options)
+    one_client_a_round = Cohorts([[0], [1], [2], [0]])
+    return FederatedLoop(sampler=one_client_a_round, seed=1, **options)
 
 
 def make_module():

@@ -360,7 +360,8 @@ def test_models_evaluated_by_vmap_draw_the_same_random_numbers_as_one_by_one():
     net = Drawing(36, 2)
     data = []
     for x, y in make_batches():
-        targets = torch.stack([x.sum((1, 2, 3)), y.float()], 1)
+        brightness = x.sum((1, 2, 3))
+        targets = torch.stack([brightness, y.float()], 1)
         data.append((x, targets))
 
     space = ParameterSpace(net)

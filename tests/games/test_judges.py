@@ -284,7 +284,9 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
 
     game = GameByFits(make_trainer, make_module(), client_data)
     client_data.val_dataloader = lambda: [*itertools.chain(*batches_by_client)]
-    trained = torch.cat([torch.zeros(1, n), torch.ones(1, n), torch.eye(n)]).bool()
+    empty_and_full = torch.tensor([[False], [True]]).expand(2, n)
+    singles = torch.eye(n).bool()
+    trained = torch.cat([empty_and_full, singles])
     outputs = [game.outputs(members)[0] for members in members_of(trained)]
     _, y = game.outputs(())
 

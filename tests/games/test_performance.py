@@ -327,7 +327,9 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
 
     if probabilities.shape[1] == 2:
         return float(function[name](y, probabilities[:, 1]))
-    by_class = [function[name](y == c, probabilities[:, c]) for c in np.unique(y)]
+    by_class = []
+    for label in np.unique(y):
+        by_class.append(function[name](y == label, probabilities[:, label]))
     return float(np.mean(by_class))
 
 

@@ -10,7 +10,12 @@ from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator, warns
 
-ROUNDS = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
+ROUNDS = [
+    ([0, 1, 3], 0),
+    ([1, 3], 1),
+    ([0, 1], 2),
+    ([3], 3),
+]
 
 
 def make_heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -101,7 +101,7 @@ def test_gradient_agreement_in_a_loop_uses_slopes_of_the_validation_loss(tmp_pat
 def test_gradient_agreement_by_a_logged_loss_is_of_those_whose_updates_lower_it():
     """A slope is to fit 1. Two of three updates of 0 go towards it, and one away from it."""
     line = nn.Linear(1, 1, bias=False)
-    weights = [torch.tensor([0.5]), torch.tensor([-0.25]), torch.tensor([0.5])]
+    weights = [torch.tensor([weight]) for weight in (0.5, -0.25, 0.5)]
     batches = [(torch.ones(4, 1), torch.ones(4, 1))]
 
     values = value_round(

@@ -19,7 +19,10 @@ def test_streams_differ_by_every_part_of_their_name():
         ("a", 0, 1),
         ("a", 1, 0),
     ]
-    seeds = [derive_seed(seed, *name) for seed in (0, 1, -1, 2**63) for name in names]
+    seeds = []
+    for run_seed in (0, 1, -1, 2**63):
+        seeds += [derive_seed(run_seed, *name) for name in names]
+
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
 

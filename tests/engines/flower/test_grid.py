@@ -127,7 +127,10 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late():
     assert list(replies) == [1]
 
 
-@pytest.mark.parametrize(("make_grid", "answered"), [(SlowGrid, [1]), (Grid, [1, 2])])
+@pytest.mark.parametrize(
+    ("make_grid", "answered"),
+    [(SlowGrid, [1]), (Grid, [1, 2])],
+)
 def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, answered):
     grid = make_grid(patience=1, error=ErrorCode.MESSAGE_UNAVAILABLE)
     transport = GridTransport(grid)

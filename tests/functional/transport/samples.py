@@ -30,7 +30,8 @@ def make_labeled(
         generator=generator,
         dtype=torch.float64,
     )
-    y = torch.tensor([0, 2, 5])[torch.randint(3, (m,), generator=generator)]
+    classes = torch.tensor([0, 2, 5])
+    y = classes[torch.randint(3, (m,), generator=generator)]
     return x + y[:, None], y
 
 
