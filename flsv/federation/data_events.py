@@ -1,4 +1,4 @@
-"""What may be wrong with clients' tables and samples, as events of a run, and the tables' data dictionary."""
+"""Events on what may be wrong with clients' tables and samples, and the file of the tables' data dictionary."""
 
 from __future__ import annotations
 

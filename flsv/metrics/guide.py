@@ -1,4 +1,4 @@
-"""What a contribution metric is and needs, in words."""
+"""Description of a contribution metric and of its needs, in words."""
 
 from __future__ import annotations
 
