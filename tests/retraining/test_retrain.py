@@ -93,7 +93,8 @@ def retrain_on_dask(folder):
     """Compare values by workers of Dask, of which one is killed, with those of one process."""
     import distributed
 
-    begun = folder / "begun"
+    # Beside the folder of this process: what is within it leads coalitions into a folder of their own.
+    begun = folder.with_name(f"{folder.name}_begun")
 
     def make_module():
         begun.touch()
