@@ -447,7 +447,8 @@ KINDS = {
     ),
     "lightly": Kind(Contrastive, partial(load, make_stripes)),
     "transformers": Kind(TextClassification, partial(load, make_texts)),
+    # In double precision it is 1e-12: the losses' sums over few boxes round.
     "torchvision": Kind(
-        Detection, partial(load, make_photos, collate_fn=put_into_lists), tolerance=5e-6
+        Detection, partial(load, make_photos, collate_fn=put_into_lists), tolerance=1e-5
     ),
 }
