@@ -477,7 +477,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        read_run = resolve_name("flsv.report:read_run")  # needs pandas, which is slow to import
+        read_run = resolve_name("flsv.results:read_run")  # needs pandas, which is slow to import
         table: pandas.DataFrame = read_run(self.run_state.csv)
         return table
 

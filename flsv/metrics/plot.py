@@ -58,8 +58,13 @@ def plot_contributions(
     unit: str = "",
     limits: tuple[float, float] | None = None,
     intervals: tuple[Tensor, Tensor] | None = None,
+    waterfall_from: float | None = None,
 ) -> Shown:
-    """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
+    """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis).
+
+    With ``waterfall_from``, the score of the untrained model, the bars of ``[n]`` are steps from it to the score of the
+    model of all clients.
+    """
     rows = [val] if isinstance(val, Tensor) else list(val)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
     num_dimensions = 2 if is_heatmap else 1
@@ -86,7 +91,10 @@ def plot_contributions(
     elif isinstance(val, Tensor):
         width = max(5.0, 2 + 0.42 * num_clients)
         ax = ax or _new_axis(width, 3.8, below=names)
-        _draw_bars(ax, arrays[0], names, intervals)
+        if waterfall_from is None:
+            _draw_bars(ax, arrays[0], names, intervals)
+        else:
+            _draw_waterfall(ax, arrays[0], names, intervals, start=waterfall_from)
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
@@ -163,6 +171,38 @@ def _draw_bars(
                 fontsize=8,
                 color="0.5",
             )
+
+
+def _draw_waterfall(
+    ax: Any,
+    values: np.ndarray,
+    names: Sequence[str],
+    intervals: tuple[Tensor, Tensor] | None,
+    *,
+    start: float,
+) -> None:
+    """Draw values ``[n]`` as steps from ``start`` to their sum, between bars of the two scores."""
+    steps = np.nan_to_num(values)
+    ends = start + steps.cumsum()
+    bases = ends - steps
+    clients = np.arange(1, len(values) + 1)
+    colors = np.where(steps < 0, PALETTE[1], PALETTE[0])
+    ax.bar([0, len(values) + 1], [start, ends[-1]], color="0.6")
+    ax.bar(clients, steps, bottom=bases, color=colors)
+    if intervals is not None:
+        low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
+        has_interval = np.isfinite(low) & np.isfinite(high)
+        ax.errorbar(
+            clients[has_interval],
+            ends[has_interval],
+            yerr=[(values - low)[has_interval], (high - values)[has_interval]],
+            fmt="none",
+            ecolor="0.25",
+            capsize=3,
+        )
+    ax.axhline(0, color="black", linewidth=0.8)
+    ax.set_xlabel("client")
+    _label_axis(ax.xaxis, ["untrained", *names, "all"])
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
+from flsv.configuration.option_texts import leaves_of
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
@@ -51,25 +52,18 @@ class Record(Sink):
         self._content = dict(content)
         self._events = events
         folder.mkdir(parents=True, exist_ok=True)
-        write_record(folder, self._content)
+        self._write_new_events(events())
 
     def write_round(self, result: RoundResult) -> None:
         """Write new events at once, so that the file of a killed run has them, too."""
         self._write_new_events(result.events)
 
     def finish(self, result: RunResult) -> None:
-        learning_record = dict(result.learning_record)
-        if "paid_in" in learning_record:
-            learning_record["paid_in"] = self._performances(learning_record["paid_in"])
+        content = dict(result.record)
         # Some events are known only now.
-        content = {
-            **self._content,
-            "events": [asdict(event) for event in result.events],
-            "ended": now(),
-            "rounds_done": result.rounds,
-            "logged": result.logged,
-            **learning_record,
-        }
+        content["events"] = [asdict(event) for event in content["events"]]
+        if "paid_in" in content:
+            content["paid_in"] = self._performances(content["paid_in"])
         write_record(self._folder, content)
 
     def _performances(self, performances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,7 +84,7 @@ class Record(Sink):
 
     def _write_new_events(self, events: Sequence[Event]) -> None:
         entries = [asdict(event) for event in events]
-        if entries != self._content["events"]:
+        if entries != self._content.get("events"):
             self._content["events"] = entries
             write_record(self._folder, self._content)
 
@@ -104,9 +98,8 @@ def record_of(
     identity: Mapping[str, Mapping[str, str]],
     first_round: int,
     version: str,
-    events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """Return the content of ``run.json`` for a fit that begins."""
+    """Return the content of ``run.json`` for a fit that begins, without its events."""
     class_names = None
     class_counts = None
     if data.no_classes is None:
@@ -126,7 +119,6 @@ def record_of(
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),
-        "events": [asdict(event) for event in events],
     }
 
 
@@ -154,6 +146,26 @@ def record_head(
         "algorithm": class_by_role,
         "metrics": {name: _describe(metric) for name, metric in metrics.items()},
     }
+
+
+def model_settings(
+    module: L.LightningModule,
+    optimizer_options: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the module's hyperparameters, and its optimizers with their options, as texts by name."""
+    settings = {"model": type(module).__name__}
+    for name, value in leaves_of(module.hparams_initial, "model"):
+        is_of_cli = name.startswith("model._")  # Lightning's own entries
+        is_of_optimizer = name.startswith("model.optimizer.")  # below, as it was made
+        if not is_of_cli and not is_of_optimizer and value is not None:
+            settings[name] = str(value)
+
+    settings["optimizer"] = optimizer_options["kinds"]
+    for options in optimizer_options["options"]:
+        for name, text in options.items():
+            if text not in ("None", "False", "0", "0.0"):
+                settings[f"optimizer.{name}"] = text
+    return settings
 
 
 def now() -> str:

@@ -123,31 +123,19 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended."""
+    """The result of a run that has ended, or that was stopped."""
 
     #: The last round's number, from 0.
     round_index: int
-    #: The number of rounds of the run.
-    rounds: int
     #: The rows of the last round: each client's values of the metrics, `samples`, `rounds`, `weight` and the scores of
     #: its own model.
     table: pandas.DataFrame
-    #: `{metric: title of its columns}` (such as `"class"`).
-    columns: Mapping[str, str]
-    #: The names of the metrics suitable for payment, those closest to retraining first.
-    to_pay_by: Sequence[str]
-    #: The performances that the metrics divide among the clients, as `run.json` holds them.
-    learning_record: Mapping[str, Any]
-    #: The values that the module has logged last, `{name: value}`.
-    logged: Mapping[str, float]
+    #: The content of `run.json`, with the events as :class:`Event`. A run that was stopped has no entry `ended`.
+    record: Mapping[str, Any]
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]]
     #: Whether the last round's pictures are drawn.
     draws_pictures: bool = False
-    #: The names of the metrics that train coalitions.
-    trained: Sequence[str] = ()
-    #: The run's events.
-    events: Sequence[Event] = ()
 
 
 class Sink:

@@ -8,8 +8,9 @@ from pandas import read_csv
 from scipy import stats
 
 from flsv.cli import main, saved_run as repeat
-from flsv.report import open_run, read_run
-from flsv.report.shares import basis_of
+from flsv.results import open_run, read_run
+from flsv.results.basis import basis_of
+from flsv.results.text import WORDS
 from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 
@@ -30,7 +31,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert "share" in of_sv
     assert "share" not in of_cssv
     assert "Do not base payments on these values" in of_cssv
-    assert "The brackets hold the mean over many seeds in about 9 of 10 cases." in of_cssv
+    assert WORDS["intervals"]["none"] in " ".join(of_cssv.split())
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]

@@ -10,8 +10,9 @@ from torch.testing import assert_close
 
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.report import open_run
-from flsv.report.basis import basis_by_retraining, read_case_values
+from flsv.results import open_run
+from flsv.results.basis import basis_by_retraining, read_case_values
+from flsv.results.text import WORDS
 from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page
@@ -99,7 +100,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
 
     page = text_of_page(page_path)
-    assert "Brackets are for other cases, other seeds." in page
+    assert WORDS["intervals"]["seeds_and_samples"] in page
     for basis in ("by balanced accuracy", "by loss"):
         assert f" % {basis}" in page
 

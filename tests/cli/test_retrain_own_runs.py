@@ -17,8 +17,9 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.report import open_run, write_report
-from flsv.report.basis import basis_by_retraining
+from flsv.report import write_report
+from flsv.results import open_run
+from flsv.results.basis import basis_by_retraining
 from helpers import refused
 from helpers.forked import Forked
 from helpers.pages import text_of_page

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flsv.cli import main
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.folder import RETRAINED
 
 SEED = 7

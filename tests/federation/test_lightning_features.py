@@ -258,8 +258,8 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
         r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(",
         message,
     )
-    assert "Pay with this sentence: No model was trained" in message
-    assert "other seeds give other values" in message
+    assert "with one reservation:\n- No model was trained" in message
+    assert "five seeds: how far values vary" in message
 
     lines = [line for line in message.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"

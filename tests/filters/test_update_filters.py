@@ -27,7 +27,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.personalization import Standalone
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.round_result import faults_in
 from helpers import refused, warns
 from helpers.data import toy_data

@@ -14,8 +14,9 @@ from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import STRONG_DOUBT
 from flsv.federation.data_events import events_of_copies, events_of_tables
-from flsv.report import Budget, open_run, write_report
+from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
+from flsv.results import open_run
 from flsv.results.text import WORDS
 from helpers import warns
 from helpers.pages import text_of_page
@@ -164,7 +165,8 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path):
 
     shares = shares_of(open_run(folder), BUDGET)
 
-    assert shares.verdict.reasons.keys() == {"shared_samples"}
+    first_reason = next(iter(shares.verdict.reasons))
+    assert first_reason == "shared_samples"  # it forbids a payment
     assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_samples"]
     finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
     assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"

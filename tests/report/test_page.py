@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import flsv.metrics
-from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import preferred_basis
+from flsv.report import Budget, write_report
 from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.report.shares import fraction_moved
+from flsv.results import open_run
+from flsv.results.basis import preferred_basis
 from flsv.results.text import NO_NUMBER, WORDS, format_number
 from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
 from helpers.runs import (
@@ -219,8 +219,8 @@ def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path):
 
     _, _, appendix = text_of_page(write_report(folder)).partition("\nAppendix\n")
 
-    assert re.search(r"\| partner \|.* sv, other seeds \|", appendix)
-    assert "loo, other seeds" not in appendix
+    assert re.search(r"\| partner \|.* sv, interval over seeds \|", appendix)
+    assert "loo, interval over seeds" not in appendix
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
@@ -237,7 +237,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
         rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
     )
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
-    assert BRACKETS_NOTE in front
+    assert WORDS["intervals"]["seeds"] in front.replace("\n", " ")
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
@@ -245,7 +245,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
 def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path):
     run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05])
     (tmp_path / "runs.csv").unlink()
-    assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
+    assert WORDS["intervals"]["none"] in front_page_of(run).replace("\n", " ")
 
 
 def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path):
@@ -321,8 +321,8 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
-def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path):
-    assert "2 of 2 rounds (not ended)" in front_page_of(
+def test_page_of_a_killed_run_says_that_it_was_stopped(tmp_path):
+    assert "2 of 2 rounds (stopped)" in front_page_of(
         make_run(tmp_path / "killed", ended=False, rounds=2)
     )
     assert "0 rounds" in front_page_of(make_run(tmp_path / "early", ended=False, rounds=0))
@@ -340,7 +340,9 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
     assert WORDS["dash"] in front
 
 
-def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tmp_path):
+def test_page_says_that_its_intervals_leave_out_validation_samples_if_their_part_is_not_known(
+    tmp_path,
+):
     folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     without_covariance = make_game(tmp_path / "without", VALUES)
@@ -349,7 +351,7 @@ def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tm
 
     page = front_page_of(without_covariance, budget=Budget(1000.0))
 
-    assert WORDS["brackets"]["cases_not_counted"] in page
+    assert WORDS["intervals"]["seeds"] in page.replace("\n", " ")
 
 
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path):
@@ -365,7 +367,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path):
     # Brackets hold the mean over many seeds, and these do not.
     front, _, _ = page.partition("\nAppendix\n")
     assert "[" not in front
-    assert BRACKETS_NOTE not in page
+    assert WORDS["intervals"]["none"] in page.replace("\n", " ")
 
 
 def test_every_metric_has_caveats_for_the_report():

@@ -12,9 +12,10 @@ import flsv
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
-from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import basis_of
+from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
+from flsv.results import open_run
+from flsv.results.basis import basis_of
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from helpers import refused

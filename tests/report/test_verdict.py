@@ -1,21 +1,35 @@
 """One verdict on whether to pay by values: on pages, in the file, in the terminal and in Python."""
 
 import contextlib
+import html
 import io
+import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flsv.cli import main
-from flsv.report import Budget, open_run
+from flsv.core.state import OF_VALUES
+from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
+from flsv.results import open_run, preferred_basis
+from flsv.results.terminal import print_contributions
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
-from helpers.pages import text_of_page
-from helpers.runs import fit_by_command, read_rows, write_config
-
-#: What the terminal says of a run's own values, whose line on retraining answers the others.
-NOT_AFTER_A_FIT = ("one_seed", "alone")
+from helpers.pages import text_of_page, words_in
+from helpers.retrained import CLASS, add_retrained_runs
+from helpers.runs import (
+    change_record,
+    fit_by_command,
+    make_game,
+    make_repeated_runs,
+    make_run,
+    read_rows,
+    write_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +56,13 @@ def trained_run(tmp_path_factory):
     return run, words_in(output.getvalue())
 
 
-def words_in(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(trained_run, capsys):
     run, fit_output = trained_run
     budget = Budget(100.0, by="value")
     verdict = shares_of(open_run(run), budget).verdict
     assert {"alone", "best_alone", "one_seed"} <= verdict.reasons.keys()
 
-    assert_says(verdict.without(NOT_AFTER_A_FIT), fit_output)
+    assert_says(verdict, fit_output)
     assert_reports_say(verdict, run, "value", capsys)
 
 
@@ -97,3 +107,79 @@ def assert_says(verdict: Verdict, text: str):
         assert is_told == (name in verdict.reasons), name
     if verdict.reasons:
         assert verdict.title in text
+
+
+# ---- one verdict on twelve kinds of runs
+
+
+def make_one_seed(folder: Path) -> Path:
+    """A run whose single seed has trained each client alone."""
+    run = make_game(folder, {"value": [0.3, 0.2, 0.1]})
+    record = json.loads((run / "run.json").read_text())
+    facts = {**record["paid_in"]["value"], "source": "outputs", "alone_only": True}
+    return change_record(run, metrics={"value": CLASS}, paid_in={"value": facts})
+
+
+def stop(run: Path) -> Path:
+    record = json.loads((run / "run.json").read_text())
+    del record["ended"]
+    (run / "run.json").write_text(json.dumps(record))
+    return run
+
+
+def kill(run: Path) -> Path:
+    """A stopped run, which was killed while it wrote a line."""
+    table = run / "contributions.csv"
+    table.write_text(table.read_text() + "2,value,0,,0.1")
+    return stop(run)
+
+
+def add_event(run: Path, **event: Any) -> Path:
+    return change_record(run, events=[{"first": 0, "last": 1, **event}])
+
+
+def judge_by_clients(run: Path) -> Path:
+    return change_record(run, metrics={"value": {**CLASS, "judges": "clients"}})
+
+
+LOST_REPLY = {"client": 1, "what": "no reply within 60 s", "kind": OF_VALUES, "times": 2}
+OTHER_UNIT = {
+    "client": 1,
+    "what": "doubt",
+    "column": "creatinine",
+    "text": "another unit?",
+    "strength": 99.0,
+}
+SHARED = {"client": 0, "what": "doubt", "others": [1], "text": "9 of 9 are samples of Lyon, too"}
+RUNS: dict[str, Callable[[Path], Path]] = {
+    "finished": lambda folder: make_game(folder, {"sv": [0.3, 0.2, 0.1]}),
+    "stopped": lambda folder: stop(make_one_seed(folder)),
+    "killed": lambda folder: kill(make_one_seed(folder)),
+    "one seed": make_one_seed,
+    "retrained": lambda folder: add_retrained_runs(make_one_seed(folder), [0.3, 0.2, 0.1]),
+    "repeated": lambda folder: make_repeated_runs(folder, [0.3, 0.2, 0.1], [0.2, 0.3, 0.1]),
+    "at sites": lambda folder: add_event(make_one_seed(folder), **LOST_REPLY),
+    "judged by clients": lambda folder: judge_by_clients(make_one_seed(folder)),
+    "without a validation set": lambda folder: make_run(folder, clients=3),
+    "doubtful data": lambda folder: add_event(make_one_seed(folder), **OTHER_UNIT),
+    "equal rows": lambda folder: add_event(make_one_seed(folder), **SHARED),
+    "one client left out": lambda folder: make_game(folder, {"sv": [0.3, 0.2, math.nan]}),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path, capsys):
+    folder = RUNS[kind](tmp_path / "run")
+    run = open_run(folder)
+    basis = preferred_basis(run)
+    assert basis is not None
+    verdict = basis.verdict()
+
+    print_contributions(run, where=[])
+    assert_says(verdict, words_in(capsys.readouterr().out))
+
+    page = text_of_page(write_report(folder, budget=Budget(100.0, by=basis.key)))
+    assert_says(verdict, words_in(page))
+    assert {row["verdict"] for row in read_rows(folder / "shares.csv")} == {verdict.text}
+
+    assert_says(verdict, html.unescape(basis._repr_html_()))

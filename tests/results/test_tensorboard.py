@@ -296,12 +296,8 @@ def write_end(
     game = {"by": "accuracy", "start": None, "end": accuracy}
     result = RunResult(
         round_index=4,
-        rounds=5,
         table=frame(rows),
-        columns={},
-        to_pay_by=(),
-        learning_record={"paid_in": {"gain": game}},
-        logged={"val_loss": float("nan")},
+        record={"paid_in": {"gain": game}, "logged": {"val_loss": float("nan")}},
         pictures={},
     )
     sink.finish(result)

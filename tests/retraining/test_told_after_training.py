@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flsv.metrics import ShadowShapley
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns

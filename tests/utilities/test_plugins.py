@@ -10,7 +10,7 @@ from flsv.cli import main
 from flsv.cli.config_errors import OptionError, explain
 from flsv.cli.parser import make_cli
 from flsv.metrics import ContributionMetric
-from flsv.report import read_run
+from flsv.results import read_run
 from flsv.utilities import plugins
 from helpers import warns
 

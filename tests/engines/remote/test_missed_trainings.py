@@ -9,7 +9,7 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.verdict import PaymentInputs, inputs_of_events, verdict_of
 from helpers.sites import (
     LYON_ADDRESS,
