@@ -91,7 +91,7 @@ def _sentences(run: Run, basis: Basis | None) -> list[str]:
     if basis is None:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
     else:
-        if basis.has_intervals:
+        if not basis.inputs.unsuitable:
             lines.append(basis.sentence_on_intervals)
         lines += verdict_lines(basis.verdict())
     lines += performance_lines(run.record)

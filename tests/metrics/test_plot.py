@@ -130,6 +130,25 @@ def test_metric_plots_show_client_names_class_names_and_units():
     assert cssv.guide()["unit"] == "cosine with the aggregate"
 
 
+def test_waterfall_leads_from_the_untrained_models_score_to_that_of_all():
+    values = torch.tensor([0.5, -0.25, 0.25])
+    intervals = (values - 0.125, values + 0.125)
+
+    _, axis = plot_contributions(values, intervals=intervals, waterfall_from=0.125)
+
+    bottoms_and_tops = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in axis.patches]
+    scores, steps = bottoms_and_tops[:2], bottoms_and_tops[2:]
+    assert scores == [(0, 0.125), (0, 0.625)]
+    assert steps == [(0.125, 0.625), (0.625, 0.375), (0.375, 0.625)]
+
+
+def test_waterfall_of_values_per_class_is_refused():
+    metric = ClassSpecificShapley(num_clients=2, num_classes=2)
+
+    with pytest.raises(ValueError, match="one value per client"):
+        metric.plot(torch.rand(2, 2), kind="waterfall")
+
+
 def test_plot_of_a_sampled_metric_has_its_standard_errors():
     metric = CumulativeShapley(
         num_clients=3, estimator="permutation", estimator_args={"budget": 20}

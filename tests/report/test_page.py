@@ -85,10 +85,10 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     )
     cases = {
         made("metric"): {"metric"},
-        gone: {"unfinished"},
+        gone: {"unfinished", "metric"},
         made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
-        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
+        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain", "metric"},
         make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values"},
         make_shadow_run(made("alone"), alone_only=True): {
             "one_seed",
@@ -98,14 +98,17 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             "one_seed",
             "halves",
         },
-        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
+        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking", "one_seed"},
         make_shadow_run(made("pairs")): {"one_seed"},
         make_shadow_run(made("scores"), source="scores"): {
             "one_seed",
             "scores",
         },
-        make_shadow_run(made("judged"), judges="clients"): {"judged"},
-        make_shadow_run(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
+        make_shadow_run(made("judged"), judges="clients"): {"judged", "one_seed"},
+        make_shadow_run(made("guess"), end=0.25): {
+            "majority",
+            "one_seed",
+        },  # 0.2 and 1.6 times 0.04
         make_shadow_run(made("better"), end=0.28): {"one_seed"},
         make_shadow_run(made("small", (0.08, 0.04, 0.01, 0.01))): {
             "one_seed",
@@ -128,7 +131,7 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             text = text_of_page(write_report(folder, client))
             assert all(reason in text for reason in reasons.values())
             assert basis.verdict().title in text
-            assert ("Suitable as a basis for payment" in text) == (not expected)
+            assert ("can be a basis for payment: models" in text) == (not expected)
 
     assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
 
@@ -191,25 +194,20 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     return make_shadow_run(folder, case_covariance=rows)
 
 
-def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path):
+def test_page_has_one_interval_with_and_without_a_budget(tmp_path):
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
 
     page = front_page_of(folder)
     page_with_budget = front_page_of(folder, budget=Budget(1000.0))
 
-    brackets = re.search(
-        r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
-        page,
-    )
+    brackets = re.search(r"\| Boston \| 0.400 \[(.*) to (.*)\] \|", page)
     assert brackets is not None
     low, high = brackets.groups()
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
     assert float(low) == pytest.approx(0.4 - half_width, abs=0.003)
     assert float(high) == pytest.approx(0.4 + half_width, abs=0.003)
-    assert "Brackets are for this validation set, other seeds." in page
-
-    assert "Brackets are for other cases, other seeds." in page_with_budget
+    assert WORDS["intervals"]["seeds_and_samples"] in page.replace("\n", " ")
     assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
@@ -311,6 +309,26 @@ def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals():
     assert missing.text == NO_NUMBER
     assert not missing.style
     assert not missing.title
+
+
+def test_steps_lead_from_the_untrained_models_score_to_that_of_all():
+    estimates = pandas.DataFrame({"value": [0.5, 0.25], "low": [0.4, NAN], "high": [0.6, NAN]})
+
+    first_step, second_step = bar_cells(estimates, bases=[0.25, 0.75])
+
+    # The scale is from 0 to 1.
+    assert ") 25.0% 75.0%, transparent" in first_step.style
+    assert "var(--ink) 65.0% 85.0%" in first_step.style
+    assert ") 75.0% 100.0%, transparent" in second_step.style
+
+
+def test_page_of_values_that_add_up_has_the_models_two_scores(tmp_path):
+    front = front_page_of(make_game(tmp_path, {"sv": [0.3, 0.2, 0.1]}, initial=0.25))
+
+    names = re.findall(r"\| ([\w ]+) \| [\d.]+", front)
+    assert names == ["untrained model", "Boston", "Lyon", "Graz", "model of all"]
+    assert "| untrained model | 25.0 % |" in front
+    assert "| model of all | 85.0 % |" in front  # 0.25 + 0.3 + 0.2 + 0.1
 
 
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):

@@ -289,7 +289,7 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
 
     assert main(["report", str(folder), "--budget", "100", *options]) == 0
 
-    detail = values_name or "5 of 5 rounds"
+    detail = values_name or "3 of 5 rounds"
     sentence = WORDS["against"][reason].format(detail)
     verdict = f"Do not pay by these values: {sentence}"
 

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
 from flsv.cli import main
 from flsv.core.state import OF_VALUES
+from flsv.federation import FederatedLoop
+from flsv.metrics import ShadowShapley
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
 from flsv.results import open_run, preferred_basis
 from flsv.results.terminal import print_contributions
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
+from helpers.data import toy_data
+from helpers.fits import fit
 from helpers.pages import text_of_page, words_in
 from helpers.retrained import CLASS, add_retrained_runs
 from helpers.runs import (
@@ -156,7 +161,9 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "stopped": lambda folder: stop(make_one_seed(folder)),
     "killed": lambda folder: kill(make_one_seed(folder)),
     "one seed": make_one_seed,
-    "retrained": lambda folder: add_retrained_runs(make_one_seed(folder), [0.3, 0.2, 0.1]),
+    "retrained": lambda folder: add_retrained_runs(
+        make_one_seed(folder), [0.3, 0.2, 0.1], trainings="all"
+    ),
     "repeated": lambda folder: make_repeated_runs(folder, [0.3, 0.2, 0.1], [0.2, 0.3, 0.1]),
     "at sites": lambda folder: add_event(make_one_seed(folder), **LOST_REPLY),
     "judged by clients": lambda folder: judge_by_clients(make_one_seed(folder)),
@@ -183,3 +190,48 @@ def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path,
     assert {row["verdict"] for row in read_rows(folder / "shares.csv")} == {verdict.text}
 
     assert_says(verdict, html.unescape(basis._repr_html_()))
+
+
+#: Texts of five pages. A page whose file is missing is written, to be read before it is committed.
+GOLDEN_PAGES = Path(__file__).with_name("golden_pages")
+PAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "all_partners": ("one seed", {}),
+    "one_partner": ("one seed", {"client": "Lyon"}),
+    "budget": ("one seed", {"budget": Budget(1000.0, currency="EUR")}),
+    "stopped": ("stopped", {}),
+    "retrained": ("retrained", {"budget": Budget(1000.0, currency="EUR")}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_reads_as_its_golden_file(name, tmp_path):
+    kind, options = PAGES[name]
+    folder = RUNS[kind](tmp_path / "run")
+
+    text = text_of_page(write_report(folder, **options))
+
+    golden_file = GOLDEN_PAGES / f"{name}.txt"
+    if not golden_file.exists():
+        golden_file.write_text(text)
+        pytest.fail(f"{golden_file} is new: read it")
+    assert text == golden_file.read_text()
+
+
+class StopsInRoundTwo(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_terminal_says_that_the_user_stopped_the_training(tmp_path, capsys):
+    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+
+    with pytest.raises(SystemExit):
+        fit(loop, tmp_path, rounds=3, data=toy_data(server_val=0.3), callbacks=[StopsInRoundTwo()])
+
+    printed = words_in(capsys.readouterr().out)
+    assert "The training was stopped after 1 of 3 rounds." in printed
+    assert "There are no values. The training was stopped before they were computed." in printed
+    basis = preferred_basis(open_run(tmp_path))
+    assert basis is not None
+    assert_says(basis.verdict(), printed)
