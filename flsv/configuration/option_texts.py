@@ -43,7 +43,7 @@ def config_settings(config: Mapping[str, Any]) -> dict[str, str]:
     settings = version_settings() | option_texts(config)
     present_sections = [section for section in SECTIONS if config.get(section)]
     for section in present_sections:
-        for name, value in leaves_of(config[section], section):
+        for name, value in _leaves(config[section], section):
             is_class = name.endswith("class_path")
             if name not in settings or not is_class:
                 continue
@@ -60,7 +60,7 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
     for section in present_sections:
         is_data = section == "data"
         idle_options = IDLE_OPTIONS.get(section, set())
-        for name, value in leaves_of(config[section], section):
+        for name, value in _leaves(config[section], section):
             _, option, *suboptions = name.split(".")  # as federation.sampler.init_args.seed
             option_and_suboption = ".".join([option, *suboptions[:1]])
             is_idle = option in idle_options or option_and_suboption in idle_options
@@ -99,13 +99,12 @@ def source_hash_of(class_or_function: Any) -> str:
     return digest(sources).hex()[:12]
 
 
-def leaves_of(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted names and values of nested options."""
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from leaves_of(item, f"{name}.{key}")
+            yield from _leaves(item, f"{name}.{key}")
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
-            yield from leaves_of(item, f"{name}.{index}")
+            yield from _leaves(item, f"{name}.{index}")
     else:
         yield name, value

@@ -369,11 +369,11 @@ class RunReports:
                 "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
-        self.terminal.finish(self._result(facts={}))
+        self.terminal.finish(self._result(further_entries={}))
         self.terminal.show_table()
 
-    def _result(self, facts: Mapping[str, Any]) -> RunResult:
-        """Return the run's result, with further ``facts`` for its record."""
+    def _result(self, further_entries: Mapping[str, Any]) -> RunResult:
+        """Return the run's result, with ``further_entries`` of its record."""
         state = self._state
         values = self._federation.metrics.contributions
         last_round = max(state.round_index - 1, 0)
@@ -390,7 +390,7 @@ class RunReports:
             **self._record,
             "events": self._events(),
             "logged": self._logged_numbers(),
-            **facts,
+            **further_entries,
         }
         return RunResult(
             last_round,

@@ -354,7 +354,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         limits: tuple[float, float] | None = None,
         intervals: tuple[Tensor, Tensor] | None = None,
         kind: Literal["bars", "waterfall"] = "bars",
-        start: float | None = None,
+        initial_score: float | None = None,
     ) -> Any:
         """Plot the contributions. One value per client gives bars, values per class a heatmap, several rounds' values
         lines.
@@ -368,8 +368,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 ``val`` is None, otherwise none.
             kind: how one value per client is drawn. ``"bars"``: from 0. ``"waterfall"``: as steps from the score of the
                 untrained model to that of the model of all clients.
-            start: the score of the untrained model, for a waterfall. By default that from which the values add up to
-                the score of the model of all clients if the metric knows it, otherwise 0.
+            initial_score: the score of the untrained model, for a waterfall. By default that from which the values add
+                up to the score of the model of all clients if the metric knows it, otherwise 0.
 
         Returns:
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
@@ -394,8 +394,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
                 raise ValueError(
                     "plot(kind='waterfall'): expected one value per client, [num_clients]."
                 )
-            if start is None:
-                start = self._score_of_untrained_model(values)
+            if initial_score is None:
+                initial_score = self._score_of_untrained_model(values)
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             values,
@@ -407,7 +407,7 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             unit=self.unit,
             limits=limits,
             intervals=intervals,
-            waterfall_from=start if kind == "waterfall" else None,
+            waterfall_from=initial_score if kind == "waterfall" else None,
         )
 
     def _score_of_untrained_model(self, value: Tensor) -> float:

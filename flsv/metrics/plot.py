@@ -94,7 +94,7 @@ def plot_contributions(
         if waterfall_from is None:
             _draw_bars(ax, arrays[0], names, intervals)
         else:
-            _draw_waterfall(ax, arrays[0], names, intervals, start=waterfall_from)
+            _draw_waterfall(ax, arrays[0], names, intervals, initial_score=waterfall_from)
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
@@ -179,22 +179,22 @@ def _draw_waterfall(
     names: Sequence[str],
     intervals: tuple[Tensor, Tensor] | None,
     *,
-    start: float,
+    initial_score: float,
 ) -> None:
-    """Draw values ``[n]`` as steps from ``start`` to their sum, between bars of the two scores."""
+    """Draw values ``[n]`` as steps from ``initial_score`` to their sum, between bars of the two scores."""
     steps = np.nan_to_num(values)
-    ends = start + steps.cumsum()
-    bases = ends - steps
+    scores = initial_score + steps.cumsum()
+    bases = scores - steps
     clients = np.arange(1, len(values) + 1)
     colors = np.where(steps < 0, PALETTE[1], PALETTE[0])
-    ax.bar([0, len(values) + 1], [start, ends[-1]], color="0.6")
+    ax.bar([0, len(values) + 1], [initial_score, scores[-1]], color="0.6")
     ax.bar(clients, steps, bottom=bases, color=colors)
     if intervals is not None:
         low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
         has_interval = np.isfinite(low) & np.isfinite(high)
         ax.errorbar(
             clients[has_interval],
-            ends[has_interval],
+            scores[has_interval],
             yerr=[(values - low)[has_interval], (high - values)[has_interval]],
             fmt="none",
             ecolor="0.25",

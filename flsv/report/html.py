@@ -154,7 +154,10 @@ def _color(value: float) -> str:
     return _NEGATIVE
 
 
-def bar_cells(estimates: DataFrame, bases: Sequence[float] | None = None) -> list[Cell]:
+def bar_cells(
+    estimates: DataFrame,
+    bases: Sequence[float] | None = None,
+) -> list[Cell]:
     """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale.
 
     Args:
@@ -166,7 +169,8 @@ def bar_cells(estimates: DataFrame, bases: Sequence[float] | None = None) -> lis
     if bases is None:
         bases = [0.0] * len(table)
     rows = table.add(list(bases), axis=0).to_numpy().tolist()
-    numbers_on_scale = [0.0, *filter(math.isfinite, [*bases, *chain.from_iterable(rows)])]
+    numbers = [*bases, *chain.from_iterable(rows)]
+    numbers_on_scale = [0.0, *filter(math.isfinite, numbers)]
     scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
     cells = []
     for base, (end, low_bound, high_bound) in zip(bases, rows):

@@ -405,12 +405,12 @@ def _values_table(
     has_all_clients = len(clients) == len(basis.values)
     if has_all_clients and basis.adds_up:
         columns[""] = _waterfall_cells(basis, estimates)
-        start = performance(basis.by, basis.start)
-        end = performance(basis.by, basis.end)
+        initial_score = performance(basis.by, basis.initial_score)
+        final_score = performance(basis.by, basis.final_score)
         names = ["untrained model", *names, "model of all"]
         for column, texts in columns.items():
             if column == "value":
-                columns[column] = [start, *texts, end]
+                columns[column] = [initial_score, *texts, final_score]
             elif column:
                 columns[column] = ["", *texts, ""]
     return table_of_clients(names, columns)
@@ -418,10 +418,10 @@ def _values_table(
 
 def _waterfall_cells(basis: Basis, estimates: DataFrame) -> list[Cell]:
     """Draw the score of the untrained model, a step for each client, and the score of the model of all."""
-    scores = DataFrame({"value": [basis.start, basis.end]}, columns=ESTIMATE)
+    scores = DataFrame({"value": [basis.initial_score, basis.final_score]}, columns=ESTIMATE)
     steps = pandas.concat([scores[:1], estimates, scores[1:]])
-    ends = basis.start + estimates["value"].cumsum()
-    bases = [0.0, *(ends - estimates["value"]), 0.0]
+    scores_after_steps = basis.initial_score + estimates["value"].cumsum()
+    bases = [0.0, *(scores_after_steps - estimates["value"]), 0.0]
     return bar_cells(steps, bases)
 
 

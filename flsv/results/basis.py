@@ -58,8 +58,8 @@ class Basis:
     inputs: PaymentInputs
     client_names: Sequence[str] = ()
     #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
-    start: float = NAN
-    end: float = NAN
+    initial_score: float = NAN
+    final_score: float = NAN
     #: The coalitions of values by retraining, as `flsv retrain --trainings` names them.
     trainings: str = ""
 
@@ -105,9 +105,9 @@ class Basis:
     @property
     def adds_up(self) -> bool:
         """Return whether the values are steps from the untrained model's score to the score of the model of all."""
-        gain = self.end - self.start
+        total = self.final_score - self.initial_score
         sum_of_values = math.fsum(self.values)
-        return abs(sum_of_values - gain) <= MAX_DEVIATION_OF_SUM * abs(gain)  # False for NaN
+        return abs(sum_of_values - total) <= MAX_DEVIATION_OF_SUM * abs(total)  # False for NaN
 
     @property
     def sentence_on_intervals(self) -> str:
@@ -251,8 +251,8 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         estimates=_with_joint_intervals(estimates, errors),
         inputs=inputs,
         client_names=run.client_names,
-        start=_number(performance.get("start")),
-        end=_number(performance.get("end")),
+        initial_score=_number(performance.get("start")),
+        final_score=_number(performance.get("end")),
     )
 
 

@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from flsv.configuration.option_texts import leaves_of
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
@@ -154,11 +153,11 @@ def model_settings(
 ) -> dict[str, str]:
     """Return the module's hyperparameters, and its optimizers with their options, as texts by name."""
     settings = {"model": type(module).__name__}
-    for name, value in leaves_of(module.hparams_initial, "model"):
-        is_of_cli = name.startswith("model._")  # Lightning's own entries
-        is_of_optimizer = name.startswith("model.optimizer.")  # below, as it was made
-        if not is_of_cli and not is_of_optimizer and value is not None:
-            settings[name] = str(value)
+    for name, value in module.hparams_initial.items():
+        is_of_cli = name.startswith("_")  # Lightning's own entries
+        is_optimizer = name == "optimizer"  # below, as it was made
+        if not is_of_cli and not is_optimizer and value is not None:
+            settings[f"model.{name}"] = str(value)
 
     settings["optimizer"] = optimizer_options["kinds"]
     for options in optimizer_options["options"]:

@@ -69,7 +69,12 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
         columns = run.columns(metric)
         if 0 < len(columns) <= 10:
             kind = "class" if run.columns_are_classes(metric) else "column"
-            print_table(f"{metric} by {kind}", run.client_names, class_columns(run, metric), rows)
+            print_table(
+                f"{metric} by {kind}",
+                run.client_names,
+                class_columns(run, metric),
+                rows,
+            )
     for line in _sentences(run, basis):
         print(filled(line))
     for line in where:
@@ -82,7 +87,8 @@ def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
         return []
     if not basis.inputs.unsuitable:
         return [basis.key]
-    return [metric for metric in run.metrics if metric in run.measured] or [basis.key]
+    metrics_with_values = [metric for metric in run.metrics if metric in run.measured]
+    return metrics_with_values or [basis.key]
 
 
 def _sentences(run: Run, basis: Basis | None) -> list[str]:
@@ -104,7 +110,10 @@ def _sentences(run: Run, basis: Basis | None) -> list[str]:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict in lines: the decision, and each reason."""
-    return [verdict.title, *(f"- {text}" for text in verdict.reasons.values())]
+    lines = [verdict.title]
+    for text in verdict.reasons.values():
+        lines.append(f"- {text}")
+    return lines
 
 
 def filled(line: str) -> str:
@@ -119,13 +128,15 @@ def filled(line: str) -> str:
 
 def value_table(run: Run, basis: Basis | None) -> dict[str, list[str]]:
     """Format each client's samples, values and shares as ``{column: cells}``."""
-    columns = {"samples": [str(count) for count in run.record["samples"]]}
+    columns = {"samples": list(map(str, run.record["samples"]))}
     if basis is None:
         columns["rounds"] = format_numbers(run.final("rounds"))
         return columns
 
     for metric in shown_metrics(run, basis):
-        estimates = basis.estimates if metric == basis.key else run.estimates(metric)
+        estimates = run.estimates(metric)
+        if metric == basis.key:
+            estimates = basis.estimates
         columns[metric] = with_intervals(estimates)
     if not basis.inputs.unsuitable and not basis.verdict().forbids_payment:
         columns["share"] = list(map(percent, shares_in(basis.values)))

@@ -134,12 +134,17 @@ def test_waterfall_leads_from_the_untrained_models_score_to_that_of_all():
     values = torch.tensor([0.5, -0.25, 0.25])
     intervals = (values - 0.125, values + 0.125)
 
-    _, axis = plot_contributions(values, intervals=intervals, waterfall_from=0.125)
+    _, axis = plot_contributions(
+        values,
+        intervals=intervals,
+        waterfall_from=0.125,
+    )
 
-    bottoms_and_tops = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in axis.patches]
-    scores, steps = bottoms_and_tops[:2], bottoms_and_tops[2:]
-    assert scores == [(0, 0.125), (0, 0.625)]
-    assert steps == [(0.125, 0.625), (0.625, 0.375), (0.375, 0.625)]
+    heights = [bar.get_height() for bar in axis.patches]
+    bottoms = [bar.get_y() for bar in axis.patches]
+    heights_of_scores = [0.125, 0.625]
+    assert heights == [*heights_of_scores, 0.5, -0.25, 0.25]
+    assert bottoms == [0, 0, 0.125, 0.625, 0.375]
 
 
 def test_waterfall_of_values_per_class_is_refused():

@@ -121,8 +121,14 @@ def make_one_seed(folder: Path) -> Path:
     """A run whose single seed has trained each client alone."""
     run = make_game(folder, {"value": [0.3, 0.2, 0.1]})
     record = json.loads((run / "run.json").read_text())
-    facts = {**record["paid_in"]["value"], "source": "outputs", "alone_only": True}
-    return change_record(run, metrics={"value": CLASS}, paid_in={"value": facts})
+    performance = record["paid_in"]["value"]
+    performance["source"] = "outputs"
+    performance["alone_only"] = True
+    return change_record(
+        run,
+        metrics={"value": CLASS},
+        paid_in={"value": performance},
+    )
 
 
 def stop(run: Path) -> Path:
@@ -140,37 +146,68 @@ def kill(run: Path) -> Path:
 
 
 def add_event(run: Path, **event: Any) -> Path:
-    return change_record(run, events=[{"first": 0, "last": 1, **event}])
+    rounds = {"first": 0, "last": 1}
+    return change_record(run, events=[{**rounds, **event}])
 
 
 def judge_by_clients(run: Path) -> Path:
-    return change_record(run, metrics={"value": {**CLASS, "judges": "clients"}})
+    judged = {**CLASS, "judges": "clients"}
+    return change_record(run, metrics={"value": judged})
 
 
-LOST_REPLY = {"client": 1, "what": "no reply within 60 s", "kind": OF_VALUES, "times": 2}
-OTHER_UNIT = {
-    "client": 1,
-    "what": "doubt",
-    "column": "creatinine",
-    "text": "another unit?",
-    "strength": 99.0,
-}
-SHARED = {"client": 0, "what": "doubt", "others": [1], "text": "9 of 9 are samples of Lyon, too"}
+def lose_a_reply(run: Path) -> Path:
+    return add_event(
+        run,
+        client=1,
+        what="no reply within 60 s",
+        kind=OF_VALUES,
+        times=2,
+    )
+
+
+def doubt_a_unit(run: Path) -> Path:
+    return add_event(
+        run,
+        client=1,
+        what="doubt",
+        column="creatinine",
+        text="another unit?",
+        strength=99.0,
+    )
+
+
+def share_rows(run: Path) -> Path:
+    return add_event(
+        run,
+        client=0,
+        what="doubt",
+        others=[1],
+        text="9 of 9 are samples of Lyon, too",
+    )
+
+
+VALUES = [0.3, 0.2, 0.1]
+OTHER_VALUES = [0.2, 0.3, 0.1]
+WITHOUT_GRAZ = [0.3, 0.2, math.nan]
+
+
+def retrain_all(folder: Path) -> Path:
+    return add_retrained_runs(make_one_seed(folder), VALUES, trainings="all")
+
+
 RUNS: dict[str, Callable[[Path], Path]] = {
-    "finished": lambda folder: make_game(folder, {"sv": [0.3, 0.2, 0.1]}),
+    "finished": lambda folder: make_game(folder, {"sv": VALUES}),
     "stopped": lambda folder: stop(make_one_seed(folder)),
     "killed": lambda folder: kill(make_one_seed(folder)),
     "one seed": make_one_seed,
-    "retrained": lambda folder: add_retrained_runs(
-        make_one_seed(folder), [0.3, 0.2, 0.1], trainings="all"
-    ),
-    "repeated": lambda folder: make_repeated_runs(folder, [0.3, 0.2, 0.1], [0.2, 0.3, 0.1]),
-    "at sites": lambda folder: add_event(make_one_seed(folder), **LOST_REPLY),
+    "retrained": retrain_all,
+    "repeated": lambda folder: make_repeated_runs(folder, VALUES, OTHER_VALUES),
+    "at sites": lambda folder: lose_a_reply(make_one_seed(folder)),
     "judged by clients": lambda folder: judge_by_clients(make_one_seed(folder)),
     "without a validation set": lambda folder: make_run(folder, clients=3),
-    "doubtful data": lambda folder: add_event(make_one_seed(folder), **OTHER_UNIT),
-    "equal rows": lambda folder: add_event(make_one_seed(folder), **SHARED),
-    "one client left out": lambda folder: make_game(folder, {"sv": [0.3, 0.2, math.nan]}),
+    "doubtful data": lambda folder: doubt_a_unit(make_one_seed(folder)),
+    "equal rows": lambda folder: share_rows(make_one_seed(folder)),
+    "one client left out": lambda folder: make_game(folder, {"sv": WITHOUT_GRAZ}),
 }
 
 
@@ -185,9 +222,11 @@ def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path,
     print_contributions(run, where=[])
     assert_says(verdict, words_in(capsys.readouterr().out))
 
-    page = text_of_page(write_report(folder, budget=Budget(100.0, by=basis.key)))
+    budget = Budget(100.0, by=basis.key)
+    page = text_of_page(write_report(folder, budget=budget))
     assert_says(verdict, words_in(page))
-    assert {row["verdict"] for row in read_rows(folder / "shares.csv")} == {verdict.text}
+    rows = read_rows(folder / "shares.csv")
+    assert {row["verdict"] for row in rows} == {verdict.text}
 
     assert_says(verdict, html.unescape(basis._repr_html_()))
 

@@ -160,8 +160,8 @@ def print_of_run(
     rows = []
     for client, value in enumerate(values):
         name = NAMES_OF_FIVE[client]
-        ends = (value - half_width, value + half_width)
-        rows.append([19, "value", client, "", value, name, "", *ends])
+        interval = (value - half_width, value + half_width)
+        rows.append([19, "value", client, "", value, name, "", *interval])
     record = {
         "metrics": {
             "value": {
