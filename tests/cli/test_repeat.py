@@ -31,7 +31,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert "share" in of_sv
     assert "share" not in of_cssv
     assert "Do not base payments on these values" in of_cssv
-    assert WORDS["intervals"]["none"] in " ".join(of_cssv.split())
+    assert WORDS["intervals"]["seeds"] in " ".join(of_cssv.split())
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]

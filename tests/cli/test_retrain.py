@@ -170,14 +170,14 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     assert main([*command, "singles"]) == 0
     output, _, _path = capsys.readouterr().out.partition("Retrained: ")
     text = output[output.index("accuracy, by retraining") :]
-    assert "Only each partner alone and all together were trained." in " ".join(text.split())
+    assert ALONE in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert "\n%" not in text
 
     page = copied_run / "shares.html"
     report = ["report", str(copied_run), "--out", str(page), "--budget", "100"]
     assert main(report) == 0
-    assert "Only each partner alone and all together were trained." in text_of_page(page)
+    assert ALONE in text_of_page(page)
     assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
     assert main([*report, "--by", "cssv"]) == 0
     assert "cssv does not measure" in text_of_page(page)
@@ -189,7 +189,7 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     capsys.readouterr()
 
     assert main([*command, "both"]) == 0
-    assert "A single seed was used, and another gives other amounts" in read_output(capsys)
+    assert "Only one random seed was used" in read_output(capsys)
     assert trained == {(0, 1), (0, 2), (1, 2), (0, 1, 2)}
     assert coalitions_of(copied_run, SEED) == {"0", "1", "2", "0+1", "0+2", "1+2"}
 
@@ -242,11 +242,15 @@ def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
 
     output = read_output(capsys)
     assert "each client alone and halves of unlike clients" in output
-    assert "Only each partner alone, halves, and all together were trained." in output
+    assert "for halves of the partners, and for all together" in output
     for seed in (SEED, SEED + 1):
         # Of three clients the other half is a client alone.
         (pair,) = coalitions_of(copied_run, seed) - {"0", "1", "2"}
         assert pair in {"0+1", "0+2", "1+2"}
+
+
+#: The beginning of a reservation.
+ALONE = "Models were trained for each partner alone and for all partners together"
 
 
 def retrain_singles(folder, *options):

@@ -268,7 +268,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
 
     repeat_command = (
         "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2"
-        "  # other seeds give other values"
+        "  # five seeds: how far values vary"
     )
 
     assert lines[1].startswith(repeat_command)
