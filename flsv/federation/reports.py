@@ -69,9 +69,6 @@ class RunReports:
             missing=federation.metrics.missing,
             keeping_run=federation.metrics.keeping_run,
         )
-        self._rows_at_start = self.results.rows(
-            self._state.round_index, federation.metrics.contributions
-        )
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
@@ -151,7 +148,7 @@ class RunReports:
             earlier_path = Path(earlier_csv)
         is_resumed = first_round > 0 and earlier_path.is_file()
         if is_resumed:
-            self.results.compare_with(self._rows_at_start)
+            self.results.compare_with(self._federation.metrics.contributions)
 
         if earlier_path != full_path:
             # In another folder the loggers begin anew, but the file gets copies of the earlier rows.

@@ -50,6 +50,8 @@ class Record(Sink):
         self._folder = folder
         self._content = dict(content)
         self._events = events
+        # Those in the file, which does not exist yet.
+        self._written_events: list[Event] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._write_new_events(events())
 
@@ -82,9 +84,9 @@ class Record(Sink):
                 self._write_new_events(self._events())
 
     def _write_new_events(self, events: Sequence[Event]) -> None:
-        entries = [asdict(event) for event in events]
-        if entries != self._content.get("events"):
-            self._content["events"] = entries
+        if list(events) != self._written_events:
+            self._written_events = list(events)
+            self._content["events"] = [asdict(event) for event in events]
             write_record(self._folder, self._content)
 
 
