@@ -1,17 +1,20 @@
 """What a site misses changes values. The verdict says so, wherever the site was missing."""
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg
+from flsv.aggregation import FedAdam, FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
 from flsv.report import open_run
 from flsv.results.verdict import PaymentInputs, inputs_of_events, verdict_of
 from helpers.sites import (
+    BOSTON_ADDRESS,
     LYON_ADDRESS,
     NAMES,
     ServerData,
@@ -23,9 +26,9 @@ COALITION = "is left out of a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
-def make_shadow_loop():
+def make_shadow_loop(aggregator=FedAvg):
     return make_shapfed_loop(
-        aggregator=FedAvg(),
+        aggregator=aggregator(),
         metrics={"shadow": ShadowShapley(performance="negative_loss")},
         reporting=Reporting(table=False, files=True),
     )
@@ -87,3 +90,64 @@ def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]
     assert inputs_of_events(events, NAMES)["incidents"] == ""
+
+
+make_fedadam_shadow_loop = partial(make_shadow_loop, partial(FedAdam, lr=0.03))
+
+
+#: Which replies are lost: rounds, sites, and whether those in the run, in a site's coalition alone, or both.
+LOSSES = {
+    "own, then the run's": [(0, [1], "own"), (1, [1], "run")],
+    "own in all rounds": [(0, [1], "own"), (1, [1], "own"), (2, [1], "own")],
+    "the others', then own": [(0, [0, 2], "run"), (1, [1], "own"), (2, [0, 2], "run")],
+    "two sites' own": [(0, [0, 1], "own"), (1, [0], "own"), (2, [1], "run")],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("make", [make_shadow_loop, make_fedadam_shadow_loop])
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, make, losses):
+    federation = SitesInProcess(tmp_path, make)
+    runs: list[str] = []  # the federation's, then the coalitions', in the order of their first messages
+    lost = set()
+    for round_index, sites, kind in losses:
+        lost |= {(round_index, site, kind) for site in sites}
+
+    def on_reply(address, packet, reply):
+        if packet.kind != "train":
+            return reply
+        run = packet.plain["run"]
+        if run not in runs:
+            runs.append(run)
+        site = address - BOSTON_ADDRESS
+        if run == runs[0]:
+            kind = "run"
+        else:
+            is_own = members_of[run] == {site}
+            kind = "own" if is_own else ""
+        return None if (packet.plain["round"], site, kind) in lost else reply
+
+    members_of = members_by_run(federation)
+    federation.transport.on_reply = on_reply
+    loop = federation.fit(server_data=ServerData())
+
+    lost_of_run = [entry for entry in lost if entry[2] == "run"]
+    assert loop.participations.sum() == 3 * 3 - len(lost_of_run)
+    assert [event.what for event in loop.events if "its own model" in event.what] == []
+
+
+def members_by_run(federation):
+    """``{run's id: the sites that are sent messages of it}``, filled while messages are sent."""
+    members = defaultdict[str, set[int]](set)
+    exchange = federation.transport.exchange
+
+    def note_members(packets, seconds):
+        for address, packet in packets.items():
+            if packet.kind == "train":
+                members[packet.plain["run"]].add(address - BOSTON_ADDRESS)
+        return exchange(packets, seconds)
+
+    federation.transport.exchange = note_members
+    return members
