@@ -18,7 +18,14 @@ class ConfigurationError(ValueError):
         Traceback (most recent call last):
         ...
         flsv.utilities.errors.ConfigurationError: num_clients=1: a federation needs at least 2 clients.
+
+    Attributes:
+        without_data: the part of the message that quotes no samples, which a site may send to the server, if any.
     """
+
+    def __init__(self, *words: object, without_data: str | None = None) -> None:
+        super().__init__(*words)
+        self.without_data = without_data
 
 
 class VersionWarning(UserWarning):

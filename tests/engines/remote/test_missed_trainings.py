@@ -86,6 +86,21 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
     assert "Lyon" not in verdict.for_one_client().text
 
 
+def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
+    inputs = PaymentInputs(
+        values=[0.3, 0.2],
+        source="trainings",
+        seeds=3,
+        judged=True,
+        incidents="Lyon is away",
+    )
+    judged = verdict_of(inputs)
+
+    assert judged.forbids_payment
+    assert [*judged.reasons] == ["judged", "incidents"]
+    assert "Lyon is away" in judged.text
+
+
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]
@@ -95,12 +110,16 @@ def test_verdict_of_a_run_without_faults_names_none(tmp_path):
 make_fedadam_shadow_loop = partial(make_shadow_loop, partial(FedAdam, lr=0.03))
 
 
-#: Which replies are lost: rounds, sites, and whether those in the run, in a site's coalition alone, or both.
+def lost(round_index, kind, *sites):
+    """Replies that are lost: of the run's training, or of a site's training in its own coalition."""
+    return {(round_index, kind, site) for site in sites}
+
+
 LOSSES = {
-    "own, then the run's": [(0, [1], "own"), (1, [1], "run")],
-    "own in all rounds": [(0, [1], "own"), (1, [1], "own"), (2, [1], "own")],
-    "the others', then own": [(0, [0, 2], "run"), (1, [1], "own"), (2, [0, 2], "run")],
-    "two sites' own": [(0, [0, 1], "own"), (1, [0], "own"), (2, [1], "run")],
+    "own, then the run's": lost(0, "own", 1) | lost(1, "run", 1),
+    "own in all rounds": lost(0, "own", 1) | lost(1, "own", 1) | lost(2, "own", 1),
+    "the others', then own": lost(0, "run", 0, 2) | lost(1, "own", 1) | lost(2, "run", 0, 2),
+    "two sites' own": lost(0, "own", 0, 1) | lost(1, "own", 0) | lost(2, "run", 1),
 }
 
 
@@ -110,31 +129,27 @@ LOSSES = {
 @pytest.mark.filterwarnings("ignore:.*is left out")
 def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, make, losses):
     federation = SitesInProcess(tmp_path, make)
-    runs: list[str] = []  # the federation's, then the coalitions', in the order of their first messages
-    lost = set()
-    for round_index, sites, kind in losses:
-        lost |= {(round_index, site, kind) for site in sites}
+    members_of_runs = members_by_run(federation)
 
     def on_reply(address, packet, reply):
         if packet.kind != "train":
             return reply
         run = packet.plain["run"]
-        if run not in runs:
-            runs.append(run)
+        run_of_federation = next(iter(members_of_runs))
         site = address - BOSTON_ADDRESS
-        if run == runs[0]:
+        kind = "of a larger coalition"
+        if run == run_of_federation:
             kind = "run"
-        else:
-            is_own = members_of[run] == {site}
-            kind = "own" if is_own else ""
-        return None if (packet.plain["round"], site, kind) in lost else reply
+        elif members_of_runs[run] == {site}:
+            kind = "own"
+        is_lost = (packet.plain["round"], kind, site) in losses
+        return None if is_lost else reply
 
-    members_of = members_by_run(federation)
     federation.transport.on_reply = on_reply
     loop = federation.fit(server_data=ServerData())
 
-    lost_of_run = [entry for entry in lost if entry[2] == "run"]
-    assert loop.participations.sum() == 3 * 3 - len(lost_of_run)
+    num_lost_of_run = sum(kind == "run" for _, kind, _ in losses)
+    assert loop.participations.sum() == 9 - num_lost_of_run  # of three sites in three rounds
     assert [event.what for event in loop.events if "its own model" in event.what] == []
 
 

@@ -223,6 +223,40 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
     assert "0.196" not in str([reply.plain for reply in federation.replies])
 
 
+def lyon_lacks_a_column(lyon):
+    return lyon.drop(columns="age")
+
+
+def lyon_has_a_text_among_numbers(lyon):
+    ages = lyon["age"].astype(str)
+    ages.iloc[3] = "Mrs Smith"
+    return lyon.assign(age=ages)
+
+
+def lyon_has_another_class(lyon):
+    deaths = lyon["died"].astype(object)
+    deaths.iloc[3] = "Mrs Smith"
+    return lyon.assign(died=deaths)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lyon_lacks_a_column, r"has no column 'age' \(the data dictionary\)"),
+        (lyon_has_a_text_among_numbers, r"does not fit .* in 'age' \(.*numbers from"),
+        (lyon_has_another_class, r"does not fit .* in 'died' \(one of 2 classes: no, yes\)"),
+    ],
+)
+def test_site_names_a_column_that_does_not_fit_and_no_cell(tmp_path, change, words, caplog):
+    federation = Hospitals(tmp_path, {**TABLES, "Lyon": change(TABLES["Lyon"])})
+    with refused(f"site 'Lyon' cannot take part: its table {words}"):
+        federation.directory()
+
+    assert "Smith" not in str([reply.plain for reply in federation.replies])
+    has_cell = change is not lyon_lacks_a_column
+    assert ("Mrs Smith" in caplog.text) == has_cell
+
+
 def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
     Hospitals(tmp_path).directory()
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": TABLES["Lyon"][:50]})
