@@ -129,6 +129,8 @@ def client_app(
     *,
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
+    sites: Sequence[str] | None = None,
+    rounds: int | None = None,
 ) -> ClientApp:
     """Make a Flower ClientApp. The arguments are those of :class:`flsv.engines.remote.SiteClient`.
 
@@ -149,7 +151,13 @@ def client_app(
     """
     app = ClientApp()
     client = SiteClient(
-        make_module, make_datamodule, make_loop, trainer=trainer, questions=questions
+        make_module,
+        make_datamodule,
+        make_loop,
+        trainer=trainer,
+        questions=questions,
+        sites=sites,
+        rounds=rounds,
     )
 
     def reply_to(message: Message, context: Context) -> Message:

@@ -167,7 +167,7 @@ def announcement(sizes: Mapping[str, int]) -> dict[str, Any]:
 def training_packet(classes: int) -> Packet:
     """A message that asks the first site for its first training."""
     zero = "0" * 16
-    plain = {"run": zero, "greeting": zero, "clients": 3, "client": 0, "classes": classes}
+    plain = {"run": zero, "clients": 3, "client": 0, "classes": classes}
     plain |= {"rounds": 1, "round": 0, "seed": 0, "counted": None}
     return Packet("train", plain, {"start": torch.zeros(1)})
 
@@ -183,7 +183,11 @@ class Replay:
 
     def exchange(self, packets: Mapping[int, Packet], seconds: float) -> Iterator[tuple[int, Any]]:
         for address, packet in packets.items():
-            yield address, self.says[packet.kind][address]
+            reply = self.says[packet.kind][address]
+            if isinstance(reply, Packet):
+                plain = {**reply.plain, "message": packet.plain["message"]}
+                reply = Packet(reply.kind, plain, reply.tensors)
+            yield address, reply
 
 
 def sites_that_reply(folder: Path, transport: Replay, **options) -> RemoteSites:

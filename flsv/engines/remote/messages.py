@@ -158,17 +158,25 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def check_request(packet: Packet) -> None:
-    """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
+    """Raise Refused if a message names a client, a round or classes that its run does not have."""
     plain = packet.plain
     try:
-        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
         clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
-        checked_int(plain, "round", maximum=rounds - 1)
         checked_int(plain, "client", maximum=clients - 1)
-        if plain["classes"] is not None:
+        if plain.get("classes") is not None:
             checked_int(plain, "classes", maximum=float("inf"), minimum=1)
+        if packet.kind == "hello":
+            return
+        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
+        # The run's end is asked about with the number after the last round's.
+        last_round = rounds - 1 if packet.kind == "train" else rounds
+        checked_int(plain, "round", maximum=last_round)
     except GARBLED_REPLY_ERRORS as error:
-        raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
+        raise Refused(f"it cannot do as it is asked: {error!s:.200}") from error
+
+
+def check_model(packet: Packet) -> None:
+    """Raise Refused if a private site cannot train the model that it was sent."""
     model = global_model(read_instruction(packet))
     if model is None or not bool(model.isfinite().all()):
         raise Refused("it was sent no finite model")

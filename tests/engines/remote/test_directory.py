@@ -447,7 +447,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
             "arguments": {"tuple": []},
             "round": 0,
             "rounds": 1,
-            "greeting": "0" * 16,
+            "clients": 3,
             "client": 0,
         },
     )

@@ -13,6 +13,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.deployment import answer_or_failure
+from flsv.engines.remote.federation import WITHHELD
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER_FILE
 from flsv.metrics import (
@@ -75,7 +76,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
     [
         (
             "least_sites = 3",
-            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]",
+            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells', 'max_answers'\]",
         ),
         ('questions = "all"', "Say a list of names"),
         ('tells = "all"', "Say a list of names"),
@@ -162,8 +163,8 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     withheld = [message for message in messages if "does not tell" in message]
 
     assert [message.split("(client 0) ")[1] for message in withheld] == [
-        "does not tell training_loss: its policy does not let it.",
-        "does not tell balanced_accuracy, auroc: its policy does not let it.",
+        f"does not tell training_loss: {WITHHELD}.",
+        f"does not tell balanced_accuracy, auroc: {WITHHELD}.",
     ]
 
     events = {event.what.split(":")[0] for event in loop.events}
@@ -224,7 +225,7 @@ def check_that_a_policy_can_allow(score, folder, make):
     assert all("not answer" not in event.what for event in loop.events)
 
 
-HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
+HELLO = Packet("hello", {"client": 0, "clients": 3})
 
 
 @pytest.mark.parametrize("name", ["Policy", "policy_file"])

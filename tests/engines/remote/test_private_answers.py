@@ -104,7 +104,6 @@ def make_private_loop(noise=1.0, compressed=False, **options):
 def make_training_message(model, index=0, counted=None, **tensors):
     info = {
         "run": RUN,
-        "greeting": RUN,
         "rounds": 3,
         "classes": 10,
         "clients": 3,
@@ -124,8 +123,8 @@ def messages_of_server(global_vector, visit):
         questions[question] = Packet("ask", plain, tensors)
 
     return {
-        "hello": Packet("hello", {"greeting": RUN}),
-        "agree": Packet("agree", {"greeting": RUN, "question": "table_summary"}),
+        "hello": Packet("hello", {"client": 0, "clients": 3}),
+        "agree": Packet("agree", {"client": 0, "clients": 3, "question": "table_summary"}),
         "test": replace(later, kind="test"),
         "again": later,
         "a model that overflows": make_training_message(global_vector * 1e38, 1, visit),
