@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
-from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote import Directory, Packet, RemoteServer
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.run_status import run_status
@@ -43,6 +43,7 @@ from helpers.sites import (
     make_momentum_module,
     make_shapfed_loop,
     make_site,
+    named,
 )
 
 SIZES = {"train": 3, "val": 0, "test": 0}
@@ -69,7 +70,7 @@ class BostonThatComesLate:
                 self.refusals_left -= 1
                 yield address, "the node is not available"
             else:
-                yield address, Packet("here", announcement(SIZES))
+                yield address, named(packet, Packet("here", announcement(SIZES)))
 
 
 @pytest.mark.parametrize(
@@ -178,11 +179,11 @@ class OsakaThatComesLate(Replay):
 
     def exchange(self, packets, seconds):
         self.num_exchanges += 1
-        for address in packets:
+        for address, packet in packets.items():
             if address == BOSTON_ADDRESS:
                 time.sleep(2 * WAIT)
             else:
-                yield address, Packet("here", announcement(SIZES))
+                yield address, named(packet, Packet("here", announcement(SIZES)))
 
 
 WAIT = 0.1
@@ -539,3 +540,30 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
 
     with run_status(tmp_path, "13"):
         assert "running" in status.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("rounds", 0), ("timeout", 0), ("wait", -1.0), ("num_classes", 0)]
+)
+def test_server_with_an_option_out_of_range_is_refused(option, value):
+    options = {"rounds": 3, option: value}
+    with refused(option):
+        RemoteServer(make_momentum_module, make_shapfed_loop, NAMES, **options)
+
+
+def test_reply_to_an_earlier_message_counts_as_none(tmp_path):
+    """Lyon's reply of the first round comes again in the second."""
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
+    replies_of_lyon = []
+
+    def repeat(address, packet, reply):
+        if packet.kind != "train" or address != LYON_ADDRESS:
+            return reply
+        replies_of_lyon.append(reply)
+        return replies_of_lyon[0]
+
+    remote.transport.on_reply = repeat
+    with warns("'Lyon'.*left out of round 2: its reply is one to 'train of round 0 in run .*, 1'"):
+        loop = remote.fit(rounds=2)
+
+    assert loop.participations.tolist() == [2, 1, 2]

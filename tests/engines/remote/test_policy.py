@@ -153,7 +153,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
         return reply
 
     policy = SitePolicy(tells=["accuracy"])
-    remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
+    remote = make_sites_with_policy(tmp_path / "a", make, policy, client_test=0.7)
     remote.transport.on_reply = record_reply
 
     with warns("does not tell") as warned:
@@ -186,10 +186,10 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
 
-    free = SitesInProcess(tmp_path / "b", make, **SPLITS).fit(rounds=2)
+    free = SitesInProcess(tmp_path / "b", make, client_test=0.7).fit(rounds=2)
     assert torch.equal(loop.state.model(), free.state.model())
 
-    nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
+    nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), client_test=0.7)
     with warns("not tested.*tell 'accuracy', 'bal"):
         nothing.fit(rounds=1)
 
@@ -220,7 +220,8 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
 
 
 def check_that_a_policy_can_allow(score, folder, make):
-    remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
+    policy = SitePolicy(tells=[score])
+    remote = make_sites_with_policy(folder, make, policy, client_val=0.7)  # five samples of a class
     loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
 
@@ -402,7 +403,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
         client.answer(HELLO, node, "the server")
         client.answer(HELLO, node, "the server")
 
-    sentences = [text for text in caplog.messages if "this site" in text]
+    sentences = [text for text in caplog.messages if "this site has" in text and "policy" in text]
     assert len(sentences) == 1
     assert re.search(expected, sentences[0])
 
@@ -439,3 +440,63 @@ def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
     assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
     assert "John Smith" not in str(reply)
     assert "John Smith" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["max_epsilon", "tells", "questions", "delta", "max_answers"])
+def test_limit_among_a_nodes_entries_is_refused(tmp_path, name):
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    error = answer_to_greeting(client, folder=str(tmp_path), **{name: 1.0})["error"]
+    assert error == (
+        f"its configuration has {name!r}, which limits nothing there: write it into the policy's file"
+    )
+
+
+@pytest.mark.parametrize("name", ["rules", "privacy", "foldr"])
+def test_entry_of_a_node_that_nothing_reads_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(node["part"]), make_shapfed_loop)
+    greet = partial(answer_to_greeting, client, part=0, site="Boston")
+
+    for _ in range(2):
+        error = greet(**{name: "x"})["error"]
+        assert f"its configuration has ['{name}'], which nothing reads" in error
+        assert "what the app's data module reads, ['part']" in error
+
+
+def test_entries_that_a_data_module_reads_are_not_refused(tmp_path):
+    read_by_name = SiteClient(
+        make_mlp_module, lambda node: SiteData(node.get("part", 1)), make_shapfed_loop
+    )
+    read_all = SiteClient(
+        make_mlp_module, lambda node: SiteData({**node}["part"]), make_shapfed_loop
+    )
+    for client in (read_by_name, read_all):
+        reply = answer_to_greeting(client, folder=str(tmp_path), part=0)
+        assert reply["sizes"]["train"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('tells = ["acuracy"]', "its policy tells 'acuracy': expected one of ['accuracy', "),
+        ('questions = ["flsv:judges"]', "names the question 'flsv:judges': expected one of ["),
+    ],
+)
+def test_policy_that_names_what_does_not_exist_is_refused(tmp_path, text, words):
+    policy = tmp_path / "flsv-site.toml"
+    policy.write_text(text)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    reply = answer_to_greeting(client, folder=str(tmp_path), policy=str(policy))
+    assert words in reply["error"]
+
+
+def test_site_whose_app_has_another_number_of_rounds_or_sites_is_refused(tmp_path):
+    client = SiteClient(
+        make_mlp_module,
+        lambda node: SiteData(0),
+        make_shapfed_loop,
+        sites=["Boston", "Lyon"],
+        rounds=3,
+    )
+    reply = answer_to_greeting(client, folder=str(tmp_path))
+    assert "its app has 2 clients, and the server says 3" in reply["error"]

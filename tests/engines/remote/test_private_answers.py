@@ -409,5 +409,5 @@ def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp
 def test_impossible_request_is_refused_before_any_privacy_is_spent(tmp_path, fields):
     reply = answer_of_site(tmp_path, **fields)
     assert reply.kind == "failed"
-    assert "it cannot train as it is asked" in reply.plain["error"]
+    assert "it cannot do as it is asked" in reply.plain["error"]
     assert not (tmp_path / "privacy.json").exists()

@@ -15,6 +15,7 @@ from flsv.data import (
     OneClient,
 )
 from flsv.engines.remote import (
+    Directory,
     Packet,
     RemoteServer,
     Site,
@@ -169,6 +170,7 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
             "sizes": reply.plain["sizes"],
             "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
             "dictionary": MERGED.hash,
+            "message": reply.plain["message"],
         }
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
@@ -196,11 +198,11 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
         Packet("test", {"client": 0, "dictionary": other_dictionary}),
     ]
     federation = Hospitals(tmp_path)
-    directory = federation.directory()
+    federation.directory()
     site = federation.transport.sites[ADDRESSES[0]]
     (usual_reply, *_) = federation.replies
     facts = agreement(make_module(), federation.make())
-    settings = {"agreement": facts, "greeting": directory.greeting, "clients": len(NAMES)}
+    settings = {"agreement": facts, "clients": len(NAMES), "message": usual_reply.plain["message"]}
 
     for attempt in attempts:
         packet = replace(attempt, plain={**attempt.plain, **settings})
@@ -299,3 +301,19 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     message = f"The data dictionaries differ: Boston, Lyon: {MERGED.hash}; Osaka: none"
     with refused(message):
         federation.directory()
+
+
+def test_num_classes_of_the_server_beside_a_dictionary_of_others_is_refused(tmp_path):
+    federation = Hospitals(tmp_path)
+    directory = Directory(
+        federation.transport,
+        NAMES,
+        agreement(make_module(), make_shapfed_loop()),
+        tmp_path / "book.json",
+        wait=0.2,
+        run_size={"rounds": 2, "classes": 7},
+    )
+    with refused(
+        "the server says num_classes=7, and its data dictionary has the 2 classes no, yes"
+    ):
+        directory.gather()
