@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from flsv.engines.remote.messages import Refused
-from flsv.utilities.atomic_files import replacing
+from flsv.utilities.atomic_files import locked_json
 
 #: File in the site's folder.
 BUDGET_FILE = "answers.json"
@@ -57,16 +55,16 @@ class AnswerBudget:
             plain: the plain values of the server's message.
             limit: the policy's limit. None: the default one.
         """
-        with FileLock(f"{self._path}.lock"):  # other processes of the site answer, too
-            entries = self._read()
+        with locked_json(self._path, {"run": {}, "answers": {}}) as entries:
+            answers = entries["answers"]
             for name in _RUN_SIZE:
                 if name in plain:
                     entries["run"].setdefault(name, plain[name])
+            if answer in answers or not numbers:
+                return
             if limit is None:
                 limit = self._default_limit(entries["run"])
-            if answer in entries["answers"] or not numbers:
-                return
-            answered = sum(entries["answers"].values())
+            answered = sum(answers.values())
             if answered + numbers > limit:
                 words = f"it has answered {answered} numbers about its samples, and answers at most {limit}"
                 rank_zero_warn(
@@ -74,23 +72,7 @@ class AnswerBudget:
                     f"for all runs together; {self._path} has the count."
                 )
                 raise Refused(words)
-            entries["answers"][answer] = numbers
-            with replacing(self._path, private=True) as file:
-                file.write(json.dumps(entries).encode())
+            answers[answer] = numbers
         rank_zero_info(
             f"flsv: this site has answered {answered + numbers} of at most {limit} numbers about its samples."
         )
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        if not self._path.is_file():
-            return {"run": {}, "answers": {}}
-        try:
-            entries: dict[str, dict[str, Any]] = json.loads(self._path.read_text())
-            sum(entries["answers"].values())
-            entries["run"].keys()
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise Refused(
-                f"its file {self._path} of answered numbers cannot be read: a backup forgets what came after it. "
-                "Deleted, it begins at 0"
-            ) from error
-        return entries

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.engines.remote.federation import RemoteFederation, check_deployment
 from flsv.engines.remote.messages import Packet, Refused, failure_packet
-from flsv.engines.remote.policy import SitePolicy, is_like
+from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.remote_data import RemoteData
 from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
@@ -34,8 +34,8 @@ SITE_FOLDER = "flsv-site"
 
 #: Names of limits, which belong into the policy's file.
 LIMITS = frozenset(option.name for option in fields(SitePolicy))
-#: Entries of a node's configuration that networks add themselves.
-NETWORK_ENTRIES = ("site", "partition-id", "num-partitions")
+#: Entries of a node's configuration that flsv reads, or that networks add themselves.
+OWN_ENTRIES = frozenset(("folder", "policy", "site", "partition-id", "num-partitions"))
 
 Say = Callable[[str | None], None]
 _log = logging.getLogger(__name__)
@@ -247,13 +247,6 @@ class SiteClient:
                 for ``make_datamodule``.
             sender: who has sent the message, for the site's log.
         """
-        for name in node:
-            if name != "policy" and is_like(name, "policy"):
-                raise Refused(f"its configuration has {name!r:.80}: expected 'policy'")
-            if name in LIMITS:
-                raise Refused(
-                    f"its configuration has {name!r}, which limits nothing there: write it into the policy's file"
-                )
         # The policy is read at every message: the owner may change the file while this process runs.
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))
@@ -274,11 +267,11 @@ class SiteClient:
             self._site.say_policy(node.get("policy"), policy)
         self._site.policy = policy
         reply = self._site.answer(packet, sender)
-        unread_names = self._entries.unread - {"folder", "policy", *NETWORK_ENTRIES}
-        if unread_names:
+        wrong_names = self._entries.unread - OWN_ENTRIES | LIMITS & node.keys()
+        if wrong_names:
             raise Refused(
-                f"its configuration has {sorted(unread_names)}, which nothing reads: expected 'folder', 'policy' and "
-                f"what the app's data module reads, {sorted(self._entries.read)}. Correct the names, or leave them out"
+                f"its configuration has {sorted(wrong_names)}, which nothing reads: expected 'folder', 'policy' and "
+                f"what the app's data module reads, {sorted(self._entries.read)}. Limits stand in the policy's file"
             )
         return reply
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.configuration.federation_config import FederationConfig
+from flsv.configuration.questions import TRAINING_LOSS
 from flsv.core import (
     AnsweringClient,
     Channel,
@@ -42,7 +43,6 @@ from flsv.engines.idle_engine import IdleEngine
 from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
-    TRAINING_LOSS,
     BadReply,
     Packet,
     check_done,

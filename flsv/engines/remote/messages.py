@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.configuration.questions import TRAINING_LOSS
 from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
 from flsv.core.answers import LARGEST_NUMBER
 from flsv.core.parameter_space import ParameterSpace
@@ -24,8 +25,6 @@ from flsv.utilities.plain_values import digest
 START_NAME = "start"
 OTHER_PREFIX = "told/"
 REPORT_PREFIX = "report/"
-#: Name of an update's training loss in a site's policy.
-TRAINING_LOSS = "training_loss"
 #: Largest number of characters of a site's error in a message.
 _MAX_REASON_LENGTH = 600
 _PLAIN_TYPES = (str, int, float, bool, type(None))

@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
-from filelock import FileLock
 
-from flsv.configuration.federation_config import FederationConfig
-from flsv.core.answers import SCORE_RANGES, numbers_of_round
-from flsv.core.round import started_from
+from flsv.configuration.questions import QUESTIONS
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
-    TRAINING_LOSS,
     Refused,
     checked_int,
 )
-from flsv.games.judges import judge
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.scores import OWN_SCORES
-from flsv.scores.class_scores import CLASS_SCORES
-from flsv.scores.performance import ModelScore
-from flsv.utilities.atomic_files import replacing
+from flsv.utilities.atomic_files import locked_json
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
 
-
-class ToldScore(NamedTuple):
-    """The score that an answer tells, unless an argument ``performance`` names another, and on which split."""
-
-    name: str
-    split: str = "val"
-
-
-#: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the scores that they
-#: tell, None if they tell none. A site may allow more.
-QUESTIONS: Mapping[str, ToldScore | None] = {
-    "flsv.personalization.pfedsv:collaborate": ToldScore("accuracy"),
-    "flsv.personalization.fedfomo:mix_models": ToldScore("negative_loss"),
-    "flsv.core.round:started_from": None,
-    "flsv.sampling.power_of_choice:local_loss": ToldScore("negative_loss", "train"),
-    "flsv.metrics.contribution_estimation:leave_self_out": ToldScore("accuracy"),
-    "flsv.games.judges:judge": ToldScore("accuracy"),
-    "flsv.games.judges:judge_coalitions": ToldScore("accuracy"),
-}
-#: Scores in which each class has a part of its own, however few its samples.
-SCORES_OF_CLASSES = ("balanced_accuracy", *CLASS_SCORES)
-#: The parts of a site's samples, of which it announces the numbers.
-SPLITS = ("train", "val", "test")
 #: Two names are like each other if this part of their letters is the same, in order.
 MIN_LIKENESS = 0.7
 
@@ -175,23 +141,18 @@ class SitePolicy:
         inverse_square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
         if inverse_square == 0:  # there is no noise
             inverse_square = math.inf
-        with FileLock(f"{ledger}.lock"):  # other processes of the site count in the ledger, too
-            updates, sum_of_inverse_squares = _read_ledger(ledger)
-            sum_of_inverse_squares += inverse_square
-            composed_multiplier = sum_of_inverse_squares**-0.5
+        with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
+            _check_ledger(entries, ledger)
+            entries["squares"] += inverse_square
+            composed_multiplier = entries["squares"] ** -0.5
             epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=self.delta)
             if self.max_epsilon is not None and epsilon > self.max_epsilon:
                 raise Refused(
-                    f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it "
-                    f"would be {epsilon:.3g}"
+                    f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after "
+                    f"{entries['updates']} it would be {epsilon:.3g}"
                 )
-            with replacing(ledger) as file:
-                entries = {
-                    "updates": updates + 1,
-                    "squares": sum_of_inverse_squares,
-                    "epsilon": epsilon,
-                }
-                file.write(json.dumps(entries).encode())
+            entries["updates"] += 1
+            entries["epsilon"] = epsilon
 
 
 def is_like(name: str, expected: str) -> bool:
@@ -205,89 +166,11 @@ def is_like(name: str, expected: str) -> bool:
     return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS
 
 
-def questions_of(config: FederationConfig) -> Counter[str]:
-    """Return the questions of flsv that a federation of this configuration asks its clients, and how many parts do.
-
-    A question belongs to the strategy or metric in whose module it is.
-    """
-    questions: Counter[str] = Counter()
-    for part in _parts_of(config):
-        modules = {base.__module__ for base in type(part).__mro__}
-        if getattr(part, "judges", None) == "clients":
-            modules.add(judge.__module__)
-        questions.update(name for name in QUESTIONS if name.partition(":")[0] in modules)
-    if config.strategies.get("personalizer") is not None:
-        questions[f"{started_from.__module__}:{started_from.__name__}"] += 1
-    return questions
-
-
-def scores_asked(config: FederationConfig) -> set[str | None]:
-    """Return the values of the argument ``performance`` with which a federation asks, None for counts by class."""
-    scores: set[str | None] = set()
-    for part in _parts_of(config):
-        if not getattr(part, "evaluates", False):
-            continue
-        measure = getattr(part, "measured_by", getattr(part, "performance", None))
-        if isinstance(measure, ModelScore):
-            scores.add(None if measure.by_class else measure.called or measure.name)
-        elif measure is not None:
-            scores.add(measure)
-    return scores
-
-
-def scores_told(config: FederationConfig) -> set[str]:
-    """Return the names of all losses, scores and reports of flsv and of a federation of this configuration."""
-    names = {TRAINING_LOSS, *OWN_SCORES, *SCORE_RANGES, *CLASS_SCORES}
-    names.update(name for name in scores_asked(config) if name is not None)
-    for strategy in config.strategies.values():
-        names.update(strategy.reports)
-    return names
-
-
-def numbers_of_run(
-    config: FederationConfig,
-    questions: Mapping[str, int],
-    num_clients: int,
-    num_rounds: int,
-    num_classes: int,
-) -> int:
-    """Return how many numbers a run asks of a site at most: its splits' sizes, scores of its own model, and answers.
-
-    Args:
-        config: the run's configuration.
-        questions: the functions that the run asks, ``"module:function"``, and how many of its parts do.
-        num_clients: the number of sites.
-        num_rounds: the number of rounds. Before the first one it is tried whether sites answer.
-        num_classes: the number of classes.
-    """
-    total = len(SPLITS)
-    if config.evaluation.every:
-        total += len(OWN_SCORES) * (num_rounds // config.evaluation.every + 1)
-    for name, num_parts in questions.items():
-        numbers = numbers_of_round(function_of(name), num_clients, num_classes)
-        total += (num_rounds + 1) * num_parts * numbers
-    return total
-
-
-def function_of(question: str) -> Any:
-    """Import a question by its name, ``"module:function"``."""
-    module_name, _, function_name = question.partition(":")
-    return getattr(importlib.import_module(module_name), function_name)
-
-
-def _parts_of(config: FederationConfig) -> list[Any]:
-    return [*config.strategies.values(), *config.metrics.values()]
-
-
-def _read_ledger(ledger: Path) -> tuple[int, float]:
-    # The number of updates so far, and their sum of 1 / noise_multiplier^2.
-    if not ledger.is_file():
-        return 0, 0.0
+def _check_ledger(entries: Mapping[str, Any], ledger: Path) -> None:
+    """Raise Refused if a ledger has no number of updates, and no sum of their 1 / noise_multiplier^2."""
     try:
-        entries = json.loads(ledger.read_text())
-        updates = checked_int(entries, "updates", math.inf)
-        squares = float(entries["squares"])
-        is_valid = squares >= 0  # not NaN
+        checked_int(entries, "updates", math.inf)
+        is_valid = float(entries["squares"]) >= 0  # not NaN
     except GARBLED_REPLY_ERRORS:
         is_valid = False
     if not is_valid:
@@ -295,7 +178,6 @@ def _read_ledger(ledger: Path) -> tuple[int, float]:
             f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
             '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
         )
-    return updates, squares
 
 
 def _name_without_module(question: str) -> str:

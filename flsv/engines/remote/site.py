@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,20 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
 from flsv.configuration.identity import sample_hashes
-from flsv.core import AnsweringClient, ClientUpdate, opened
-from flsv.core.answers import MIN_HELD_OUT, as_answered, expected_answer, numbers_of_round
+from flsv.configuration.questions import (
+    QUESTIONS,
+    SCORES_OF_CLASSES,
+    SPLITS,
+    TRAINING_LOSS,
+    ToldScore,
+    function_of,
+    numbers_of_run,
+    questions_of,
+    score_told,
+    scores_told,
+)
+from flsv.core import ClientUpdate, opened
+from flsv.core.answers import MIN_HELD_OUT, numbers_of_round
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.answer_budget import AnswerBudget
 from flsv.engines.remote.messages import (
-    TRAINING_LOSS,
     Packet,
     Refused,
     check_model,
@@ -38,17 +48,7 @@ from flsv.engines.remote.messages import (
     unpack,
     update_packet,
 )
-from flsv.engines.remote.policy import (
-    QUESTIONS,
-    SCORES_OF_CLASSES,
-    SPLITS,
-    SitePolicy,
-    function_of,
-    numbers_of_run,
-    questions_of,
-    scores_asked,
-    scores_told,
-)
+from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.site_memory import (
     SiteMemory,
     SiteState,
@@ -65,6 +65,7 @@ from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
 from flsv.utilities.errors import listed
+from flsv.utilities.plain_values import to_three_digits
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
@@ -230,7 +231,7 @@ class Site:
             )
         sizes = self._sizes()
         # Equal sizes under another number of the site tell nothing.
-        self._spend(f"sizes {sizes}", len(sizes), packet)
+        self._spend(packet, len(sizes), answer=f"sizes {sizes}")
         reply = {
             "sizes": sizes,
             "dictionary": None if dictionary is None else dictionary.hash,
@@ -242,8 +243,10 @@ class Site:
         data: Any = self._data
         return {split: len(data.client_indices(0, split)) for split in SPLITS}
 
-    def _spend(self, answer: str, numbers: int, packet: Packet) -> None:
-        self._budget.spend(answer, numbers, packet.plain, self.policy.max_answers)
+    def _spend(self, packet: Packet, numbers: int, answer: str | None = None) -> None:
+        """Count the numbers of an answer. A message that is sent again, as after a kill, has the same answer."""
+        name = answer or packet.digest.hex()[:16]
+        self._budget.spend(name, numbers, packet.plain, self.policy.max_answers)
 
     def _contents(self) -> str:
         """Return the secret's name, and the samples' keyed hash, which is constant at a private site."""
@@ -343,12 +346,12 @@ class Site:
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
-        self._check_enough("accuracy", "test")
+        self._check_enough(ToldScore("accuracy", "test"))
         if self._has_rare_class("test"):
             withheld += [
                 name for name in SCORES_OF_CLASSES if name in OWN_SCORES and name not in withheld
             ]
-        self._spend(_name_of_answer(packet), len(OWN_SCORES) - len(withheld), packet)
+        self._spend(packet, len(OWN_SCORES) - len(withheld))
         site_state = self._state_for(packet)
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         scores.update(dict.fromkeys(withheld, float("nan")))
@@ -375,37 +378,24 @@ class Site:
         self.policy.check_question(question_name, allowed_questions)
         question = function_of(question_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        self._check_score(question_name, question, args, kwargs)
-        numbers = self._count_numbers(question, packet.plain, args, kwargs)
-        self._spend(_name_of_answer(packet), numbers, packet)
+        told_score = score_told(self._config, question, args, kwargs)
+        if told_score is not None:
+            self.policy.check_told([told_score.name])
+            self._check_enough(told_score)
 
         site_state = self._state_for(packet)
         call = partial(self._call_question, packet, question, site_state)
-        answer, tensors = pack(as_answered(question, self._within_fit(packet, call)))
+        answer = self._round_and_count(question, self._within_fit(packet, call), packet)
+        plain_answer, tensors = pack(answer)
         visit = packet.digest.hex()
         memory = self._memory(packet)
         # The earlier states stay, since the server may discard this answer.
         memory.keep(visit, site_state, visits_to_keep=memory.load_all())
-        return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
+        return Packet("answer", {"answer": plain_answer, "visit": visit}, on_cpu(tensors))
 
-    def _check_score(self, question_name: str, question: Any, args: Any, kwargs: Any) -> None:
-        """Raise Refused if an answer would tell a score that the run does not ask, or that the site withholds."""
-        told_score = QUESTIONS.get(question_name)
-        if told_score is None:
-            return
-        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
-        bound_arguments.apply_defaults()
-        score = told_score.name
-        if "performance" in bound_arguments.arguments:
-            performance = bound_arguments.arguments["performance"]
-            if performance not in scores_asked(self._config):
-                raise Refused(f"{performance!r:.120} is no score that this site's loop asks")
-            score = performance or score
-        self.policy.check_told([score])
-        self._check_enough(score, told_score.split)
-
-    def _check_enough(self, score: str, split: str) -> None:
+    def _check_enough(self, told_score: ToldScore) -> None:
         """Raise Refused if a score would tell of fewer samples than a site answers about."""
+        score, split = told_score
         if self._sizes()[split] < MIN_HELD_OUT:
             raise Refused(
                 f"it has fewer than {MIN_HELD_OUT} {split} samples, and tells no score of them"
@@ -421,29 +411,21 @@ class Site:
         _, counts = data.client_labels(0, split).unique(return_counts=True)
         return bool((counts < MIN_HELD_OUT).any())
 
-    def _count_numbers(
-        self, question: Any, plain: Mapping[str, Any], args: Any, kwargs: Any
-    ) -> int:
-        """Return how many numbers an answer has. Raise Refused if a run asks for fewer in a round."""
-        expectation = expected_answer(question)
-        if expectation is None:
-            raise Refused("the question does not declare its answer, see flsv.core.declare_answer")
-        num_clients = self._size_of_app["clients"] or plain["clients"]
-        most = numbers_of_round(question, num_clients, self._num_classes)
-        if most == 0:
-            return 0
-        client = AnsweringClient(
-            num_samples=self._sizes(),
-            num_classes=plain["classes"],
-            model=lambda: self._space.read(self._make_module()),
-        )
-        numbers = math.prod(expectation(client, *args, **kwargs).shape)
-        if numbers > most:
+    def _round_and_count(self, question: Any, answer: Any, packet: Packet) -> Any:
+        """Return an answer in three digits. Raise Refused if a run asks for fewer numbers, or the budget is used up."""
+        num_clients = self._size_of_app["clients"] or packet.plain["clients"]
+        max_numbers = numbers_of_round(question, num_clients, self._num_classes)
+        if max_numbers == 0:
+            return answer
+        rounded_answer = to_three_digits(answer)
+        numbers = torch.as_tensor(rounded_answer).numel()
+        if numbers > max_numbers:
             raise Refused(
-                f"it is asked for {numbers} numbers at once, and a run of {num_clients} sites asks for at most {most} "
-                "in a round"
+                f"it is asked for {numbers} numbers at once, and a run of {num_clients} sites asks for at most "
+                f"{max_numbers} in a round"
             )
-        return numbers
+        self._spend(packet, numbers)
+        return rounded_answer
 
     def _call_question(
         self,
@@ -501,8 +483,3 @@ class Site:
                 "this site no longer holds what it kept of the round that it is asked about."
             )
         return dict(state)
-
-
-def _name_of_answer(packet: Packet) -> str:
-    """Return a name by which a site knows a message that is sent again, as after a kill of the server."""
-    return packet.digest.hex()[:16]

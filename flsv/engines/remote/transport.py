@@ -96,10 +96,6 @@ class Directory:
         max_samples: int = MAX_SAMPLES_OF_SPLIT,
         run_size: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
-        if max_samples < 1:
-            raise ConfigurationError(
-                f"max_samples={max_samples}: expected at least 1, what the largest site has."
-            )
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names = list(names)

@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import FedAvg
+from flsv.configuration.questions import QUESTIONS
 from flsv.core import Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site, site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
-from flsv.engines.remote.policy import QUESTIONS
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
