@@ -36,7 +36,6 @@ POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
 MESSAGE_TYPES = {
     "hello": "query",
-    "agree": "query",
     "ask": "query",
     "train": "train",
     "test": "evaluate",

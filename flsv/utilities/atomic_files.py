@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, Refused
 
 
 def check_writable(folder: Path) -> None:
@@ -77,10 +77,11 @@ def locked_json(path: Path, empty: Mapping[str, Any]) -> Iterator[dict[str, Any]
         entries = dict(empty)
         if path.is_file():
             try:
-                entries.update(json.loads(path.read_text()))
+                entries = {**json.loads(path.read_text())}
             except (ValueError, TypeError) as error:
-                words = f"{path} cannot be read, and a backup forgets what came after it"
-                raise ConfigurationError(f"{words}: {error}", without_data=words) from error
+                raise Refused(
+                    f"{path} cannot be read: {error}. A backup forgets what came after it"
+                ) from error
         yield entries
         with replacing(path, private=True) as file:
             file.write(json.dumps(entries).encode())

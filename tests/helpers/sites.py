@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
+from flsv.configuration.questions import SCORES_OF_CLASSES
 from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
@@ -34,7 +35,6 @@ from flsv.engines.remote import (
     agreement,
 )
 from flsv.engines.remote.federation import RemoteSites
-from flsv.engines.remote.policy import SCORES_OF_CLASSES
 from flsv.metrics import ClassSpecificShapley
 from helpers import make_generator
 from helpers.data import group_options

@@ -254,6 +254,11 @@ class SiteClient:
             policy = SitePolicy()
         if self._site is None:
             self._entries = Entries(node)
+            run_size = {}
+            if self.sites is not None:
+                run_size["clients"] = len(self.sites)
+            if self.rounds is not None:
+                run_size["rounds"] = self.rounds
             self._site = Site(
                 module=self.make_module,
                 data=partial(self.make_datamodule, self._entries),
@@ -261,8 +266,7 @@ class SiteClient:
                 folder=Path(str(node.get("folder", SITE_FOLDER))),
                 trainer=self.trainer,
                 questions=self.questions,
-                num_sites=None if self.sites is None else len(self.sites),
-                rounds=self.rounds,
+                run_size=run_size,
             )
             self._site.say_policy(node.get("policy"), policy)
         self._site.policy = policy

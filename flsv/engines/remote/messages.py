@@ -18,7 +18,7 @@ from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
 from flsv.core.answers import LARGEST_NUMBER
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, Refused as Refused
 from flsv.utilities.plain_values import digest
 
 #: Names of a packet's tensors: of the initial model, and prefixes for other tensors of an instruction and for reports.
@@ -88,12 +88,6 @@ class BadReply(ValueError):
 
 class Unwilling(BadReply):
     """Error: a site cannot take part, and another attempt is useless."""
-
-
-class Refused(ConfigurationError):
-    """Error: a site refuses a message because of its policy, other settings or lateness."""
-
-    # The error's text contains no data of the site, and is sent to the server.
 
 
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
@@ -209,13 +203,9 @@ def update_packet(
 
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
-    # The error's text may quote samples, so only a Refused error is sent with its text.
-    without_data = getattr(error, "without_data", None)
-    if isinstance(error, Refused):
-        text = str(error)
-    elif without_data is not None:
-        text = without_data
-    else:
+    # The error's text may quote samples. A Refused error's does not.
+    text = getattr(error, "without_data", None)
+    if text is None:
         source_line = ""
         frames = traceback.extract_tb(error.__traceback__)
         if frames:

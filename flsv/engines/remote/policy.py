@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
 
 from flsv.configuration.questions import QUESTIONS
-from flsv.engines.remote.messages import (
-    GARBLED_REPLY_ERRORS,
-    Refused,
-    checked_int,
-)
-from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.utilities.atomic_files import locked_json
+from flsv.engines.remote.messages import Refused
+from flsv.ledgers import spend_privacy
+from flsv.privacy import GaussianPrivacy
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
-
-#: Two names are like each other if this part of their letters is the same, in order.
-MIN_LIKENESS = 0.7
 
 
 @checked
@@ -97,17 +88,12 @@ class SitePolicy:
 
     def check_question(self, question: str, questions: Collection[str] = QUESTIONS) -> None:
         """Raise Refused unless the policy allows ``question``, and it is one of ``questions``."""
-        self.check_listed(question)
+        if self.questions is not None:
+            permitted = {_name_without_module(name) for name in self.questions}
+            if _name_without_module(question) not in permitted:
+                raise Refused(f"its policy does not let it answer {question!r:.120}")
         if question not in questions:
             raise Refused(f"{question!r:.120} is no question that this site's loop asks")
-
-    def check_listed(self, question: str) -> None:
-        """Raise Refused if the policy lists questions, and not this one."""
-        if self.questions is None:
-            return
-        permitted = {_name_without_module(name) for name in self.questions}
-        if _name_without_module(question) not in permitted:
-            raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""
@@ -137,47 +123,8 @@ class SitePolicy:
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
-        # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        inverse_square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
-        if inverse_square == 0:  # there is no noise
-            inverse_square = math.inf
-        with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
-            _check_ledger(entries, ledger)
-            entries["squares"] += inverse_square
-            composed_multiplier = entries["squares"] ** -0.5
-            epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=self.delta)
-            if self.max_epsilon is not None and epsilon > self.max_epsilon:
-                raise Refused(
-                    f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after "
-                    f"{entries['updates']} it would be {epsilon:.3g}"
-                )
-            entries["updates"] += 1
-            entries["epsilon"] = epsilon
-
-
-def is_like(name: str, expected: str) -> bool:
-    """Return whether ``name`` was probably meant to be ``expected``.
-
-    Example:
-        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
-        (True, False)
-    """
-    letters, expected_letters = [re.sub("[^a-z]", "", text.lower()) for text in (name, expected)]
-    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS
-
-
-def _check_ledger(entries: Mapping[str, Any], ledger: Path) -> None:
-    """Raise Refused if a ledger has no number of updates, and no sum of their 1 / noise_multiplier^2."""
-    try:
-        checked_int(entries, "updates", math.inf)
-        is_valid = float(entries["squares"]) >= 0  # not NaN
-    except GARBLED_REPLY_ERRORS:
-        is_valid = False
-    if not is_valid:
-        raise Refused(
-            f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
-            '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
-        )
+        multipliers = [noise.noise_multiplier for noise in self.noise(uploads)]
+        spend_privacy(ledger, multipliers, self.delta, max_epsilon=self.max_epsilon)
 
 
 def _name_without_module(question: str) -> str:

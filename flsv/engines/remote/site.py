@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
@@ -35,7 +36,6 @@ from flsv.core.answers import MIN_HELD_OUT, numbers_of_round
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
-from flsv.engines.remote.answer_budget import AnswerBudget
 from flsv.engines.remote.messages import (
     Packet,
     Refused,
@@ -59,6 +59,7 @@ from flsv.engines.remote.site_memory import (
 from flsv.engines.remote.site_visit import SiteVisit, restore_state
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.games.module_copies import ModuleCopies
+from flsv.ledgers import AnswerBudget
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
@@ -91,8 +92,7 @@ class Site:
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
             a simulation. With None they follow from this site's secret, so that the server cannot subtract the noise.
         policy: the limits that the site's owner sets, if any.
-        num_sites: the number of the federation's sites, if the app knows it. None: what the server says.
-        rounds: the run's number of rounds, if the app knows it. None: what the server says.
+        run_size: the numbers of ``"clients"`` and ``"rounds"``, as far as the app knows them.
 
     Attributes:
         policy: the limits that apply to the next message.
@@ -108,8 +108,7 @@ class Site:
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
-        num_sites: int | None = None,
-        rounds: int | None = None,
+        run_size: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._make_module = module
         self._folder = folder
@@ -119,7 +118,7 @@ class Site:
         self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._questions = questions
         self._upload_seed = upload_seed
-        self._size_of_app = {"clients": num_sites, "rounds": rounds}
+        self._size_of_app = run_size
         self._budget = AnswerBudget(folder, self._default_max_answers)
         self._secret = own_secret(folder)
         self.policy = policy or SitePolicy()
@@ -156,10 +155,7 @@ class Site:
             "test": self._test,
         }
         try:
-            subject = {}
-            for name in ("run", "round", "question"):
-                if name in packet.plain:
-                    subject[name] = packet.plain[name]
+            subject = {name: packet.plain.get(name) for name in ("run", "round", "question")}
             rank_zero_info(
                 f"flsv: {sender} asks {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
@@ -182,7 +178,7 @@ class Site:
     def _check_size(self, plain: Mapping[str, Any]) -> None:
         """Raise Refused if the server has other numbers of sites or rounds than the app."""
         for name, number in self._size_of_app.items():
-            if number is not None and plain.get(name, number) != number:
+            if plain.get(name, number) != number:
                 raise Refused(
                     f"its app has {number} {name}, and the server says {plain[name]!r:.40}: start both from the same "
                     "app"
@@ -190,7 +186,7 @@ class Site:
 
     def _default_max_answers(self, run: Mapping[str, int]) -> int:
         """Return the most numbers that the site answers by default, twice those of a run."""
-        size = {**run, **{name: number for name, number in self._size_of_app.items() if number}}
+        size = {**run, **self._size_of_app}
         questions = {**self._flsv_questions, **dict.fromkeys(self._questions, 1)}
         return 2 * numbers_of_run(
             self._config,
@@ -348,9 +344,7 @@ class Site:
             self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
         self._check_enough(ToldScore("accuracy", "test"))
         if self._has_rare_class("test"):
-            withheld += [
-                name for name in SCORES_OF_CLASSES if name in OWN_SCORES and name not in withheld
-            ]
+            withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
         self._spend(packet, len(OWN_SCORES) - len(withheld))
         site_state = self._state_for(packet)
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
@@ -413,7 +407,7 @@ class Site:
 
     def _round_and_count(self, question: Any, answer: Any, packet: Packet) -> Any:
         """Return an answer in three digits. Raise Refused if a run asks for fewer numbers, or the budget is used up."""
-        num_clients = self._size_of_app["clients"] or packet.plain["clients"]
+        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
         max_numbers = numbers_of_round(question, num_clients, self._num_classes)
         if max_numbers == 0:
             return answer

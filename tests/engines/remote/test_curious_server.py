@@ -15,8 +15,8 @@ from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.data import OneClient, Splits
 from flsv.engines.remote import Packet, Site, SitePolicy, agreement, site as site_module
-from flsv.engines.remote.answer_budget import BUDGET_FILE
 from flsv.engines.remote.messages import pack, unpack
+from flsv.ledgers import BUDGET_FILE
 from flsv.metrics import ContributionEstimation, PartialFederatedShapley
 from flsv.sampling import PowerOfChoice
 from helpers import warns
@@ -90,8 +90,7 @@ class CuriousServer:
             make_loop,
             folder,
             policy=policy,
-            num_sites=NUM_SITES,
-            rounds=rounds,
+            run_size={"clients": NUM_SITES, "rounds": rounds},
         )
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
@@ -398,8 +397,8 @@ def model_of_powers():
 def labels_in_loss(loss, powers, num_rows):
     """A row with logits (0, s) and label y adds log(1 + exp(s)) - y s to the sum of losses."""
     losses_of_label_0 = nn.functional.softplus(powers.double()).sum()
-    others = (num_rows - NUM_WEIGHTED) * torch.tensor(2.0).double().log()
-    remaining = losses_of_label_0 + others - loss * num_rows
+    losses_of_other_rows = (num_rows - NUM_WEIGHTED) * torch.tensor(2.0).double().log()
+    remaining = losses_of_label_0 + losses_of_other_rows - loss * num_rows
     labels = []
     for power in powers.double().flip(0):
         label = int(remaining > power - 2.0**-5)

@@ -1,15 +1,17 @@
-"""AnswerBudget: how many numbers about its samples a site has answered, over all servers and runs."""
+"""Ledgers of a site: how many numbers about its samples it has answered, and the privacy loss of its updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from flsv.engines.remote.messages import Refused
+from flsv.privacy import gaussian_epsilon
 from flsv.utilities.atomic_files import locked_json
+from flsv.utilities.errors import Refused
 
 #: File in the site's folder.
 BUDGET_FILE = "answers.json"
@@ -33,7 +35,7 @@ class AnswerBudget:
         >>> budget.spend("second message", 1, {"clients": 3, "rounds": 9})
         Traceback (most recent call last):
             ...
-        flsv.engines.remote.messages.Refused: it has answered 4 numbers about its samples, and answers at most 4
+        flsv.utilities.errors.Refused: it has answered 4 numbers about its samples, and answers at most 4
     """
 
     def __init__(self, folder: Path, default_limit: Callable[[Mapping[str, int]], int]) -> None:
@@ -76,3 +78,43 @@ class AnswerBudget:
         rank_zero_info(
             f"flsv: this site has answered {answered + numbers} of at most {limit} numbers about its samples."
         )
+
+
+def spend_privacy(
+    ledger: Path,
+    noise_multipliers: Sequence[float],
+    delta: float,
+    max_epsilon: float | None = None,
+) -> None:
+    """Add the privacy loss of one more update to the total in a file. Raise Refused if it exceeds the largest epsilon.
+
+    Args:
+        ledger: the file.
+        noise_multipliers: those of the Gaussian mechanisms that the update passes, none if it has no noise.
+        delta: the probability that epsilon does not hold.
+        max_epsilon: the largest epsilon of all updates. None: no limit.
+    """
+    # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
+    inverse_square = sum(multiplier**-2 for multiplier in noise_multipliers) or math.inf
+    with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
+        if not _is_ledger(entries):
+            raise Refused(
+                f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
+                '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
+            )
+        entries["squares"] += inverse_square
+        composed_multiplier = entries["squares"] ** -0.5
+        epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=delta)
+        if max_epsilon is not None and epsilon > max_epsilon:
+            raise Refused(
+                f"its policy wants max_epsilon={max_epsilon:g}, and with one more update after {entries['updates']} it "
+                f"would be {epsilon:.3g}"
+            )
+        entries["updates"] += 1
+        entries["epsilon"] = epsilon
+
+
+def _is_ledger(entries: Mapping[str, Any]) -> bool:
+    updates = entries.get("updates")
+    squares = entries.get("squares")
+    return type(updates) is int and isinstance(squares, int | float) and squares >= 0  # not NaN
