@@ -224,7 +224,7 @@ def _draw_waterfall(
     *,
     scores: tuple[float, float],
 ) -> None:
-    """Draw values ``[n]`` as steps between the two ``scores``, of the untrained model and of the model of all clients."""
+    """Draw values ``[n]`` as steps between two ``scores``: of the untrained model and of the model of all clients."""
     initial_score, _final_score = scores
     steps = np.nan_to_num(values)
     scores_after_steps = initial_score + steps.cumsum()

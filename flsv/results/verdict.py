@@ -161,9 +161,9 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     no_gain = are_gains and _has_no_gain(inputs, joint)
     is_like_majority = not no_gain and _is_like_majority(inputs)
     has_gain = not no_gain and not is_like_majority
+    are_trained_values = has_trainings and has_values
     is_scored_alone = inputs.alone_only and inputs.source == "scores"
     ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
-    are_trained_values = has_trainings and has_values
 
     detail_by_reason: dict[str, Any] = {
         "rounds": inputs.of_rounds,

@@ -544,7 +544,10 @@ def compare(
             try:
                 has_codes[name] = kind_of(cells, name, Column(gaps=column.gaps)) == CATEGORIES
             except Question as question:
-                raise ConfigurationError(f"{site}: {name}: {question}") from question
+                raise ConfigurationError(
+                    f"{site}: {name}: {question}",
+                    without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
+                ) from question
 
     values = dictionary.values(cells)
     doubts: list[TableDoubt] = []
@@ -552,7 +555,8 @@ def compare(
         if has_codes.get(name):  # of numbers alone
             raise ConfigurationError(
                 f"{site}: {name} has numbers that begin with a zero, as codes do, and the data dictionary has "
-                f"{column.kind}. Give it categories, or leave it out."
+                f"{column.kind}. Give it categories, or leave it out.",
+                without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
             )
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
         site_column = drafted_column(unlimited_column, values[name], min_rows=1)

@@ -230,7 +230,7 @@ def make_site_table(table, dictionary, node):
 def greet_lyon(job, context=None):
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
-    greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})
+    greeting = Packet("hello", {"client": 1, "agreement": agreement, "clients": 3})
     reply = job.execute("Lyon", to_shareable(greeting), context)
     return dict(from_shareable(reply).plain)
 
