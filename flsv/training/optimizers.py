@@ -145,6 +145,12 @@ class Optimizers:
                 )
         return moved_states
 
+    def write_model(self) -> None:
+        """Let schedule-free optimizers write the averaged weights, the client's model, into the module."""
+        for swapped_optimizer in self._swapped_optimizers:
+            if swapped_optimizer.is_entered:
+                swapped_optimizer.switch_to("eval")
+
     def write_upload(self) -> bool:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
         is_written = False

@@ -1,4 +1,4 @@
-"""Numbers that a module counts in a round are one client's at the end of the epoch, and a warning names what it logs."""
+"""Numbers that a module counts in a round are one client's at the end of the epoch. A warning names what it logs."""
 
 import warnings
 
