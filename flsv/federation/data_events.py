@@ -14,7 +14,7 @@ from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return one event for two clients with the same samples, or for a client with some twice or without a value, and warn."""
+    """Return one event for two clients with the same samples, or for a client with some twice or empty, and warn."""
     all_copies = copies_in(data)
     events = []
     for copies in all_copies:
