@@ -32,7 +32,9 @@ def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def draft_of(table: Mapping[str, Any] | str, dictionary: Any = None, pos_label: Any = None) -> Dictionary:
+def draft_of(
+    table: Mapping[str, Any] | str, dictionary: Any = None, pos_label: Any = None
+) -> Dictionary:
     """Return what a site drafts of its table."""
     data = FederatedDataModule(
         table if isinstance(table, str) else pd.DataFrame(table),
@@ -321,10 +323,10 @@ def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
     assert answers.is_complete
     assert not answers.questions
 
-    said = {**merged.to_plain(), "excluded": {}}
-    said["columns"]["smoker"] = {"kind": "categories"}
-    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(said).lacks
-    assert "merge again" in Dictionary.from_plain(said).lacks
+    completed = {**merged.to_plain(), "excluded": {}}
+    completed["columns"]["smoker"] = {"kind": "categories"}
+    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(completed).lacks
+    assert "merge again" in Dictionary.from_plain(completed).lacks
 
     draft_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
     assert Dictionary.from_file("merged.yaml").is_complete

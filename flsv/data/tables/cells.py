@@ -213,14 +213,14 @@ class Cells(TableRows):
         name: the table's name, or its client's.
         file_format: how numbers and dates are written.
         file: the text file, or None for a typed table.
-        place: where the table is, for messages. Empty: its name.
+        path: where the table is, for messages. Empty: its name.
     """
 
     frame: pd.DataFrame
     name: str = "the table"
     file_format: FileFormat = field(default_factory=FileFormat)
     file: TextFile | None = None
-    place: str = ""
+    path: str = ""
     _words: dict[str, pd.Series] = field(
         default_factory=dict,
         init=False,
@@ -238,7 +238,7 @@ class Cells(TableRows):
     @property
     def title(self) -> str:
         """Name of the table in messages."""
-        return self.place or self.name
+        return self.path or self.name
 
     def take(self, rows: np.ndarray) -> Cells:
         """Return only the rows at some positions."""
@@ -329,7 +329,7 @@ def read_cells(
         name=table_name,
         file_format=file_format,
         file=file,
-        place=str(source) if isinstance(source, str | Path) else "",
+        path=str(source) if isinstance(source, str | Path) else "",
     )
 
 

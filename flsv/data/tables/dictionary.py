@@ -209,7 +209,9 @@ class Column:
         if not self.kind.startswith(DAYS):
             return cells.numbers(name, self.unit)
 
-        start_dates: Any = pd.Timestamp("1970-01-01", tz="UTC")  # in seconds, which reach the year 9999
+        start_dates: Any = pd.Timestamp(
+            "1970-01-01", tz="UTC"
+        )  # in seconds, which reach the year 9999
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")

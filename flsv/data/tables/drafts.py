@@ -262,11 +262,12 @@ def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.S
 def apart(numbers: np.ndarray) -> np.ndarray:
     """Return the numbers that lie farther from all others than these from each other, ascending, or none.
 
-    With the others' median ``m``, the median ``s`` of their distances from it, and the largest distance ``t`` of one
-    on the same side, a number ``x`` lies apart if its gap to the others is wider than their range, and ``1 + |x - m| /
-    s > (1 + t / s)^2``, and the gap is wider in ``log(1 + x / s)``, too. If there are other negative numbers, that is
-    ``(1 + t / s)^3`` without logarithms. So skewed numbers, as of money, do not lie apart. Codes (9, 99, -999, ...) do by their gap alone, and so do negative
-    numbers beside others that are not. Zeros never do, nor what is beside fewer than 20 different numbers.
+    Their gap to the others is wider than the range of the others. So that skewed numbers, as of money, do not lie
+    apart, a further condition holds for all but codes (9, 99, -999, ...), and negative numbers beside others that are
+    not: with the others' median ``m``, the median ``s`` of their distances from it, and the largest distance ``t`` on
+    the same side, ``1 + |x - m| / s > (1 + t / s)^2``, and the gap is the wider in ``log(1 + x / s)``, too. Beside
+    other negative numbers the exponent is 3, and there are no logarithms. Zeros never lie apart, nor does what is
+    beside fewer than 20 different numbers, but for a code.
 
     Example:
         >>> apart(np.array([*range(60), 99, -999.0]))
@@ -282,13 +283,8 @@ def apart(numbers: np.ndarray) -> np.ndarray:
     if _is_code(negative_numbers):
         return negative_numbers
 
-    typical_distance = _typical_distance(numbers)
-    logarithms = numbers
-    if numbers[0] >= 0 and typical_distance:
-        logarithms = np.log1p(numbers / typical_distance)
-    split = int(np.argmax(np.diff(logarithms))) + 1
-    parts = [numbers[:split], numbers[split:]]
-    few_numbers, other_numbers = sorted(parts, key=len)
+    split = _widest_gap(_logarithms(numbers, _typical_distance(numbers)))
+    few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
     gap = numbers[split] - numbers[split - 1]
     if not gap > np.ptp(other_numbers) > 0 or not few_numbers.any():
         return none
@@ -296,26 +292,42 @@ def apart(numbers: np.ndarray) -> np.ndarray:
         return few_numbers
     if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
         return none
-    if few_numbers[-1] < 0 <= other_numbers[0]:
+    are_negative = few_numbers[-1] < 0 <= other_numbers[0]
+    if are_negative or _is_no_tail(numbers, few_numbers, other_numbers):
         return few_numbers
+    return none
 
-    distance_of_others = _typical_distance(other_numbers)
+
+def _is_no_tail(numbers: np.ndarray, few_numbers: np.ndarray, other_numbers: np.ndarray) -> bool:
+    """Return whether few numbers are farther away than the tail of a skewed distribution reaches."""
     if len(numbers) < MIN_VALUES:
-        return none
+        return False
+    unit = _typical_distance(other_numbers)
     median = np.median(other_numbers)
     is_below = few_numbers[0] < other_numbers[0]
     end_of_others = other_numbers[0] if is_below else other_numbers[-1]
-    distance = np.abs(few_numbers - median).min() / distance_of_others
-    usual_distance = abs(end_of_others - median) / distance_of_others
-    exponent = 2 if numbers[0] >= 0 else 3
+    distance = np.abs(few_numbers - median).min() / unit
+    usual_distance = abs(end_of_others - median) / unit
+
+    have_negative = numbers[0] < 0
+    exponent = 3 if have_negative else 2
     if 1 + distance <= (1 + usual_distance) ** exponent:
-        return none
-    if numbers[0] >= 0:
-        logarithms = np.log1p(numbers / distance_of_others)
-        logarithms_of_others = logarithms[split:] if is_below else logarithms[:split]
-        if logarithms[split] - logarithms[split - 1] <= np.ptp(logarithms_of_others):
-            return none
-    return few_numbers
+        return False
+    logarithms = _logarithms(numbers, unit)
+    gap = np.diff(logarithms).max()
+    return have_negative or bool(gap > np.ptp(_logarithms(other_numbers, unit)))
+
+
+def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
+    """Return ascending numbers on a logarithmic scale from zero on, if none is negative."""
+    if numbers[0] < 0 or not unit:
+        return numbers
+    return np.log1p(numbers / unit)
+
+
+def _widest_gap(numbers: np.ndarray) -> int:
+    """Return the position behind the widest gap between ascending numbers."""
+    return int(np.argmax(np.diff(numbers))) + 1
 
 
 def _is_code(numbers: np.ndarray) -> bool:
@@ -393,8 +405,8 @@ def _told_moments(numbers: np.ndarray) -> tuple[float, float]:
     step = float(f"{deviation / min(len(numbers), MAX_ROUNDING):.0e}")
     moments = []
     for moment in (float(numbers.mean()), deviation):
-        multiple = round(moment / step) * step
-        moments.append(float(f"{multiple:.12g}"))
+        rounded_moment = round(moment / step) * step
+        moments.append(float(f"{rounded_moment:.12g}"))
     mean, scale = moments
     return mean, scale
 

@@ -153,8 +153,11 @@ def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
             if are_two_codes and all(word.isdecimal() for word in words | other_words):
                 raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
 
-        words_elsewhere = [words_by_site[other] for other in words_by_site if other != site]
-        if words_elsewhere and words.isdisjoint(set().union(*words_elsewhere)):
+        words_elsewhere: set[str] = set()
+        for other_site, other_words in words_by_site.items():
+            if other_site != site:
+                words_elsewhere |= other_words
+        if words_elsewhere and words.isdisjoint(words_elsewhere):
             raise _question_of_words(site, words, "no other site has one of these")
 
 

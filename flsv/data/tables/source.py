@@ -42,6 +42,9 @@ class OpenQuestions(ConfigurationError):
             '{"excluded": ["patient"], "columns": {"came": {"kind": "days since 1970"}}}. '
             "flsv data --write FILE drafts it."
         )
+        self.without_data = (
+            "its table leaves questions that no data dictionary answers, and its own log says which"
+        )
 
 
 def read_table(source: Any, reading: Reading, client: str) -> Cells:
@@ -161,7 +164,7 @@ class _TablesSource:
             if are_clients and cells.file is None:
                 cells = replace(cells, name=f"the {cells.name} of {name!r}")
             if self._is_site_draft:  # whose questions leave the site without its folders
-                cells = replace(cells, place=Path(cells.place).name)
+                cells = replace(cells, path=Path(cells.path).name)
             self._tables[name] = rows_with_target(cells, target)
         self._held_out = {}
         for name, held_out_cells in held_out.items():
