@@ -567,7 +567,7 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
     low = -_rounded_up(-float(lower) + width, -smallest, magnitude)
     high = _rounded_up(float(upper) + width, largest, magnitude)
     if smallest >= 0:
-        low = max(low, 0.0)
+        low = max(0.0, low)
     return low, high
 
 
