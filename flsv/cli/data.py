@@ -210,7 +210,7 @@ def write_dictionary(
     comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
         stream.write(dictionary.to_text(comments).encode())
-    print(f"Written: {display_path(file)}, with {len(dictionary.questions)} questions.")
+    print(f"Written: {display_path(file)}.")
     for question in dictionary.questions:
         print(filled(f"? {question}"))
     print("Read and correct it, and set data.dictionary to it.")

@@ -132,7 +132,7 @@ def test_questions_are_answered_in_the_file_that_is_drafted(folder_with_clinics,
     command = ["data", "--config", "federation.yaml", "--write", "dictionary.yaml"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "questions." in printed
+    assert "? admitted: dates, such as" in printed
     by_file = ["data", "--config", "federation.yaml", "--data.dictionary=dictionary.yaml"]
     assert main(by_file) == 2
     text = Path("dictionary.yaml").read_text().replace('"? ', '"left out: ')

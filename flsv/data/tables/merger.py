@@ -130,7 +130,7 @@ def _check_same_meaning(
 
 def _check_units(column_by_site: Mapping[str, Column]) -> None:
     """Raise Question if sites have said several units."""
-    site_by_unit = {}
+    site_by_unit: dict[str, str] = {}
     for site in sorted(column_by_site):
         unit = column_by_site[site].unit
         if unit:
@@ -477,7 +477,7 @@ def draft_all(
         untrained_drafts[cells.name] = drafts_of_table.pop(_UNTRAINED)
         drafts |= drafts_of_table
 
-    doubts = []
+    doubts: list[TableDoubt] = []
     if is_site:
         (merged,) = drafts.values()
     else:
