@@ -219,7 +219,7 @@ def run_many(num_clients: int, rounds: int, out: Path) -> None:
     size_of_folder = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     seconds_of_rounds = timer.processor[1:]  # the first round warms up
     facts = {
-        "before round 1 (s)": timer.processor_at_start - begin,
+        "before the rounds (s)": timer.processor_at_start - begin,
         "a round (s)": statistics.median(seconds_of_rounds),
         "after the last round (s)": time.process_time() - timer.since[1],
         "memory (GiB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
