@@ -76,9 +76,6 @@ class RunReports:
             if to_pay_by(metric):
                 self._kinds_to_pay_by[name] = type(metric).__name__
         self._trained_names = federation.metrics.trained_names
-        self._rows_at_start = self.results.rows(
-            self._state.round_index, federation.metrics.contributions
-        )
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
@@ -158,7 +155,7 @@ class RunReports:
             earlier_path = Path(earlier_csv)
         is_resumed = first_round > 0 and earlier_path.is_file()
         if is_resumed:
-            self.results.compare_with(self._rows_at_start)
+            self.results.compare_with(self._federation.metrics.contributions)
 
         if earlier_path != full_path:
             # In another folder the loggers begin anew, but the file gets copies of the earlier rows.

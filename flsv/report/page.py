@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
+#: Largest number of hashes of samples that are shown.
+MAX_HASHES_SHOWN = 50
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -253,6 +256,11 @@ def _settings_section(run: Run) -> list[str | Table | None]:
     if config.is_file():
         command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
     title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
+    hashes = run.hashes_by_owner()
+    shown_hashes = dict(islice(hashes.items(), MAX_HASHES_SHOWN))
+    further_hashes = ""
+    if len(shown_hashes) < len(hashes):
+        further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
 
     return [
         command,
@@ -261,7 +269,8 @@ def _settings_section(run: Run) -> list[str | Table | None]:
         table_of_texts(run.encoding),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics. "
         "At sites each hash is told by the site, and depends on a secret in its folder. A private site's says nothing.",
-        table_of_texts(run.hashes_by_owner()),
+        table_of_texts(shown_hashes),
+        further_hashes,
     ]
 
 

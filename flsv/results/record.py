@@ -50,6 +50,8 @@ class Record(Sink):
         self._folder = folder
         self._content = dict(content)
         self._events = events
+        # Those in the file.
+        self._written_events = list(events())
         folder.mkdir(parents=True, exist_ok=True)
         write_record(folder, self._content)
 
@@ -89,9 +91,9 @@ class Record(Sink):
                 self._write_new_events(self._events())
 
     def _write_new_events(self, events: Sequence[Event]) -> None:
-        entries = [asdict(event) for event in events]
-        if entries != self._content["events"]:
-            self._content["events"] = entries
+        if list(events) != self._written_events:
+            self._written_events = list(events)
+            self._content["events"] = [asdict(event) for event in events]
             write_record(self._folder, self._content)
 
 

@@ -102,11 +102,11 @@ class RoundResult:
 
     #: The round's number, from 0.
     round_index: int
-    #: All rows after the round: present values of the metrics, the clients' weights in the aggregate, `update_norm` and
-    #: `train_loss`, and the last known scores of their own models.
+    #: All rows without a column after the round: present values of the metrics, the clients' weights in the aggregate,
+    #: `update_norm` and `train_loss`, and the last known scores of their own models.
     table: Sequence[Row]
-    #: The rows of `table` that are new: values that differ from the previous round's, the federation's numbers,
-    #: weights, norms, losses, and the scores if they were computed in this round.
+    #: The rows that are new, also those of columns: values that differ from the previous round's, the federation's
+    #: numbers, weights, norms, losses, and the scores if they were computed in this round.
     changes: Sequence[Row]
     #: The run's events so far.
     events: Sequence[Event] = ()

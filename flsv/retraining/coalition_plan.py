@@ -379,15 +379,9 @@ class CoalitionPlan(RunExtension):
         return any(metric.is_due(index) for metric in metrics)
 
     def _add(self, members: Members, models: Mapping[int, ScoredModel]) -> None:
-        """Store models of the run, in memory alone if the disk is full."""
+        """Store models of the run."""
         assert self._store is not None
-        try:
-            self._store.add(self._federation.state.seed, members, models)
-        except OSError as error:
-            rank_zero_warn(
-                f"{', '.join(self._metrics)}: scores of the run are not in {COALITIONS_FILE} ({error}). A run that "
-                "goes on from a checkpoint computes them again."
-            )
+        self._store.add(self._federation.state.seed, members, models)
 
     # ---- after the last round
 
