@@ -47,6 +47,7 @@ def pair(request, tmp_path_factory):
     return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
 
 
+@pytest.mark.fast_rows("wgan-spectral-norm", "hooks")
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
 
@@ -95,6 +96,7 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
 RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation", "carried-lstm-state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RETRAINED, *OF_LIBRARIES])
 def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
     """And what compares all clients' second training with the run doubts nothing."""
@@ -136,6 +138,7 @@ RESUMED = ("byol", "backbone-finetuning", "hooks")
 FAST = ("wgan-spectral-norm", "carried-lstm-state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))
 def test_kind_of_module_resumes_bitwise(tmp_path, name):
     kind = KINDS[name]

@@ -61,6 +61,7 @@ def check_that_case_is_refused(name, folder, words):
     assert torch.equal(state_vector(module), initial_vector)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path, name):

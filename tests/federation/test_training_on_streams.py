@@ -134,6 +134,7 @@ def assert_trained_as(module, expected):
     assert (trained - initial).abs().max() > 1e-2
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("batches_of_pass", "steps"),
     [
