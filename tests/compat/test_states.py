@@ -19,7 +19,7 @@ from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
-from helpers import kinds_of_attributes, kinds_of_modules, refused, slow_except, warns
+from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
 from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
 from helpers.kinds_of_attributes import FourGenerators, Slots
@@ -68,25 +68,8 @@ def make_module_that_validates_by_steps(kind):
     return module
 
 
-#: A kind of each outcome, and of each holder of state.
-SCORED_FAST = (
-    "a deque and a list",
-    "buffers and objects made in training",
-    "generators of four kinds",
-    "a replaced method",
-    "hyperparameters that count",
-    "a function's cache",
-    "a temporary folder of `setup`",
-    "an open file",
-    "weights that are views",
-    "Lookahead that persists",
-    "torchmetrics in steps",
-    "training may add layer",
-)
-
-
 @pytest.mark.fast_rows("an open file")
-@pytest.mark.parametrize("name", slow_except(SCORED_FAST, KINDS))
+@pytest.mark.parametrize("name", KINDS)
 def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, name):
     kind = KINDS[name]
     validating_kind = replace(

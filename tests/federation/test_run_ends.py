@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.metrics import LeaveOneOut, ShadowShapley
 from flsv.sampling import UniformSampler
-from helpers import slow_except, warns
+from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import trainer_for
 from helpers.models import Plain, network
@@ -213,7 +213,8 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
 # ---- runs that go on
 
 
-@pytest.mark.parametrize("sampler", slow_except([None], [None, UniformSampler(2)]))
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
     tmp_path, sampler
 ):
@@ -234,7 +235,8 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
     assert evaluations == unbroken.metrics["sv"].evaluations
 
 
-@pytest.mark.parametrize("saved", slow_except(["in the fit"], ["in the fit", "after the fit"]))
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("saved", ["in the fit", "after the fit"])
 def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(tmp_path, saved):
     options = {
         "every": 3,

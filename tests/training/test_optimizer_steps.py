@@ -15,7 +15,7 @@ from flsv.aggregation import FedNova
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep
 from flsv.utilities.seeding import generator_for
-from helpers import refused, slow_except
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.loops_by_hand import KeepsRounds, average_models, federate
@@ -343,7 +343,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(["SCAFFOLD", "FedRep", "FedNova"], ALGORITHMS))
+@pytest.mark.fast_rows("FedRep")
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(tmp_path, name):
     make_arguments = ALGORITHMS[name]
 

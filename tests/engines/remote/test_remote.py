@@ -28,7 +28,7 @@ from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.uploads import TopK
-from helpers import refused, sites, slow_except, warns
+from helpers import refused, sites, warns
 from helpers.fits import client_tensors
 from helpers.sites import (
     ADDRESSES,
@@ -166,11 +166,10 @@ CASES = {
     "PFedSV": (partial(make_judged_loop, partial(PFedSV, "relevance", k=2)), SPLITS),
     "Ditto": (make_second_model_loop, SPLITS),
 }
-SLOW = {"local heads"}
 
 
 @pytest.mark.fast_rows("a schedule by a client's own steps")
-@pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_federation_of_sites_equals_one_process(tmp_path, case):
     make, data_options = CASES[case]
