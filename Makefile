@@ -125,10 +125,24 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 
-# One environment for both networks: the second with torch would cost minutes.
-.venv-networks/made: pyproject.toml
-	rm -rf .venv-networks
-	python3 -m venv .venv-networks
+# What README's command installs. Torch is 6 GB and minutes of installing, so CI's other environments find it here: besides
+# its own packages, each has those of README's, but for what it wants in another version.
+.venv-readme/made: pyproject.toml README.md
+	rm -rf .venv-readme
+	python3 -m venv .venv-readme
+	command="$(README_COMMAND)"; PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$${command%%&& pytest*}"
+	touch $@
+README_COMMAND = $$(grep '^pip install .* && pytest' README.md)
+ON_README = rm -rf $(@D) && python3 -m venv $(@D) \
+	&& ls -d $(CURDIR)/.venv-readme/lib/python*/site-packages > "$$(ls -d $(@D)/lib/python*/site-packages)/readme.pth"
+
+.venv-ci/made: .venv-readme/made
+	$(ON_README)
+	.venv-ci/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+	touch $@
+
+.venv-networks/made: .venv-readme/made
+	$(ON_README)
 	.venv-networks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower,nvflare]' 'flwr[simulation]'
 	touch $@
 
@@ -151,16 +165,12 @@ flower-oldest: ## a real deployment on the oldest release of Flower that flsv al
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
 
 # A module that only `dev` installs would be found here and nowhere else.
-readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more
-	rm -rf .venv-readme
-	python3 -m venv .venv-readme
-	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
-	rm -rf .venv-readme
+readme: .venv-readme/made ## README's command for the tests, as it stands, in an environment with what it installs and nothing more
+	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$(README_COMMAND)"
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated
 # accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
-# builds the site. Each environment holds 6 GB of torch: what is done with is removed.
+# builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: lint workflows size ## all of it
 	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
-	rm -rf .venv-networks
