@@ -123,6 +123,7 @@ def planned_run(tmp_path_factory):
     return loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     tmp_path, planned_run, end
@@ -144,6 +145,7 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
 
+@pytest.mark.slow
 def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
     models = []
     for every in (0, 5):
@@ -156,6 +158,7 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
     assert torch.equal(models[0], models[1])
 
 
+@pytest.mark.slow
 def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     tmp_path,
 ):
@@ -168,6 +171,7 @@ def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
 
+@pytest.mark.slow
 def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="run", version="")
     shadow = ShadowShapley(coalitions="singles", every=PLANNED)
@@ -204,6 +208,7 @@ class Interrupts(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
     message = "scores of clients' own models: the run was stopped after round 2"
     with pytest.raises(SystemExit), warns(message):

@@ -87,6 +87,7 @@ def exact_values():
     return ShadowShapley(performance="val_loss", mode="min", coalitions="all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader"])
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
@@ -127,6 +128,7 @@ def fit_members(members, folder):
     return module
 
 
+@pytest.mark.slow
 def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
     source = Hospitals()
     metrics = {"value": exact_values()}

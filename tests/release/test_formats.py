@@ -60,6 +60,7 @@ def test_checkout_that_is_not_installed_has_a_version(monkeypatch):
     assert package_versions()["flsv"] == flsv.__version__
 
 
+@pytest.mark.slow
 def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(stored_run, tmp_path):
     config = stored_run / "config.yaml"
     checkpoint = stored_run / "checkpoints" / "last.ckpt"

@@ -2,6 +2,8 @@
 
 import errno
 
+import pytest
+
 from flsv.metrics import CumulativeShapley
 from flsv.report import write_report
 from flsv.retraining.scoring import ModelScoring
@@ -24,6 +26,7 @@ class FailingAlone(Base):
             raise ValueError("no batch norm of one client")
 
 
+@pytest.mark.slow
 def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     tmp_path,
 ):

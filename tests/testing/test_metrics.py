@@ -23,6 +23,7 @@ def test_every_metric_passes_the_checks_for_metrics(check):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
 )

@@ -105,6 +105,7 @@ def test_call_after_the_first_import_is_refused(tmp_path):
     assert "ConfigurationError: pytorch_lightning is imported already" in process.stderr
 
 
+@pytest.mark.slow
 def test_a_configuration_may_name_classes_of_such_a_package(tmp_path):
     """A module and a callback, by class paths, without a call in the program."""
     (tmp_path / "strangers.py").write_text(PACKAGE + DATA)
