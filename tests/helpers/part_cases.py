@@ -31,26 +31,16 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 # Of all parts.
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
-    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
-    check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
-
-    def is_fast(row: int, name: str) -> bool:
-        if name not in shared:
-            return True
-        return (row + shared.index(name)) % 3 == 0
-
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every sixth part, the next check
+    for other ones: fast tests have every check for parts of each table, and some of them for every part."""
     cases = []
     for table in tables:
+        turns = min(6, len(table))
         for row, checks in enumerate(table):
             for check in checks:
-                marks = (
-                    []
-                    if is_fast(
-                        row,
-                        check.check.__name__,
-                    )
-                    else [pytest.mark.slow]
-                )
+                name = check.check.__name__
+                is_fast = name not in shared or (row + shared.index(name)) % turns == 0
+                marks = [] if is_fast else [pytest.mark.slow]
                 cases.append(pytest.param(check, marks=marks))
     return pytest.mark.parametrize("check", cases, ids=str)
 
