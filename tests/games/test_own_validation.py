@@ -209,6 +209,7 @@ KINDS = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("metric", "performance"),
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],

@@ -182,6 +182,7 @@ def test_equal_models_have_equal_values_whatever_their_validation_changes():
     assert value_of_one == value_of_other
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
     class Probe(L.Callback):
