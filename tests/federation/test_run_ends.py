@@ -218,7 +218,7 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
 # ---- runs that go on
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
     tmp_path, sampler

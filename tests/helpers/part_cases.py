@@ -31,8 +31,8 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 # Of all parts.
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
-    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every sixth part, the next check
-    for other ones: fast tests have every check for parts of each table, and some of them for every part."""
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every sixth part, the next
+    check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
     cases = []
     for table in tables:
         turns = min(6, len(table))

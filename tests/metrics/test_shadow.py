@@ -107,6 +107,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     assert federation.metrics["classes"].intervals() is None
 
 
+@pytest.mark.slow
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path):
     loops = {}
     for every in (1, 2):
@@ -191,6 +192,7 @@ def test_shadow_values_of_an_earlier_round_have_no_interval():
     assert (low < high).all()
 
 
+@pytest.mark.slow
 def test_retrained_values_of_two_seeds_are_the_mean_of_each_seeds(tmp_path):
     def retrained_values(seed, num_seeds):
         loop = FederatedLoop(seed=seed)
