@@ -205,7 +205,7 @@ def outputs_of(module, x: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "uniform"),
     [

@@ -58,7 +58,7 @@ class Federation(SitesInProcess):
         self.transport.on_reply = on_reply
 
 
-@pytest.mark.slow
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("change", "in_run", "words"),
     [

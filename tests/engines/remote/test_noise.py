@@ -307,7 +307,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path, monkeypatch):
     """It asks for a round again that sites have trained, from the state before it; compression keeps its errors."""
