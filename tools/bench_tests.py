@@ -1,6 +1,7 @@
 """The README's command for the tests in seconds and in quickstarts, which are timed before and after it, and its twenty
 slowest tests. Further arguments are pytest's, as in ``python tools/bench_tests.py -m slow``."""
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import pandas as pd
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COMMAND = re.compile(r"^pip install .* && (pytest .*)$", re.MULTILINE)
@@ -38,7 +41,11 @@ def time_quickstart() -> float:
     return seconds
 
 
-def main(options: list[str]):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--csv", type=Path, help="write the table there")
+    arguments, options = parser.parse_known_args()
+
     readme = (REPOSITORY / "README.md").read_text()
     (readme_command,) = COMMAND.findall(readme)
     pytest_command = [*shlex.split(readme_command), *options]
@@ -48,22 +55,25 @@ def main(options: list[str]):
     seconds, output = run_module(timed_command, REPOSITORY)
     quickstart_after = time_quickstart()
 
-    *_, summary = output.splitlines()
     mean_quickstart = (quickstart_before + quickstart_after) / 2
-    ratio = seconds / mean_quickstart
-
-    print(summary)
-    print("\n| command | seconds | in quickstarts |")
-    print("| --- | --- | --- |")
-    print(f"| quickstart before | {quickstart_before:.1f} | |")
-    print(f"| quickstart after | {quickstart_after:.1f} | |")
-    print(f"| `{shlex.join(pytest_command)}` | {seconds:.0f} | {ratio:.1f} |")
-
-    print("\n| one of the twenty slowest tests | seconds |")
-    print("| --- | --- |")
+    rows = [
+        ("quickstart, before", quickstart_before),
+        ("quickstart, after", quickstart_after),
+        (shlex.join(pytest_command), seconds),
+    ]
     for test_seconds, phase, test in DURATION.findall(output):
-        print(f"| `{test}`, {phase} | {test_seconds} |")
+        rows.append((f"{test}, {phase}", float(test_seconds)))
+
+    table = pd.DataFrame(rows, columns=["what", "seconds"])
+    table["quickstarts"] = table["seconds"] / mean_quickstart
+    rounded = table.round(2)
+
+    *_, summary = output.splitlines()
+    print(summary)
+    print(rounded.to_string(index=False))
+    if arguments.csv:
+        rounded.to_csv(arguments.csv, index=False)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -38,11 +38,27 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
         turns = min(6, len(table))
         for row, checks in enumerate(table):
             for check in checks:
+                is_fast = True
                 name = check.check.__name__
-                is_fast = name not in shared or (row + shared.index(name)) % turns == 0
-                marks = [] if is_fast else [pytest.mark.slow]
-                cases.append(pytest.param(check, marks=marks))
-    return pytest.mark.parametrize("check", cases, ids=str)
+                if name in shared:
+                    place = row + shared.index(name)
+                    is_fast = place % turns == 0
+
+                marks = []
+                if not is_fast:
+                    marks.append(pytest.mark.slow)
+
+                case = pytest.param(
+                    check,
+                    marks=marks,
+                )
+                cases.append(case)
+
+    return pytest.mark.parametrize(
+        "check",
+        cases,
+        ids=str,
+    )
 
 
 def repr_is_code(case: Case):
