@@ -41,8 +41,8 @@ def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequ
                 is_fast = True
                 name = check.check.__name__
                 if name in shared:
-                    place = row + shared.index(name)
-                    is_fast = place % turns == 0
+                    turn = row + shared.index(name)
+                    is_fast = turn % turns == 0
 
                 marks = []
                 if not is_fast:
