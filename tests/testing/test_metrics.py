@@ -25,6 +25,8 @@ SHARED = (
     "resumes",
     "inference_mode_is_no_matter",
     "inputs_stay",
+    "wrong_labels_are_worth_less",
+    "no_samples_are_worth_nothing",
 )
 
 
