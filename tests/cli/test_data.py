@@ -124,6 +124,7 @@ def test_data_notes_name_a_class_that_a_client_lacks(folder_with_clinics):
     assert "No training sample of yes: Lyon." in notes
 
 
+@pytest.mark.slow
 def test_questions_are_answered_in_the_file_that_is_drafted(folder_with_clinics, capsys):
     Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
     assert main(["data", "--config", "federation.yaml"]) == 2

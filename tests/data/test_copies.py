@@ -363,6 +363,7 @@ def test_images_in_two_folders_are_found_by_their_files(tmp_path: Path) -> None:
     assert facts_of(copies) == (0, 1, 12)
 
 
+@pytest.mark.slow
 def test_a_fit_on_copied_arrays_says_not_to_pay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

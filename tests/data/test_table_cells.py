@@ -137,6 +137,7 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
         assert codes.isna().sum() == num_usual_gaps
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("texts", "question"),
     [

@@ -497,6 +497,16 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
 }
 
 
+@pytest.mark.fast_rows(
+    "no change-one process",
+    "decimal commas-one process",
+    "marks of gaps-one process",
+    "a cut row*",
+    "names twice*",
+    "*classes*-one process",
+    "unquoted*",
+    "a column*-one process",
+)
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES)
 def test_what_is_said_of_a_table(kind: str, look: str, tmp_path: Path) -> None:
@@ -533,6 +543,7 @@ OUTCOMES_OF_VAL: dict[str, tuple[Change, str, str]] = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("kind", OUTCOMES_OF_VAL)
 def test_what_is_said_of_the_servers_table(kind: str, look: str, tmp_path: Path) -> None:
@@ -556,6 +567,7 @@ CELLS_WITH_FRACTIONS = [f"{cell}.5" for cell in USUAL_CELLS]
 LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("cells", "change", "message"),
     [

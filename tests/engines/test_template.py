@@ -112,6 +112,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path):
     process = run_deployment(tmp_path, THREE_FAILURES)
 
@@ -143,6 +144,7 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
 )
@@ -299,6 +301,7 @@ def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path):
     ]
 
 
+@pytest.mark.fast_rows("outcomes1-stopped-1")
 @pytest.mark.parametrize(
     ("outcomes", "status", "expected_code"),
     [

@@ -112,6 +112,7 @@ def make_run_with_doubt(folder: Path, kind: str) -> Path:
     return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", FAULTS)
 def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
     tmp_path, kind
@@ -169,6 +170,7 @@ def write_table_with_shared_samples(folder: Path):
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
+@pytest.mark.slow
 def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
     write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(

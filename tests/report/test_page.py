@@ -70,6 +70,7 @@ def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
+@pytest.mark.slow
 def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     def made(
         name: str,

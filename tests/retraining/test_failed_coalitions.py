@@ -29,6 +29,7 @@ class FailingAlone(Base):
             raise ValueError("no batch norm of one client")
 
 
+@pytest.mark.slow
 def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     tmp_path,
 ):

@@ -26,6 +26,7 @@ def saves_best():
     return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
 
 
+@pytest.mark.slow
 def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
     saved = []
 
@@ -97,6 +98,7 @@ class FailsAtTheEnd(Base):
         raise LookupError("no such thing")
 
 
+@pytest.mark.slow
 def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
     callback = Holds(make_ring())
     with refused(r"Holds\.part .Node. cannot be pickled"):
@@ -166,6 +168,7 @@ class AsksLogger(Base):
         assert logger.version == "v1"
 
 
+@pytest.mark.slow
 def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path):
     loggers = [
         TensorBoardLogger(tmp_path, "logs", version="v1"),
@@ -193,6 +196,7 @@ class Remembers(Base):
         os.environ["FLSV_TEST_FITS"] = str(Remembers.num_fits)
 
 
+@pytest.mark.slow
 def test_globals_class_attributes_and_environment_are_those_of_the_run(
     tmp_path,
     monkeypatch,
@@ -225,6 +229,7 @@ class Registered(Base):
         return super().loss(batch)
 
 
+@pytest.mark.slow
 def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
     module = Registered()
     fit(FederatedLoop(seed=SEED), tmp_path / "plain", module, make_data(), rounds=2)
@@ -251,6 +256,7 @@ class WaitsAlone(Base):
             threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_coalition_that_waits_for_ever_is_given_up_by_name(
     tmp_path,
     monkeypatch,

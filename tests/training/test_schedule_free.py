@@ -11,7 +11,6 @@ from torch import nn
 from flsv.federation import FederatedLoop
 from flsv.metrics import ShadowShapley
 from flsv.utilities.seeding import generator_for
-from helpers import slow_except
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.loops_by_hand import average_models, federate
@@ -155,13 +154,11 @@ def make_loop(**options):
 
 
 KINDS = [Unswitched, InEpochHooks, InValidationHooks, WithTheModel]
-CASES = [(kind, policy) for kind in KINDS for policy in ("reset", "persist")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "policy"),
-    slow_except([(WithTheModel, "reset"), (InValidationHooks, "persist")], CASES),
-)
+@pytest.mark.fast_rows("reset-WithTheModel", "persist-InValidationHooks")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["reset", "persist"])
 def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, policy):
     module = kind()
     fit(make_loop(optimizer_state=policy), tmp_path, module, rounds=ROUNDS)

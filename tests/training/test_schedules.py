@@ -134,6 +134,7 @@ KINDS = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
     make_module, options = KINDS[kind]
@@ -283,6 +284,7 @@ class Asking(Scheduled):
         return length
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("ways", [*([read] for read in WAYS), WAYS[::-1]])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
@@ -344,6 +346,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, 
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "make_saver"),
     [

@@ -233,12 +233,14 @@ ATTEMPTS = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(("options", "attempt"), ATTEMPTS.values(), ids=ATTEMPTS)
 def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, options, attempt):
     server = CuriousServer(tmp_path, **options)
     assert attempt(server) == []
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("options", "ask"),
     [

@@ -58,6 +58,7 @@ class Federation(SitesInProcess):
         self.transport.on_reply = on_reply
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("change", "in_run", "words"),
     [
@@ -83,6 +84,7 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
     assert "Lyon" not in verdict.for_one_client().text
 
 
+@pytest.mark.slow
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]

@@ -85,6 +85,7 @@ def server_data(dictionary=MERGED):
     return make_data(VAL, val=VAL, dictionary=dictionary)
 
 
+@pytest.mark.slow
 def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
     """With the dictionary that is merged of the sites' drafts, to the bit."""
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
@@ -239,6 +240,7 @@ class Arrays(L.LightningDataModule):
     val_dataloader = train_dataloader
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "make_server_data",
     [
