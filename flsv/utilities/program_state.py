@@ -189,8 +189,10 @@ class ProgramState:
         return references
 
     def is_present(self) -> bool:
-        """Return whether the program is still in this state, but for generators and torch's settings."""
+        """Return whether the program is still in this state, but for generators."""
         if dict(os.environ) != self._environment or _modules_of_program() != self._modules:
+            return False
+        if torch_settings() != self._torch_settings:
             return False
         if not all(namespace.is_same() for namespace in self._namespaces):
             return False
