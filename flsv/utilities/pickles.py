@@ -264,8 +264,8 @@ class Pickled:
         Args:
             data: the data to which it refers.
             copies_memory: whether it has memory of its own. The last copy may have that of the pickle.
-            redirected: if given, the program refers to the copy from now on where it kept the original. The list gets these
-                references, each with the original.
+            redirected: if given, the program refers to the copy from now on where it kept the original. The list gets
+                these references, each with the original.
         """
         unpickler = _Unpickler(self, data, copies_memory)
         value = unpickler.load()
