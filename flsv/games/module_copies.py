@@ -148,6 +148,7 @@ class ModuleCopies:
         """Return a new copy of the module in evaluation mode, to which the program refers, see
         :func:`isolated_scoring`. The last copy has no memory of its own.
         """
+        _refer_to_originals()  # where an earlier copy is
         module, *_ = self._load(is_last, redirected=_redirected)
         return module.eval()
 

@@ -309,6 +309,7 @@ def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
     callbacks = callbacks_that_train(trainer, order.keeps_checkpoints)
     loops: Any = filter(is_loop, callbacks)
     for loop in loops:
+        identity = loop.run_state.identity
         change_in_place(
             loop,
             sampler=loop.config.sampler.among(order.members),
@@ -318,6 +319,7 @@ def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
             reporting=Reporting(table=False, figures=0, files=False),
             evaluation=ClientEvaluation(),
         )
+        loop.inherited_identity = identity  # all samples would be hashed again
     return callbacks
 
 
