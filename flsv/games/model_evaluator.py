@@ -225,7 +225,7 @@ class ModelEvaluator(VectorEvaluator):
                 self._score_in_chunks(module, build, count, sums)
             return sums.scores(self._support, has_metric=bool(self._metrics))
 
-        num_of_copy = count if self.effects.are_none else 1
+        num_of_copy = max(count, 1) if self.effects.are_none else 1
         for first in range(0, count, num_of_copy):
             with self._scoring():
                 module = copies.load_to_score()

@@ -301,13 +301,14 @@ def _refer_to_originals() -> None:
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Set a module into evaluation mode in this context."""
-    modes = [(layer, layer.training) for layer in module.modules()]
+    layers = list(module.modules())
+    modes = [layer.training for layer in layers]
     module.eval()
     try:
         yield
     finally:
-        for layer, is_training in modes:
-            layer.training = is_training
+        for layer, mode in zip(layers, modes):
+            layer.training = mode
 
 
 class ScoringCopies:
@@ -397,13 +398,8 @@ def _uncompile(layer: nn.Module) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``torch.compile`` has added something to a module."""
-    for layer in module.modules():
-        attributes = vars(layer)
-        if isinstance(layer, OptimizedModule) or attributes.get("_compiled_call_impl"):
-            return True
-        if any(hasattr(value, "_torchdynamo_orig_callable") for value in attributes.values()):
-            return True
-    return False
+    attributes = chain.from_iterable(vars(layer).values() for layer in module.modules())
+    return any(hasattr(value, "_torchdynamo_orig_callable") for value in attributes)
 
 
 def _is_frame_of_dynamo(function: Any) -> bool:

@@ -107,6 +107,7 @@ def test_scores_do_not_depend_on_earlier_ones_and_change_nothing(module_class):
     own_losses = evaluate.score_module(module).value("loss")
     next_losses = evaluate(vectors).value("loss")
 
+    assert len(evaluate(vectors[:0])) == 0
     assert first_losses.tolist() == own_losses.tolist() * 2
     assert torch.equal(first_losses, next_losses)
     assert module_class.num_calls == 0
