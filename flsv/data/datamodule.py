@@ -65,7 +65,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             - a ``LightningDataModule``, used as it is: its training loader gives the data set and the loaders' options
               (batch size, ``collate_fn``, workers), its validation loader is the server's, and its test loader is used
               for tests;
-            - a map-style data set, or ``(train, test)``;
+            - a map-style data set, also a list of samples, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
 

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from flsv.data.loaders import tensors_of
 from flsv.utilities.plain_values import digest, is_plain
+from flsv.utilities.reachable import attributes_and_slots
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 
@@ -81,7 +82,7 @@ def _columns_of(dataset: Any) -> list[Any]:
 
     columns = []
     num_samples = len(dataset)
-    attributes = getattr(dataset, "__dict__", {})
+    attributes = attributes_and_slots(dataset)
     for _, value in sorted(attributes.items()):
         candidates = [value]
         if _is_sequence(value) and len(value) != num_samples:

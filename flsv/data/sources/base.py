@@ -61,8 +61,8 @@ TORCHVISION_SETS = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 DATA_SETS = ("digits", *TORCHVISION_SETS, "gaussians")
 #: What the user may give as the samples of a client.
 READABLE_KINDS = (
-    "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV or Parquet "
-    "file or of a folder of images, <class>/*.png"
+    "a map-style data set, a list of samples, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a "
+    "CSV or Parquet file or of a folder of images, <class>/*.png"
 )
 #: New number of each class by its number.
 NewNumbers: TypeAlias = dict[int, int]
