@@ -416,7 +416,7 @@ def test_one_loss_does_not_tell_all_labels(tmp_path, monkeypatch):
     assert labels_in_loss(rounded_loss, powers, num_rows) != LABELS[rows].tolist()
 
     # With all digits it would.
-    monkeypatch.setattr(site_module, "as_answered", lambda question, answer: answer)
+    monkeypatch.setattr(site_module, "to_three_digits", lambda answer: answer)
     loss = CuriousServer(tmp_path / "b", **BY_LOSS).ask(LOCAL_LOSS, model)
     assert labels_in_loss(loss, powers, num_rows) == LABELS[rows].tolist()
 

@@ -93,7 +93,7 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
 
-    assert replies[0].plain == {"address": BOSTON_ADDRESS}
+    assert replies[0].plain["address"] == BOSTON_ADDRESS
     assert replies[1] == "it is away"
 
     messages = [str(warning.message) for warning in recwarn]
