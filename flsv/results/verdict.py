@@ -111,7 +111,7 @@ class PaymentInputs:
 class Verdict:
     """Whether a budget may be shared out by values, with the reasons against it."""
 
-    #: `{name: sentence}`. If some reasons forbid payments, only these. A sentence says what to do, too.
+    #: `{name: sentence}`, those that forbid payments first. A sentence says what to do, too.
     reasons: Mapping[str, str]
     #: The number of seeds of the values.
     seeds: int = 1
@@ -168,6 +168,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     no_gain = are_gains and _has_no_gain(inputs, joint)
     is_like_majority = not no_gain and _is_like_majority(inputs)
     has_gain = not no_gain and not is_like_majority
+    are_trained_values = has_trainings and has_values
     is_scored_alone = inputs.alone_only and inputs.source == "scores"
     ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
 
@@ -193,14 +194,14 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "scores": inputs.source == "scores" and not ranks_only,
         "partners": inputs.judged and inputs.accepts_partners,
         "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together,
-        "small_gain": has_trainings and is_small_gain(inputs.by, inputs.values),
+        "small_gain": are_trained_values and is_small_gain(inputs.by, inputs.values),
     }
     reasons = {}
     for name, detail in detail_by_reason.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
-    return Verdict(forbidding or reasons, inputs.seeds)
+    return Verdict(forbidding | reasons, inputs.seeds)
 
 
 def _joint(inputs: PaymentInputs, rule: Negatives) -> JointShares:

@@ -154,7 +154,8 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
 
     gain = loss_of(make_module()) - loss_of(model)
     sum_of_values = float(federated.contributions["loss"].sum())
-    assert sum_of_values == pytest.approx(gain, abs=1e-5)
+    # Clients answer in three digits.
+    assert sum_of_values == pytest.approx(gain, abs=5e-3)
     assert federated.contributions["roc"].isfinite().all()
 
 

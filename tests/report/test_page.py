@@ -86,11 +86,11 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     )
     cases = {
         made("metric"): {"metric"},
-        gone: {"unfinished"},
-        made("rounds", of_rounds="NVFlare"): {"rounds"},
+        gone: {"unfinished", "metric"},
+        made("rounds", of_rounds="NVFlare"): {"rounds", "metric"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
-        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
-        make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values"},
+        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain", "metric"},
+        make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values", "one_seed"},
         make_shadow_run(made("alone"), alone_only=True): {
             "one_seed",
             "alone",
@@ -99,14 +99,20 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             "one_seed",
             "halves",
         },
-        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
+        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {
+            "ranking",
+            "one_seed",
+        },
         make_shadow_run(made("pairs")): {"one_seed"},
         make_shadow_run(made("scores"), source="scores"): {
             "one_seed",
             "scores",
         },
-        make_shadow_run(made("judged"), judges="clients"): {"judged"},
-        make_shadow_run(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
+        make_shadow_run(made("judged"), judges="clients"): {"judged", "one_seed"},
+        make_shadow_run(made("guess"), end=0.25): {
+            "majority",
+            "one_seed",
+        },  # 0.2 and 1.6 times 0.04
         make_shadow_run(made("better"), end=0.28): {"one_seed"},
         make_shadow_run(made("small", (0.08, 0.04, 0.01, 0.01))): {
             "one_seed",

@@ -293,7 +293,8 @@ def test_what_the_verdict_forbids_stands_nowhere(tmp_path, make, reason, values_
     verdict = f"Do not pay by these values: {sentence}"
 
     assert verdict in " ".join(capsys.readouterr().out.split())
-    assert {row["verdict"] for row in read_share_rows(folder)} == {verdict}
+    (verdict_of_shares,) = {row["verdict"] for row in read_share_rows(folder)}
+    assert verdict_of_shares.startswith(verdict)
     assert not {"share", "amount"} & read_share_rows(folder)[0].keys()
 
     shares = shares_of(open_run(folder), Budget(100.0, values_name))

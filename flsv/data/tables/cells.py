@@ -260,7 +260,8 @@ class Cells(TableRows):
         if name not in self.frame:
             names = listed(self.frame, 20)
             raise ConfigurationError(
-                f"{self.name} has no column {name!r} ({argument}). It has {names}."
+                f"{self.name} has no column {name!r} ({argument}). It has {names}.",
+                without_data=f"its table has no column {name!r} ({argument})",
             )
 
     def texts(self, name: str) -> pd.Series:

@@ -349,6 +349,7 @@ class Dictionary:
         self._check_readable(cells)
         values = {}
         misfits: list[str] = []
+        unfit_columns = []
         num_misfits = 0
         for name, column in self.columns.items():
             values_of_column, is_misfit = column.values(cells, name)
@@ -358,6 +359,7 @@ class Dictionary:
 
             rows = np.flatnonzero(is_misfit)
             num_misfits += len(rows)
+            unfit_columns.append(f"{name!r} ({column.description})")
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
                 cell = cells.texts(name).iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
@@ -367,8 +369,16 @@ class Dictionary:
         if misfits:
             title = f"Cells that do not fit the data dictionary {self.hash}: {num_misfits}"
             remedy = "Correct the cells, or the dictionary, which all sites share."
-            raise ConfigurationError("\n".join([title, *misfits, remedy]))
+            raise ConfigurationError(
+                "\n".join([title, *misfits, remedy]),
+                without_data=self.without_cells(unfit_columns),
+            )
         return values
+
+    def without_cells(self, unfit_columns: Sequence[str]) -> str:
+        """Return what a site may say of columns that do not fit, which are in the dictionary, and their cells not."""
+        columns = listed(unfit_columns)
+        return f"its table does not fit the data dictionary {self.hash} in {columns}, its own log says more"
 
     def _check_readable(self, cells: Cells) -> None:
         """Raise ConfigurationError if the dictionary is not complete, or the table lacks a column."""
@@ -437,7 +447,8 @@ class Dictionary:
             row = int(np.argmax(is_misfit))
             cell = str(cells.texts(self.target).iloc[row])
             raise ConfigurationError(
-                f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}."
+                f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}.",
+                without_data=self.without_cells([f"{self.target!r} ({description})"]),
             )
         return targets
 

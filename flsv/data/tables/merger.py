@@ -528,7 +528,10 @@ def compare(
                 unknown_column = Column(gaps=column.gaps, unit=column.unit)
                 has_codes[name] = kind_of(cells, name, unknown_column) == CATEGORIES
             except Question as question:
-                raise ConfigurationError(f"{site}: {name}: {question}") from question
+                raise ConfigurationError(
+                    f"{site}: {name}: {question}",
+                    without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
+                ) from question
 
     values = dictionary.values(cells)
     doubts: list[TableDoubt] = []
@@ -536,7 +539,8 @@ def compare(
         if has_codes.get(name):  # of numbers alone
             raise ConfigurationError(
                 f"{site}: {name} has numbers that begin with a zero or a plus, as codes do, and the data dictionary "
-                f"has {column.kind}. Give it categories, or leave it out."
+                f"has {column.kind}. Give it categories, or leave it out.",
+                without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
             )
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
         site_column = drafted_column(unlimited_column, values[name])

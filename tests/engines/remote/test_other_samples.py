@@ -131,7 +131,7 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path):
     hashes = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         lyon = make_lyon(folder)
-        plain = {"client": 1, "agreement": lyon._agreement, "greeting": "0" * 16}
+        plain = {"client": 1, "agreement": lyon._agreement, "clients": 3}
         greeting = Packet("hello", plain)
 
         contents = lyon.answer(greeting).plain["contents"]

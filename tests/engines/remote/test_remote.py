@@ -434,7 +434,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_p
     remote = SitesInProcess(
         tmp_path,
         lambda: make_fedavg_loop(metrics={"m": metric}),
-        client_val=0.3,
+        client_val=0.6,  # five samples of each class and more
     )
     message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
 

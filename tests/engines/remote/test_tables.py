@@ -15,6 +15,7 @@ from flsv.data import (
     OneClient,
 )
 from flsv.engines.remote import (
+    Directory,
     Packet,
     RemoteServer,
     Site,
@@ -171,6 +172,7 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
             "sizes": reply.plain["sizes"],
             "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
             "dictionary": MERGED.hash,
+            "message": reply.plain["message"],
         }
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
@@ -198,18 +200,18 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
         Packet("test", {"client": 0, "dictionary": other_dictionary}),
     ]
     federation = Hospitals(tmp_path)
-    directory = federation.directory()
+    federation.directory()
     site = federation.transport.sites[ADDRESSES[0]]
     (usual_reply, *_) = federation.replies
     facts = agreement(make_module(), federation.make())
-    settings = {"agreement": facts, "greeting": directory.greeting, "clients": len(NAMES)}
+    settings = {"agreement": facts, "clients": len(NAMES), "message": usual_reply.plain["message"]}
 
     for attempt in attempts:
         packet = replace(attempt, plain={**attempt.plain, **settings})
         reply = site.answer(packet)
         assert not reply.tensors
-        if reply.kind == "hello":
-            assert reply.plain == usual_reply.plain
+        if reply.kind == "hello":  # as another client it has the same samples, under another name
+            assert {**reply.plain, "contents": usual_reply.plain["contents"]} == usual_reply.plain
         else:
             assert reply.kind not in ("answer", "agreed", "tested")
             assert "ward" not in str(reply.plain)
@@ -223,6 +225,40 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
         federation.directory()
 
     assert "0.196" not in str([reply.plain for reply in federation.replies])
+
+
+def lyon_lacks_a_column(lyon):
+    return lyon.drop(columns="age")
+
+
+def lyon_has_a_text_among_numbers(lyon):
+    ages = lyon["age"].astype(str)
+    ages.iloc[3] = "Mrs Smith"
+    return lyon.assign(age=ages)
+
+
+def lyon_has_another_class(lyon):
+    deaths = lyon["died"].astype(object)
+    deaths.iloc[3] = "Mrs Smith"
+    return lyon.assign(died=deaths)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lyon_lacks_a_column, r"has no column 'age' \(the data dictionary\)"),
+        (lyon_has_a_text_among_numbers, r"does not fit .* in 'age' \(.*numbers from"),
+        (lyon_has_another_class, r"does not fit .* in 'died' \(one of 2 classes: no, yes\)"),
+    ],
+)
+def test_site_names_a_column_that_does_not_fit_and_no_cell(tmp_path, change, words, caplog):
+    federation = Hospitals(tmp_path, {**TABLES, "Lyon": change(TABLES["Lyon"])})
+    with refused(f"site 'Lyon' cannot take part: its table {words}"):
+        federation.directory()
+
+    assert "Smith" not in str([reply.plain for reply in federation.replies])
+    has_cell = change is not lyon_lacks_a_column
+    assert ("Mrs Smith" in caplog.text) == has_cell
 
 
 def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
@@ -268,3 +304,19 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     message = f"The data dictionaries differ: Boston, Lyon: {MERGED.hash}; Osaka: none"
     with refused(message):
         federation.directory()
+
+
+def test_num_classes_of_the_server_beside_a_dictionary_of_others_is_refused(tmp_path):
+    federation = Hospitals(tmp_path)
+    directory = Directory(
+        federation.transport,
+        NAMES,
+        agreement(make_module(), make_shapfed_loop()),
+        tmp_path / "book.json",
+        wait=0.2,
+        run_size={"rounds": 2, "classes": 7},
+    )
+    with refused(
+        "the server says num_classes=7, and its data dictionary has the 2 classes no, yes"
+    ):
+        directory.gather()
