@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flsv.data.sample_hashes import NO_VALUES
+
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
@@ -30,15 +32,24 @@ _NUM_DEVIATIONS = 3
 
 @dataclass(frozen=True)
 class Copies:
-    """Samples of a client that another client has, too, or that the client has twice."""
+    """Samples of a client that another client has, too, or that the client has twice or without a value."""
 
     client: int
-    #: None: the client has them twice.
+    #: None: the client has them twice, or they have no value.
     other_client: int | None
     count: int
     num_samples: int
     #: The share of the client's samples that is more than usual.
     excess: float
+    #: Whether all inputs of the samples are NaN.
+    are_empty: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the event: ``empty``, ``twice`` or ``shared``."""
+        if self.are_empty:
+            return "empty"
+        return "twice" if self.other_client is None else "shared"
 
     @property
     def strength(self) -> float:
@@ -48,6 +59,8 @@ class Copies:
     def text(self, client_names: Sequence[str]) -> str:
         """Return what is told of the client's samples."""
         part = f"{self.count} of {self.num_samples}"
+        if self.are_empty:
+            return f"{part} have no value: all their inputs are NaN"
         if self.other_client is None:
             return f"{part} are there twice"
         return f"{part} are samples of {client_names[self.other_client]}, too"
@@ -78,10 +91,13 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
     """
     if not hashes:
         return []
+    copies = _without_values(hashes)
+    # These are no copies of each other.
+    hashes = [samples[samples != NO_VALUES] for samples in hashes]
     shares_twice = [_share_twice(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
 
-    copies = _own_copies(hashes, shares_twice, chances)
+    copies += _own_copies(hashes, shares_twice, chances)
     copies += _shared_copies(
         hashes,
         usual_share=float(np.median(shares_twice)),
@@ -93,6 +109,18 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
 def _sort_key(copies: Copies) -> tuple[float, int, int]:
     other_client = -1 if copies.other_client is None else copies.other_client
     return -copies.excess, copies.client, other_client
+
+
+def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
+    """Find samples whose inputs are all NaN."""
+    copies = []
+    for client, samples in enumerate(hashes):
+        num_empty = int((samples == NO_VALUES).sum())
+        if num_empty > 0:
+            share = num_empty / len(samples)
+            empty = Copies(client, None, num_empty, len(samples), share, are_empty=True)
+            copies.append(empty)
+    return copies
 
 
 def _own_copies(
@@ -197,9 +225,8 @@ def _common_samples(
 
 
 def _share_twice(samples: np.ndarray) -> float:
-    num_different = len(np.unique(samples))
-    num_samples = max(len(samples), 1)
-    return 1 - num_different / num_samples
+    num_copies = len(samples) - len(np.unique(samples))
+    return num_copies / max(len(samples), 1)
 
 
 def _chance_of_equality(samples: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
+#: Largest number of hashes of samples that are shown.
+MAX_HASHES_SHOWN = 50
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -260,6 +263,11 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
     if settings.get("data/server_val_samples") == 0:
         # The validation set is one of its own, and nothing was held out for it.
         settings.pop("data/splits.server_val", None)
+    hashes = run.hashes_by_owner()
+    shown_hashes = dict(islice(hashes.items(), MAX_HASHES_SHOWN))
+    further_hashes = ""
+    if len(shown_hashes) < len(hashes):
+        further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
 
     return [
         commands,
@@ -268,7 +276,8 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
         table_of_texts(run.encoding),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics. "
         "At sites each hash is told by the site, and depends on a secret in its folder. A private site's says nothing.",
-        table_of_texts(run.hashes_by_owner()),
+        table_of_texts(shown_hashes),
+        further_hashes,
     ]
 
 

@@ -167,14 +167,21 @@ class TrainingAfterTheRun:
 
     def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
         """Return the training of coalitions by fits of the run's copies."""
+        measures = measures_of(self.metrics.values())
+        effects = {}
+        for name, measure in measures.items():
+            evaluator = run.games.evaluator_of(measure)
+            if evaluator.effects is not None:
+                effects[name] = evaluator.effects
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self.store.rounds),
             max_wait=self.max_wait,
+            effects=effects,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self.run_copy, measures_of(self.metrics.values())),
+            CopiedFits(lambda seed: self.run_copy, measures),
             self.findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
             start_hash=self.start_hash,

@@ -138,6 +138,8 @@ def whole_lines(path: Path) -> list[str]:
 
 def _add_path(error: BaseException, path: Path) -> BaseException:
     """Return an OSError with the file's name, other errors unchanged."""
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        error = error.__context__  # torch.save raises an error of its own after that of the file
     if not isinstance(error, OSError):
         return error
     reason = error.strerror or str(error)

@@ -79,6 +79,7 @@ def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
         retrain(tmp_path, metric="per_class_accuracy")
 
 
+@pytest.mark.slow
 def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     copied_run, monkeypatch, capsys
 ):
@@ -120,6 +121,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
         assert row["share"] == row_beside_accuracy["share"]
 
 
+@pytest.mark.slow
 def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_values(copied_run):
     retrain(copied_run, "singles", rounds=1, seeds=2)
 
@@ -139,6 +141,7 @@ def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_va
     assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.slow
 def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--trainings", "singles"]
     command += ["--seeds", "1", "--federation.optimizer_state=persist"]
@@ -161,6 +164,7 @@ def coalitions_of(run: Path, seed: int) -> set[str]:
     return {line.split(",")[1] for line in lines} - {"'-", "0+1+2"}
 
 
+@pytest.mark.slow
 def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     copied_run, monkeypatch, capsys
 ):
@@ -211,6 +215,7 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(copied_run, "run")
@@ -235,6 +240,7 @@ def run_with_other_weights(copied_run, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
 
@@ -257,6 +263,7 @@ def retrain_singles(folder, *options):
     return main(["retrain", str(folder), "--trainings", "singles", "--seeds", "1", *options])
 
 
+@pytest.mark.slow
 def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     run_with_other_weights, capsys
 ):

@@ -114,6 +114,7 @@ def count_by_client_and_class(partitioner, labels=EVEN, num_classes=10):
     return partition_counts(partitioner(labels, num_classes), labels, num_classes)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 def test_class_shares_have_the_moments_of_the_dirichlet(alpha):
     clients = 5
@@ -250,6 +251,7 @@ def test_groups_are_joined_into_fewer_clients_of_balanced_size():
         GroupPartitioner(num_clients=5)(labels, 1, groups)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("clients", "classes"),
     [

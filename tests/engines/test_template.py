@@ -112,6 +112,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path):
     process = run_deployment(tmp_path, THREE_FAILURES)
 
@@ -154,6 +155,7 @@ def test_run_py_says_what_it_waits_for_and_ends_if_the_superlink_starts_no_app(t
     assert read_statuses(tmp_path) == ["pending"]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
 )
@@ -310,6 +312,7 @@ def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path):
     ]
 
 
+@pytest.mark.fast_rows("outcomes1-stopped-1")
 @pytest.mark.parametrize(
     ("outcomes", "status", "expected_code"),
     [

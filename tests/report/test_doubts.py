@@ -25,8 +25,6 @@ from helpers.runs import change_record, fit_by_command, make_game, read_rows, wr
 NUM_ROWS = 120
 CLIENTS = ("Bilbao", "Lyon", "Turin")
 BUDGET = Budget(900.0, by="sv")
-#: Doubts about all sites, which are no finding about one partner.
-KINDS_OF_ALL_SITES = ("identifier",)
 
 pytestmark = pytest.mark.filterwarnings("ignore:samples of Bilbao")
 
@@ -55,13 +53,6 @@ def count_age_in_months(tables: Tables):
     tables["Bilbao"]["age"] *= 12
 
 
-def number_the_cases(tables: Tables):
-    first_case = 0
-    for table in tables.values():
-        table["case"] = first_case + np.arange(NUM_ROWS)
-        first_case += 1000
-
-
 def repeat_rows(tables: Tables):
     table = tables["Bilbao"]
     tables["Bilbao"] = pd.concat([table, table[:30]])
@@ -75,7 +66,6 @@ def copy_lyons_rows(tables: Tables):
 FAULTS = {
     "missing": remove_half_of_ages,
     "unit": count_age_in_months,
-    "identifier": number_the_cases,
     "twice": repeat_rows,
     "shared": copy_lyons_rows,
 }
@@ -114,8 +104,6 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     with warns("the tables are doubtful"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
-    if kind == "identifier":  # of which further sites tell, too
-        events = events[-1:]
     assert len(events) == 1
     return events
 
@@ -125,6 +113,7 @@ def make_run_with_doubt(folder: Path, kind: str) -> Path:
     return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", FAULTS)
 def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
     tmp_path, kind
@@ -138,8 +127,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
     reasons = verdict.reasons
 
     assert doubt.text in page
-    if kind not in KINDS_OF_ALL_SITES:
-        assert doubt.text in row_of_bilbao["finding"]
+    assert doubt.text in row_of_bilbao["finding"]
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
@@ -184,6 +172,7 @@ def write_table_with_shared_samples(folder: Path):
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
+@pytest.mark.slow
 def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
     write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(

@@ -164,6 +164,7 @@ def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path,
         open_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path):
     folder = make_run(
         tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False

@@ -76,6 +76,7 @@ def read_share_rows(folder: Path) -> list[dict[str, str]]:
     return read_rows(folder / "shares.csv")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
 def test_amounts_sum_to_the_budget(fitted_run, rule):
     run = open_run(fitted_run)

@@ -71,6 +71,7 @@ def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(trained_run, 
     assert_reports_say(verdict, run, "value", capsys)
 
 
+@pytest.mark.slow
 def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(trained_run, capsys):
     run, _ = trained_run
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]

@@ -319,6 +319,7 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path):
     assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
+@pytest.mark.slow
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path):
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     loop = FederatedLoop(

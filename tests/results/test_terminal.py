@@ -30,6 +30,7 @@ class Shows(Plain):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley(leave_out=["Look"])])
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
 def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
@@ -89,6 +90,7 @@ class LogsByGroup(Plain):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("metrics", "head", "classes"),
     [

@@ -74,6 +74,7 @@ WRITES = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
 def test_what_is_written_in_a_coalitions_folder_changes_no_other(
     program,
@@ -132,6 +133,7 @@ class WritesFiles(Base):
         torch.save(self.state_dict(), "final.pt")
 
 
+@pytest.mark.slow
 def test_files_of_a_run_are_those_without_the_metric(tmp_path):
     for name in ("plain", "valued"):
         (tmp_path / name).mkdir()

@@ -59,6 +59,7 @@ def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path,
 ):
@@ -187,6 +188,7 @@ class EndsWithTheBest(Manual):
         self.load_state_dict(best["state_dict"])
 
 
+@pytest.mark.slow
 def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path):
     """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
 

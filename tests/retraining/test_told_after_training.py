@@ -26,6 +26,7 @@ class CountsInC(Base):
         return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
 
 
+@pytest.mark.slow
 def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
     tmp_path,
 ):
@@ -86,6 +87,7 @@ def install_package(folder, requirement):
     (metadata / "top_level.txt").write_text("searches_rates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requirement", "options", "takes_part"),
     [
@@ -128,6 +130,7 @@ class Saves(L.Callback):
         trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
     path = tmp_path / "mine.ckpt"
     module = Base()

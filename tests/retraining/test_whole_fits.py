@@ -44,6 +44,7 @@ class DivergesForClient1Alone(Manual):
         return loss
 
 
+@pytest.mark.slow
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path):
     utilities_by_module = {}
     for module in (Manual, DivergesForClient1Alone):
@@ -68,6 +69,7 @@ class DrawsItsScore(Manual):
         self.log("luck", torch.rand(()))
 
 
+@pytest.mark.slow
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     recorded = Recorded(coalitions="all", performance="luck", mode="max")
     fit_module(tmp_path, recorded, DrawsItsScore())
@@ -87,6 +89,7 @@ class FailsWithoutClient0(L.Callback):
             raise ZeroDivisionError("nobody there")
 
 
+@pytest.mark.slow
 def test_failed_coalitions_end_no_run(tmp_path):
     metric = ShadowShapley(coalitions="all")
     with warns("client 1, clients 1 and 2: ZeroDivisionError"):
@@ -130,6 +133,7 @@ class StopsAlone(L.Callback):
             trainer.fit_loop.min_epochs = 0
 
 
+@pytest.mark.slow
 def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path):
     games = []
     for callbacks in ([], [StopsAlone()]):

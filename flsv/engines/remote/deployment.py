@@ -33,9 +33,9 @@ from flsv.utilities.errors import ConfigurationError
 SITE_FOLDER = "flsv-site"
 
 #: Names of limits, which belong into the policy's file.
-LIMITS = frozenset(option.name for option in fields(SitePolicy))
+LIMITS = {option.name for option in fields(SitePolicy)}
 #: Entries of a node's configuration that flsv reads, or that networks add themselves.
-OWN_ENTRIES = frozenset(("folder", "policy", "site", "partition-id", "num-partitions"))
+OWN_ENTRIES = {"folder", "policy", "site", "partition-id", "num-partitions"}
 
 Say = Callable[[str | None], None]
 _log = logging.getLogger(__name__)
@@ -254,11 +254,7 @@ class SiteClient:
             policy = SitePolicy()
         if self._site is None:
             self._entries = Entries(node)
-            run_size = {}
-            if self.sites is not None:
-                run_size["clients"] = len(self.sites)
-            if self.rounds is not None:
-                run_size["rounds"] = self.rounds
+            run_size = {"clients": len(self.sites or ()), "rounds": self.rounds}
             self._site = Site(
                 module=self.make_module,
                 data=partial(self.make_datamodule, self._entries),

@@ -92,7 +92,7 @@ class Site:
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
             a simulation. With None they follow from this site's secret, so that the server cannot subtract the noise.
         policy: the limits that the site's owner sets, if any.
-        run_size: the numbers of ``"clients"`` and ``"rounds"``, as far as the app knows them.
+        run_size: the numbers of ``"clients"`` and ``"rounds"``, 0 or None where the app does not know them.
 
     Attributes:
         policy: the limits that apply to the next message.
@@ -108,7 +108,7 @@ class Site:
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
-        run_size: Mapping[str, int] = MappingProxyType({}),
+        run_size: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         self._make_module = module
         self._folder = folder
@@ -118,7 +118,7 @@ class Site:
         self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._questions = questions
         self._upload_seed = upload_seed
-        self._size_of_app = run_size
+        self._size_of_app = {name: number for name, number in run_size.items() if number}
         self._budget = AnswerBudget(folder, self._default_max_answers)
         self._secret = own_secret(folder)
         self.policy = policy or SitePolicy()
@@ -208,6 +208,8 @@ class Site:
             raise Refused(
                 f"it has data of {self._data.num_clients} clients, and a site is one: use OneClient()"
             )
+        if self._data.dictionary_lacks:
+            raise Refused(f"its data dictionary is not complete: {self._data.dictionary_lacks}")
         if self._data.has_draft:
             raise Refused(
                 "its table has no data dictionary. Draft its part with flsv data --write, merge all sites' parts with "
@@ -219,8 +221,8 @@ class Site:
         self.policy.check_told(self._needed_reports())
         dictionary = self._data.dictionary
         num_classes = packet.plain.get("classes")
-        classes = None if dictionary is None else dictionary.classes
-        if None not in (num_classes, classes) and num_classes != len(classes):
+        classes = () if dictionary is None else dictionary.classes or ()
+        if num_classes and classes and num_classes != len(classes):
             raise Refused(
                 f"the server says num_classes={num_classes}, and its data dictionary has the {len(classes)} classes "
                 f"{listed(classes)}. Leave num_classes out"

@@ -251,6 +251,7 @@ REFUSED_ATTEMPTS = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(("options", "attempt"), REFUSED_ATTEMPTS.values(), ids=REFUSED_ATTEMPTS)
 def test_curious_server_is_told_nothing_that_the_run_does_not_ask(tmp_path, options, attempt):
     server = CuriousServer(tmp_path, **options)
@@ -416,11 +417,12 @@ def test_one_loss_does_not_tell_all_labels(tmp_path, monkeypatch):
     assert labels_in_loss(rounded_loss, powers, num_rows) != LABELS[rows].tolist()
 
     # With all digits it would.
-    monkeypatch.setattr(site_module, "as_answered", lambda question, answer: answer)
+    monkeypatch.setattr(site_module, "to_three_digits", lambda answer: answer)
     loss = CuriousServer(tmp_path / "b", **BY_LOSS).ask(LOCAL_LOSS, model)
     assert labels_in_loss(loss, powers, num_rows) == LABELS[rows].tolist()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("options", "ask"),
     [

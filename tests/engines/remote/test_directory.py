@@ -93,7 +93,7 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
 
-    assert replies[0].plain == {"address": BOSTON_ADDRESS}
+    assert replies[0].plain["address"] == BOSTON_ADDRESS
     assert replies[1] == "it is away"
 
     messages = [str(warning.message) for warning in recwarn]
@@ -345,6 +345,7 @@ def uninterrupted_run(tmp_path_factory):
     return folder, federation.fit(rounds=4, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     tmp_path, uninterrupted_run
 ):
@@ -371,6 +372,7 @@ class KilledAtOnce(BaseException):
     """Ends a run even where scores may fail."""
 
 
+@pytest.mark.slow
 def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     tmp_path, uninterrupted_run, monkeypatch
 ):
@@ -397,6 +399,7 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     assert rows_of_runs[0] == rows_of_runs[1]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [

@@ -61,6 +61,7 @@ class Federation(SitesInProcess):
         self.transport.on_reply = on_reply
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("change", "in_run", "words"),
     [
@@ -101,6 +102,7 @@ def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
     assert "Lyon is away" in judged.text
 
 
+@pytest.mark.slow
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]

@@ -143,6 +143,7 @@ def make_judging_loop(metric, **options):
     )
 
 
+@pytest.mark.slow
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
     make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
@@ -194,6 +195,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
         nothing.fit(rounds=1)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make", "scores", "name"),
     [
@@ -233,6 +235,7 @@ HELLO = Packet("hello", {"client": 0, "clients": 3})
 WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 
 
+@pytest.mark.slow
 def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_path):
     def make():
         return make_judging_loop(ContributionEstimation(performance="balanced_accuracy"))
@@ -245,6 +248,7 @@ def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_p
         remote.fit(rounds=1, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
     tmp_path,
 ):
@@ -261,6 +265,7 @@ def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_tr
         remote.fit(rounds=1, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
     """Two rounds are within the bound, three are not, be it in one run or in the next one."""
     epsilon_of_two = gaussian_epsilon(2.0, 2)

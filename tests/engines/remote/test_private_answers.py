@@ -184,6 +184,7 @@ def fixed_noise(monkeypatch):
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -330,6 +331,7 @@ def assert_same_message(reply, expected):
     assert are_equal(reply.tensors, expected.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path):
@@ -374,6 +376,7 @@ class LosesItsUpdate(Client):
             parameter.data.fill_(float("nan"))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Skips, Stops, Grows, Replaces, Widens, LosesItsUpdate])
