@@ -25,6 +25,7 @@ from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.file_writes import files_put_back
 from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
 from flsv.utilities.plain_values import is_dense
 from flsv.utilities.program_state import ProgramState, present_state, restored_program
@@ -230,6 +231,7 @@ def isolated_scoring(
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         torch.autocast(device.type, enabled=False),
         restored_program(copies.program),
+        files_put_back(),
         checked_stand_ins(),
     ):
         seed_global_rngs(seed, "utility")

@@ -1,40 +1,59 @@
-"""ProgramFolder: a program's folders as they were at one time, of which each coalition gets a copy to work in."""
+"""ProgramFolder: a program's folders as they were at one time, of which each coalition has its own to work in."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
-#: The most bytes and files of which coalitions have copies, those that were written last. Others are links.
-MAX_COPIED_BYTES = 2**30
-MAX_COPIED_FILES = 100
-#: The most entries that are looked at. Folders beyond are links.
-MAX_ENTRIES = 100_000
-#: Folders, beside hidden ones, and files that are always links.
+from filelock import FileLock, Timeout
+
+from flsv.utilities.file_writes import (
+    Access,
+    KeptFiles,
+    begin_to_watch,
+    changed_since,
+    end_to_watch,
+    is_large,
+    remove,
+    resolved,
+    signature,
+    unwatched,
+    watched,
+)
+
+#: Folders below the working folder that are a coalition's own from the start, and not links: the first so many, of so
+#: many entries at most.
+MAX_OWN_FOLDERS = 50
+MAX_OWN_ENTRIES = 100
+#: The most entries of a folder beside or above the working folder to which there are links before one is opened.
+MAX_NEIGHBORS = 200
+#: The most entries that are looked at after a run, to find what Python does not know to be written.
+MAX_ENTRIES = 10_000
+_PREFIX = "flsv-coalitions-"
+#: Folders of code, which are links, beside hidden ones.
 _CODE_FOLDER = "__pycache__"
-_CODE_SUFFIXES = (".py", ".pyc", ".pyi", ".typed")
-#: Inode, size and time of a file, by which a change is noticed. Of a folder that it is one.
-Signature = tuple[int, ...]
 
 
 class ProgramFolder:
     """The folders that a program works in, as they are now.
 
-    A coalition sees the working folder, the folders beside and above it, and further folders. In the working folder
-    and the further ones folders are made, and files are copies, or links if they are large or many. So what it writes
-    there by a relative path is its own.
+    A coalition sees the working folder, the folders beside and above it, and further folders. In a folder of its own
+    each file is a link, which becomes a copy just before it is written. What a coalition writes elsewhere is put back
+    after its fit. What the run writes in these folders is kept before, so that coalitions see them as they are now.
 
     Args:
         further: folders elsewhere that the program writes into by absolute paths.
 
     Attributes:
-        changed_files: files of the program that changed while a coalition trained, by it or by another program.
+        changed_files: files that a coalition has changed, and that were too large to be copied before.
+        shares_files: whether coalitions read files elsewhere that they write, so that no two may train at a time.
     """
 
     def __init__(self, further: Sequence[str] = ()) -> None:
@@ -46,201 +65,309 @@ class ProgramFolder:
             if not is_inside and not _is_inside(self.path, folder):
                 self.locations[folder] = f"folder_{len(self.locations)}"
 
-        # How entries of a coalition's folder are made, by path: folders, links to a source, copies of a source.
-        self._folders: list[str] = []
-        self._links: dict[str, str] = {}
-        self._copies: dict[str, str] = {}
-        self._num_entries = 0
-        # {path: entry}
-        files: dict[str, os.DirEntry[str]] = {}
-        for folder, location in self.locations.items():
-            if location:
-                self._folders.append(location)
-            real_path = os.path.realpath(folder)
-            files |= self._files_in(folder, location, inside=(real_path,))
-
-        self._home: str | None = self._new_folder()
-        self._copy_latest(files, Path(self._home, "copies"))
-        self._own_folder: Path | None = None
+        _put_back_after_kills()
+        self._process = os.getpid()
+        self._home = _new_folder(self)
+        self._lock = FileLock(os.path.join(self._home, "lock"))
+        self._lock.acquire()
+        self._start = os.stat(self._home).st_ctime_ns
+        self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
+        self._files_elsewhere = KeptFiles(os.path.join(self._home, "elsewhere"))
+        # {path below a coalition's folder: where its link leads, None for a folder}
+        self._entries: dict[str, str | None] = {}
+        # Paths of entries that are copies at the beginning of each fit.
+        self._copied_paths: set[str] = set()
+        self._find_entries()
+        self._own_folder: str | None = None
+        # Paths of entries that are no longer as they were made.
+        self._changed_paths: set[str] = set()
+        # {path of a file that was too large to be copied: its signature}
+        self._large_files: dict[str, tuple[int, ...]] = {}
         self.changed_files: list[str] = []
+        self.shares_files = False
+        self.begin_run()
 
     def __getstate__(self) -> dict[str, object]:
         # For a worker, which makes a folder of its own.
-        return {**vars(self), "_home": None, "_own_folder": None}
+        return {**vars(self), "_own_folder": None, "_lock": None, "_watcher": None}
 
-    def _files_in(
-        self,
-        folder: str,
-        location: str,
-        inside: tuple[str, ...],
-    ) -> dict[str, os.DirEntry[str]]:
-        """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
-        files: dict[str, os.DirEntry[str]] = {}
-        for entry in _entries(folder):
-            self._num_entries += 1
-            path = os.path.join(location, entry.name)
-            try:
-                is_folder = entry.is_dir()
-                entry.stat()
-            except OSError:  # a link that leads nowhere
+    def _find_entries(self) -> None:
+        """Find the entries of a coalition's folder."""
+        num_folders = len(self.locations)
+        pending = deque(self.locations.items())
+        while pending:
+            folder, location = pending.popleft()
+            if location:
+                self._entries[location] = None
+            for entry in _entries(folder):
+                path = os.path.join(location, entry.name)
+                self._entries[path] = entry.path
+                if num_folders < MAX_OWN_FOLDERS and _is_small_folder(entry):
+                    num_folders += 1
+                    self._entries[path] = None
+                    pending.append((entry.path, path))
+
+    # ---- the run
+
+    def begin_run(self) -> None:
+        """Keep what the run writes below its folders, before it does, until :meth:`end_run`."""
+        files = self._files_of_run
+        home = self._home
+        folders = set(self.locations).union(map(os.path.realpath, self.locations))
+
+        def keep(path: str, access: Access) -> None:
+            for path in dict.fromkeys([path, resolved(path)]):
+                is_below = any(_is_inside(path, folder) for folder in folders)
+                if is_below and not _is_inside(path, home):
+                    with suppress(OSError):  # coalitions then see what the run has written
+                        files.keep(path, access)
+
+        self._watcher = begin_to_watch(keep)
+        weakref.finalize(self, end_to_watch, self._watcher)
+
+    def end_run(self) -> None:
+        """End what :meth:`begin_run` has begun."""
+        end_to_watch(self._watcher)
+
+    def take_over_run(self) -> None:
+        """Let coalitions have the folders as they were before the run, though it has written there.
+
+        They have copies of what has changed since by what Python does not know.
+        """
+        for path, (kind, value) in self._files_of_run.originals().items():
+            location = self._location(path)
+            self._changed_paths.add(self._first_link(location))
+            self._make_parents(location)
+            self._entries.pop(location, None)
+            if kind == "folder":
+                self._entries[location] = None
+            elif kind != "new":
+                self._entries[location] = os.path.join(os.path.dirname(path), value)
+        for path in self._written_by_others():
+            location = self._location(path)
+            self._changed_paths.add(self._first_link(location))
+            self._make_parents(location)
+            if location in self._entries:
+                self._copied_paths.add(location)
+
+    def _location(self, path: str) -> str:
+        """Return the path below a coalition's folder of a path in the program's folders."""
+        for folder, location in self.locations.items():
+            for base in (folder, os.path.realpath(folder)):
+                if _is_inside(path, base):
+                    return os.path.normpath(os.path.join(location, os.path.relpath(path, base)))
+        raise ValueError(path)
+
+    def _make_parents(self, location: str) -> None:
+        """Let the folders above an entry be a coalition's own, and not links."""
+        for parent in reversed(Path(location).parents[:-1]):
+            folder = self._entries.get(str(parent))
+            if folder is None:
                 continue
+            self._entries[str(parent)] = None
+            for entry in _entries(folder):
+                self._entries[str(parent / entry.name)] = entry.path
 
-            if is_folder:
-                real_path = os.path.realpath(entry.path)
-                is_hidden = entry.name.startswith(".") or entry.name == _CODE_FOLDER
-                is_beyond = self._num_entries > MAX_ENTRIES
-                if is_hidden or real_path in inside or is_beyond:
-                    self._links[path] = entry.path
-                else:
-                    self._folders.append(path)
-                    files |= self._files_in(entry.path, path, inside=(*inside, real_path))
-            elif entry.is_file() and not entry.name.endswith(_CODE_SUFFIXES):
-                files[path] = entry
-            else:
-                self._links[path] = entry.path
-        return files
+    def _written_by_others(self) -> Iterator[str]:
+        """Yield files that are newer than this object, and that Python does not know to be written."""
+        pending = deque(self.locations)
+        num_entries = 0
+        while pending and num_entries < MAX_ENTRIES:
+            for entry in _entries(pending.popleft()):
+                num_entries += 1
+                if self._files_of_run.is_kept(entry.path) or entry.is_symlink():
+                    continue
+                if entry.is_dir():
+                    if not _is_code(entry):
+                        pending.append(entry.path)
+                    continue
+                status = entry.stat()
+                if max(status.st_mtime_ns, status.st_ctime_ns) >= self._start:
+                    yield entry.path
 
-    def _copy_latest(
-        self,
-        files: Mapping[str, os.DirEntry[str]],
-        copies_folder: Path,
-    ) -> None:
-        """Copy the files that were written last. Coalitions have links to the others."""
-        copies_folder.mkdir()
-        num_bytes = 0
-        for path in sorted(files, key=lambda path: _time_of(files[path]), reverse=True):
-            entry = files[path]
-            num_bytes_with_file = num_bytes + entry.stat().st_size
-            has_all_files = len(self._copies) == MAX_COPIED_FILES
-            if has_all_files or num_bytes_with_file > MAX_COPIED_BYTES:
-                self._links[path] = entry.path
-                continue
-
-            target = copies_folder / str(len(self._copies))
-            try:
-                shutil.copy2(entry.path, target)
-            except OSError:  # it may not be read, or has gone
-                continue
-            num_bytes = num_bytes_with_file
-            self._copies[path] = str(target)
+    # ---- a coalition
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """Work in a coalition's folder. At the end :attr:`changed_files` names what has been written by a link."""
+        """Work in a coalition's folder. At the end :attr:`changed_files` names what could not be put back."""
         program_folder = os.getcwd()
-        if self._own_folder is None:
-            self._make()
+        with unwatched():
+            self._make_entries()
         assert self._own_folder is not None
-
-        self.changed_files = []
-        linked_files = self._signatures_of_sources()
         os.chdir(self._own_folder)
         try:
-            yield str(self._own_folder)
+            with watched(self._before_write, self._before_read):
+                yield self._own_folder
         finally:
             os.chdir(program_folder)
-            unchanged_paths = set(self._unchanged_in(str(self._own_folder), location=""))
-            for path in self._signatures:
-                if path not in unchanged_paths:
-                    self._make_entry(path)
+            changed_files = changed_since(self._large_files)
+            self._large_files.clear()
+            is_at_worker = os.getpid() != self._process and os.path.exists(self._home)
+            if not is_at_worker:  # else the parent does, since others write there now
+                self.put_back()
+            changed_files += self._files_elsewhere.changed_files() + self._files_of_run.changed_files()
+            self.changed_files = [f"the file {path}" for path in changed_files]
 
-        for path, signature in self._signatures_of_sources().items():
-            if linked_files.get(path) != signature:
-                self.changed_files.append(f"the file {path}")
+    def put_back(self) -> None:
+        """Put back what coalitions have written elsewhere."""
+        self._files_elsewhere.put_back()
 
-    def _new_folder(self) -> str:
-        """Make a folder that goes with this object."""
-        folder = tempfile.mkdtemp(prefix="flsv-coalitions-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+    def _before_write(self, path: str, access: Access) -> None:
+        """Make what a coalition is about to write its own, or keep it."""
+        assert self._own_folder is not None
+        self._before_read(path)
+        if not _is_inside(path, self._own_folder):
+            self._files_elsewhere.keep_to_put_back(path, access)
+            return
+        location = os.path.relpath(path, self._own_folder)
+        self._changed_paths.add(self._first_link(location))
+        folder = self._own_folder
+        names = Path(location).parts
+        is_of_link = access in ("entry", "temporary")
+        for name in names[:-1] if is_of_link else names:
+            folder = os.path.join(folder, name)
+            if os.path.islink(folder):
+                with FileLock(self._lock_of_links):  # other threads and forks write, too
+                    self._break_link(folder, access)
 
-    def _make(self) -> None:
+    def _break_link(self, link: str, access: Access) -> None:
+        """Replace a link by a folder of links, or by a copy."""
+        if not os.path.islink(link):  # another thread was first
+            return
+        source = os.path.join(os.path.dirname(link), os.readlink(link))
+        if access == "update" and is_large(source):
+            self._large_files.setdefault(source, signature(source))
+        elif os.path.isdir(source):
+            os.unlink(link)
+            os.mkdir(link)
+            for entry in _entries(source):
+                os.symlink(entry.path, os.path.join(link, entry.name))
+        else:
+            os.unlink(link)
+            if access != "overwrite" and os.path.exists(source):
+                shutil.copy2(source, link)
+
+    def _before_read(self, path: str) -> None:
+        """Link a neighbor of the working folder that is about to be opened. Note whether a coalition has written it."""
+        assert self._own_folder is not None
+        if _is_inside(path, self._own_folder):
+            return
+        for parent, folder in self._crowded_folders.items():
+            if _is_inside(path, parent) and path != parent:
+                name = Path(path).relative_to(parent).parts[0]
+                source = os.path.join(folder, name)
+                link = os.path.join(parent, name)
+                if os.path.exists(source) and not os.path.lexists(link):
+                    os.symlink(source, link)
+        if self._files_elsewhere.paths and os.path.realpath(path) in self._files_elsewhere.paths:
+            self.shares_files = True
+
+    def _first_link(self, location: str) -> str:
+        """Return the first part of a path below a coalition's folder that is no folder of its own."""
+        path = ""
+        for name in Path(location).parts:
+            path = os.path.join(path, name)
+            if self._entries.get(path, "") is not None:
+                break
+        return path
+
+    # ---- the folder of coalitions
+
+    def _make_entries(self) -> None:
+        """Make the entries of a coalition's folder that are not as they were made."""
+        if self._own_folder is None:
+            self._make_folder()
+        assert self._own_folder is not None
+        unchanged_paths = set(self._unchanged_in(self._own_folder, location=""))
+        for path, source in self._entries.items():
+            if path in unchanged_paths:
+                continue
+            target = os.path.join(self._own_folder, path)
+            if source is None:
+                os.mkdir(target)
+            elif path in self._copied_paths:
+                shutil.copy2(source, target)
+            else:
+                os.symlink(source, target)
+        self._changed_paths.clear()
+
+    def _make_folder(self) -> None:
         """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
-        if self._home is None:  # at a worker
-            self._home = self._new_folder()
-
-        parent = Path(self._home, "root")
-        parent.mkdir()
+        home = _new_folder(self)
+        self._lock_of_links = os.path.join(home, "lock_of_links")
+        parent = os.path.join(home, "root")
+        os.mkdir(parent)
+        # {a folder beside which there are many: the program's}
+        self._crowded_folders: dict[str, str] = {}
         present_folder = os.sep
-        names = Path(self.path).parts[1:] or [""]
-        for name in names:
-            for entry in _entries(present_folder):
+        for name in Path(self.path).parts[1:]:
+            neighbors = _entries(present_folder, MAX_NEIGHBORS + 1)
+            if len(neighbors) > MAX_NEIGHBORS:
+                self._crowded_folders[parent] = present_folder
+                neighbors = []
+            for entry in neighbors:
                 if entry.name != name:
-                    os.symlink(entry.path, parent / entry.name)
+                    os.symlink(entry.path, os.path.join(parent, entry.name))
             present_folder = os.path.join(present_folder, name)
-            parent = parent / name
-            parent.mkdir(exist_ok=True)
-
-        self._signatures: dict[str, Signature | None] = {}
+            parent = os.path.join(parent, name)
+            os.mkdir(parent)
         self._own_folder = parent
-        for path in (*self._folders, *self._links, *self._copies):
-            self._make_entry(path)
-
-    def _make_entry(self, path: str) -> None:
-        target = os.path.join(str(self._own_folder), path)
-        if path in self._links:
-            os.symlink(self._links[path], target)
-        elif path not in self._copies:
-            os.mkdir(target)
-        elif os.path.exists(self._copies[path]):  # not at a worker on another machine
-            shutil.copy2(self._copies[path], target)
-        self._signatures[path] = _signature(target)
 
     def _unchanged_in(self, folder: str, location: str) -> Iterator[str]:
         """Yield the paths of a folder's entries that are as they were made. Others are removed."""
         for entry in _entries(folder):
             path = os.path.join(location, entry.name)
-            if self._signatures.get(path) != _signature(entry.path):
-                _remove(entry.path)
+            is_link = entry.is_symlink()
+            is_of_kind = is_link if self._entries.get(path) else entry.is_dir(follow_symlinks=False)
+            is_changed = path in self._changed_paths or path in self._copied_paths
+            if path not in self._entries or is_changed or not is_of_kind:
+                remove(entry.path)
                 continue
             yield path
-            if entry.is_dir(follow_symlinks=False):
+            if not is_link:
                 yield from self._unchanged_in(entry.path, path)
 
-    def _signatures_of_sources(self) -> dict[str, Signature | None]:
-        """Return the signatures of files to which there are links."""
-        signatures = {}
-        for source in self._links.values():
-            signatures[source] = _signature(source, os.stat)
-        return signatures
+
+def _new_folder(owner: ProgramFolder) -> str:
+    """Make a folder that goes with its owner."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX))
+    weakref.finalize(owner, _remove_unwatched, folder)
+    return folder
 
 
-def _signature(
-    path: str,
-    status_of: Callable[[str], os.stat_result] = os.lstat,
-) -> Signature | None:
-    """Return by what a change of an entry is noticed, None if it is not there."""
-    try:
-        status = status_of(path)
-    except OSError:
-        return None
-    if stat.S_ISDIR(status.st_mode):
-        return (0,)
-    return (
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-    )
+def _remove_unwatched(folder: str) -> None:
+    with unwatched():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _time_of(entry: os.DirEntry[str]) -> int:
-    status = entry.stat()
-    return max(status.st_mtime_ns, status.st_ctime_ns)
+def _put_back_after_kills() -> None:
+    """Put back what coalitions of processes have written elsewhere that were killed meanwhile."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock_file = folder / "lock"
+        with suppress(OSError, Timeout):  # it is in use, or has just gone
+            is_ours = folder.lstat().st_uid == os.getuid()
+            if is_ours and lock_file.exists():
+                with FileLock(lock_file, timeout=0):
+                    KeptFiles(str(folder / "elsewhere")).put_back()
+                    _remove_unwatched(str(folder))
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        os.unlink(path)
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: str, max_entries: int | None = None) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return list(entries)
+            return list(islice(entries, max_entries))
     except OSError:  # it may not be read
         return []
+
+
+def _is_code(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".") or entry.name == _CODE_FOLDER
+
+
+def _is_small_folder(entry: os.DirEntry[str]) -> bool:
+    if not entry.is_dir(follow_symlinks=False) or _is_code(entry):
+        return False
+    return len(_entries(entry.path, MAX_OWN_ENTRIES + 1)) <= MAX_OWN_ENTRIES
 
 
 def _is_inside(path: str, folder: str) -> bool:
