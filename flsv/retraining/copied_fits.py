@@ -45,10 +45,10 @@ from flsv.utilities.run_copy import RunCopy
 #: The performance measures by which models of coalitions are scored, by name.
 Measures = Mapping[str, str | ModelScore]
 
-#: What to do if a coalition finds what the run has made.
+#: What to do if a coalition finds files otherwise than the run.
 HOW_TO_MAKE_AGAIN = (
-    "The run has made it, and a coalition, which repeats the run, cannot make it again. Let the program accept what is "
-    "there (exist_ok=True, mode 'w'), name it by a path relative to the working folder, or leave the callback out, "
+    "A coalition repeats the run, and finds files elsewhere as they are now. Let the program accept what is there "
+    "(exist_ok=True, mode 'w'), name files by paths relative to the working folder, or leave the callback out, "
     "ShadowShapley(leave_out=['ItsClass'])."
 )
 

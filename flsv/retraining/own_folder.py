@@ -138,10 +138,11 @@ class ProgramFolder:
             location = self._location(path)
             self._changed_paths.add(self._first_link(location))
             self._make_parents(location)
-            self._entries.pop(location, None)
-            if kind == "folder":
+            if kind == "new":
+                self._entries.pop(location, None)
+            elif kind == "folder":
                 self._entries[location] = None
-            elif kind != "new":
+            else:
                 self._entries[location] = os.path.join(os.path.dirname(path), value)
         for path in self._written_by_others():
             location = self._location(path)
@@ -205,7 +206,9 @@ class ProgramFolder:
             is_at_worker = os.getpid() != self._process and os.path.exists(self._home)
             if not is_at_worker:  # else the parent does, since others write there now
                 self.put_back()
-            changed_files += self._files_elsewhere.changed_files() + self._files_of_run.changed_files()
+            changed_files += (
+                self._files_elsewhere.changed_files() + self._files_of_run.changed_files()
+            )
             self.changed_files = [f"the file {path}" for path in changed_files]
 
     def put_back(self) -> None:
@@ -293,7 +296,8 @@ class ProgramFolder:
 
     def _make_folder(self) -> None:
         """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
-        home = _new_folder(self)
+        is_at_worker = os.getpid() != self._process
+        home = _new_folder(self) if is_at_worker else self._home
         self._lock_of_links = os.path.join(home, "lock_of_links")
         parent = os.path.join(home, "root")
         os.mkdir(parent)

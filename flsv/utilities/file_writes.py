@@ -275,7 +275,9 @@ class KeptFiles:
     def put_back(self) -> None:
         """Put everything back, and forget it."""
         with unwatched():
-            for path, (kind, value) in sorted(self.originals().items()):  # a folder before what is in it
+            for path, (kind, value) in sorted(
+                self.originals().items()
+            ):  # a folder before what is in it
                 if resolved(path) == path:  # no folder on the way has become a link
                     _put_back(path, kind, value)
             shutil.rmtree(self._folder, ignore_errors=True)
