@@ -149,6 +149,7 @@ class CoalitionPlan(RunExtension):
         client = client_on_trial(data)
         try:
             self._run_copy = copy_of_run(trainer, module, data, left_out)
+            self._run_copy.folder.begin_run()
             self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
         except NotRepeatable as error:  # the run goes on without values
             self._why_no_values = f"{error}"

@@ -10,7 +10,6 @@ from helpers import warns
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
 from helpers.fits import fit
-from helpers.hidden_state import Base
 from helpers.models import loop_of
 from helpers.recorded import Recorded
 
