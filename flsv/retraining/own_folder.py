@@ -61,7 +61,7 @@ class ProgramFolder:
         self._home = _new_folder(self)
         self._lock = FileLock(os.path.join(self._home, "lock"))
         self._lock.acquire()
-        self._start = os.stat(self._home).st_ctime_ns
+        self._start_time = os.stat(self._home).st_ctime_ns
         self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
         self._files_elsewhere = KeptFiles(os.path.join(self._home, "elsewhere"))
         # {path below a coalition's folder: where its link leads}
@@ -127,11 +127,11 @@ class ProgramFolder:
         while pending and num_entries < MAX_ENTRIES:
             for entry in _entries(pending.popleft()):
                 num_entries += 1
-                if entry.is_symlink() or self._files_of_run.is_kept(entry.path):
+                if entry.is_symlink() or entry.path in self._files_of_run.kinds:
                     continue
                 if entry.is_dir():
                     pending.append(entry.path)
-                elif entry.stat().st_ctime_ns >= self._start:
+                elif entry.stat().st_ctime_ns >= self._start_time:
                     yield entry.path
 
     # ---- a coalition

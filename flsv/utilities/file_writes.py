@@ -165,7 +165,7 @@ class KeptFiles:
 
     def keep(self, path: str, access: str) -> None:
         """Keep what is seen at a path before an access."""
-        if self.is_kept(path):
+        if self._is_kept(path):
             return
         if access == "tree" and not os.path.islink(path):
             for folder, folders, files in os.walk(path):
@@ -176,7 +176,7 @@ class KeptFiles:
         else:
             self._keep_entry(path, access)
 
-    def is_kept(self, path: str) -> bool:
+    def _is_kept(self, path: str) -> bool:
         """Return whether a path is kept, or in a folder that was not there."""
         folders = map(str, Path(path).parents)
         return path in self.kinds or any(self.kinds.get(folder) == "new" for folder in folders)
