@@ -52,9 +52,12 @@ class ProgramFolder:
         # {a folder: its path below a coalition's folder}
         self.locations = {self.path: ""}
         for folder in further:
-            if self._location(folder) is None and not _is_inside(self.path, folder):
-                location = f"folder_{len(self.locations)}"
-                self.locations |= {folder: location, os.path.realpath(folder): location}
+            is_known = self._location(folder) is not None
+            if is_known or _is_inside(self.path, folder):
+                continue
+            location = f"folder_{len(self.locations)}"
+            self.locations[folder] = location
+            self.locations[os.path.realpath(folder)] = location
 
         _put_back_after_kills()
         self._process = os.getpid()
@@ -68,7 +71,8 @@ class ProgramFolder:
         self._links: dict[str, str] = {}
         for folder, location in self.locations.items():
             for entry in _entries(folder):
-                self._links[os.path.join(location, entry.name)] = entry.path
+                path = os.path.join(location, entry.name)
+                self._links[path] = entry.path
         # {path below a coalition's folder: what was there before the run, and where it is now}
         self._originals: dict[str, tuple[str, str]] = {}
         self._own_folder = ""
@@ -85,7 +89,8 @@ class ProgramFolder:
         """Return the path below a coalition's folder of a path, None if it is elsewhere."""
         for folder, location in self.locations.items():
             if _is_inside(path, folder):
-                return os.path.normpath(os.path.join(location, os.path.relpath(path, folder)))
+                relative_path = os.path.relpath(path, folder)
+                return os.path.normpath(os.path.join(location, relative_path))
         return None
 
     # ---- the run
@@ -112,13 +117,13 @@ class ProgramFolder:
         They have copies of what has changed since without being told.
         """
         originals = self._files_of_run.originals()
-        self._files_of_run.kinds = {
-            path: kind for path, (kind, _) in originals.items()
-        }  # forks', too
+        for path, (kind, _) in originals.items():
+            self._files_of_run.kinds[path] = kind  # also what forks have kept
         for path in self._changed_untold():
             originals[path] = "changed", path
         for path, original in originals.items():
-            self._originals[self._location(path) or ""] = original
+            location = self._location(path) or ""
+            self._originals[location] = original
 
     def _changed_untold(self) -> Iterator[str]:
         """Yield files that are newer than this object, of which nobody was told."""
@@ -152,8 +157,9 @@ class ProgramFolder:
             self.changed_files = []
             for files in (self._files_elsewhere, self._files_of_run):
                 self.changed_files += [f"the file {path}" for path in files.changed_files()]
-            is_at_worker = os.getpid() != self._process and os.path.exists(self._home)
-            if not is_at_worker:  # other workers may write there now
+            is_at_worker = os.getpid() != self._process
+            has_parent = is_at_worker and os.path.exists(self._home)
+            if not has_parent:  # else it does so, when no other worker writes there
                 self.put_back()
 
     def put_back(self) -> None:
@@ -168,7 +174,8 @@ class ProgramFolder:
             return
         self._link_neighbor(path)
         files = self._files_elsewhere
-        if access in ("read", "update") and os.path.realpath(path) in files.kinds:
+        is_read = access in ("read", "update")
+        if is_read and files.kinds and os.path.realpath(path) in files.kinds:
             self.shares_files = True
         files.keep_to_put_back(path, access)
 
@@ -177,7 +184,9 @@ class ProgramFolder:
         names = Path(location).parts
         self._changed_names.update(names[:1])
         path = self._own_folder
-        for name in names if access in (*CHANGES, "tree") else names[:-1]:
+        if access not in (*CHANGES, "tree"):
+            names = names[:-1]
+        for name in names:
             path = os.path.join(path, name)
             if os.path.islink(path):
                 with FileLock(f"{self._root}.lock"):  # other threads and forks may be here, too
@@ -195,7 +204,8 @@ class ProgramFolder:
         if os.path.isdir(source):
             os.mkdir(link)
             for entry in _entries(source):
-                os.symlink(entry.path, os.path.join(link, entry.name))
+                link_of_entry = os.path.join(link, entry.name)
+                os.symlink(entry.path, link_of_entry)
         elif access != "overwrite" and os.path.exists(source):
             shutil.copy2(source, link)
 
@@ -212,27 +222,33 @@ class ProgramFolder:
         os.makedirs(self._own_folder)
         for folder in Path(self.path).parents:
             neighbors = _entries(str(folder))
-            if len(neighbors) <= MAX_NEIGHBORS:
-                for entry in neighbors:
-                    if not os.path.exists(self._root + entry.path):
-                        os.symlink(entry.path, self._root + entry.path)
+            if len(neighbors) > MAX_NEIGHBORS:
+                continue
+            for entry in neighbors:
+                link = self._root + entry.path
+                if not os.path.exists(link):
+                    os.symlink(entry.path, link)
 
     def _link_neighbor(self, path: str) -> None:
         """Make a link on the way to a path beside or above a coalition's folder, if it leads somewhere."""
         if not _is_inside(path, self._root):
             return
-        for link in (*reversed(Path(path).parents), Path(path)):
-            source = str(link).removeprefix(self._root)
-            if _is_inside(str(link), self._root) and not os.path.lexists(link):
-                if os.path.exists(source):
-                    os.symlink(source, link)
-                return
+        link = self._root
+        for name in Path(path).relative_to(self._root).parts:
+            link = os.path.join(link, name)
+            source = link.removeprefix(self._root)
+            if os.path.lexists(link):
+                continue
+            if os.path.exists(source):
+                os.symlink(source, link)
+            return
 
     def _make_links(self) -> None:
         """Make the links of a coalition's folder that are not there, and the entries that the run has changed."""
         names = set()
         for entry in _entries(self._own_folder):
-            if entry.is_symlink() and entry.name not in self._changed_names:
+            is_changed = entry.name in self._changed_names
+            if entry.is_symlink() and not is_changed:
                 names.add(entry.name)
             else:
                 remove(entry.path)
@@ -241,7 +257,8 @@ class ProgramFolder:
             os.makedirs(os.path.join(self._own_folder, location), exist_ok=True)
         for path, source in self._links.items():
             if path not in names:
-                os.symlink(source, os.path.join(self._own_folder, path))
+                link = os.path.join(self._own_folder, path)
+                os.symlink(source, link)
         for path, (kind, source) in self._originals.items():
             self._make_original(path, kind, source)
 

@@ -1,7 +1,6 @@
 """Files that a program writes in its hooks: after a fit with values they are those of the fit without a metric."""
 
 import json
-import os
 from contextlib import chdir
 from pathlib import Path
 
