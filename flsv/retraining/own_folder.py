@@ -106,7 +106,8 @@ class ProgramFolder:
     def _keep(self, path: str, access: str) -> None:
         if access == "read" or _is_inside(path, self._home):
             return
-        for name in (path, resolved(path), os.path.realpath(path)):
+        real_path = os.path.realpath(path)
+        for name in (path, resolved(path), real_path):
             if self._location(name) is not None:
                 with suppress(OSError):  # coalitions then see what the run has written
                     self._files_of_run.keep(name, access)
@@ -174,9 +175,9 @@ class ProgramFolder:
             return
         self._link_neighbor(path)
         files = self._files_elsewhere
-        is_read = access in ("read", "update")
-        if is_read and files.kinds and os.path.realpath(path) in files.kinds:
-            self.shares_files = True
+        if files.kinds and access in ("read", "update"):
+            is_written = os.path.realpath(path) in files.kinds
+            self.shares_files = self.shares_files or is_written
         files.keep_to_put_back(path, access)
 
     def _make_own(self, location: str, access: str) -> None:
@@ -195,7 +196,8 @@ class ProgramFolder:
     def _break_link(self, link: str, access: str) -> None:
         """Replace a link by a folder of links or by a copy, but for one to a large file that may only be read."""
         source = os.path.realpath(link)
-        if not os.path.islink(link) or _is_inside(source, self._own_folder):
+        is_of_coalition = _is_inside(source, self._own_folder)
+        if is_of_coalition or not os.path.islink(link):
             return  # another thread was first, or a coalition has made it
         if access == "update" and is_large(source):
             self._files_elsewhere.keep(source, access)
@@ -254,7 +256,8 @@ class ProgramFolder:
                 remove(entry.path)
         self._changed_names.clear()
         for location in self.locations.values():
-            os.makedirs(os.path.join(self._own_folder, location), exist_ok=True)
+            folder = os.path.join(self._own_folder, location)
+            os.makedirs(folder, exist_ok=True)
         for path, source in self._links.items():
             if path not in names:
                 link = os.path.join(self._own_folder, path)
@@ -310,4 +313,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+    if path == folder:
+        return True
+    prefix = folder.rstrip(os.sep) + os.sep
+    return path.startswith(prefix)
