@@ -35,9 +35,8 @@ _PREFIX = "flsv-coalitions-"
 class ProgramFolder:
     """The folders that a program works in, as they are now.
 
-    A coalition sees the working folder, the folders beside and above it, and further folders. In a folder of its own
-    each entry is a link, which becomes a copy just before it is written. What a coalition writes elsewhere is put back
-    after its fit. What a run writes in these folders is kept before, so that coalitions see them as they are now.
+    In a coalition's own folder each entry is a link, which becomes a copy just before it is written. What it writes
+    elsewhere is put back after its fit. What a run writes in these folders is kept before.
 
     Args:
         further: folders elsewhere that the program writes into by absolute paths.
@@ -100,7 +99,7 @@ class ProgramFolder:
         watch(self._keep)
 
     def end_run(self) -> None:
-        """End what :meth:`begin_run` has begun."""
+        """Undo :meth:`begin_run`."""
         unwatch(self._keep)
 
     def _keep(self, path: str, access: str) -> None:
