@@ -150,11 +150,20 @@ flower-oldest: ## a real deployment on the oldest release of Flower that flsv al
 	$(FLOWER_ENVIRONMENT) 'flwr==1.41.0'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
 
-# A module that only `dev` installs would be found here and nowhere else.
-readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more
+# A module that only `dev` installs would be found here and nowhere else. The index of CPU-only wheels is tried without
+# the machine's own options of pip, by which another index would answer in its place.
+CPU_INDEX = $(shell sed -n 's/^pip install .*--index-url \([^ ]*\).*/\1/p' README.md)
+readme: export PATH := $(CURDIR)/.venv-readme/bin:$(PATH)
+readme: ## README's commands as they stand, in an environment of their own: installing, the quickstart, the tests
 	rm -rf .venv-readme
 	python3 -m venv .venv-readme
-	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
+	@if pip --isolated install --quiet --dry-run --no-deps --retries 0 --timeout 5 torch --index-url $(CPU_INDEX); \
+	then echo "readme: torch comes from $(CPU_INDEX)"; cp README.md .venv-readme/README.md; \
+	else echo "readme: $(CPU_INDEX) cannot be reached, so torch comes from this machine's own index"; \
+	sed 's/ --index-url [^ ]*//' README.md > .venv-readme/README.md; fi
+	bash -ec "$$(grep '^pip install' .venv-readme/README.md | grep -v '&&')"
+	cd .venv-readme && bash -ec "$$(grep '^flsv fit' README.md)"
+	bash -ec "$$(grep '^pip install .* && pytest' README.md)"
 	rm -rf .venv-readme
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated

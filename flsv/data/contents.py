@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from flsv._lightning.evaluation import list_loaders
 from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.splits import FederatedSplits
+from flsv.data.streams import parts_with_rows
 from flsv.utilities.errors import ConfigurationError, in_words
-from flsv.utilities.plain_values import digest
+from flsv.utilities.plain_values import digest, is_plain
+from flsv.utilities.reachable import attributes_and_slots
 from flsv.utilities.seeding import isolated_rngs
 
 #: The contents of files are hashed only if a participant's files have fewer bytes than this in total.
@@ -52,9 +54,15 @@ def _hash_of_rows(dataset: Any, indices: Tensor) -> str:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer_indices[indices]
         dataset = dataset.dataset
+    if type(dataset) is ConcatDataset:
+        parts = parts_with_rows(dataset, indices)
+        return " ".join(_hash_of_rows(part, part_rows) for part, part_rows in parts)
 
     hashed_values = _contents_of_files(dataset, indices)
-    attributes = getattr(dataset, "__dict__", {})
+    attributes = attributes_and_slots(dataset)
+    if isinstance(dataset, list | tuple):
+        samples = [dataset[index] for index in indices.tolist()]
+        hashed_values += filter(is_plain, samples)
     for name, value in sorted(attributes.items()):
         # A memory-mapped file may be larger than the memory.
         if not _is_numeric_array(value) or isinstance(value, np.memmap):

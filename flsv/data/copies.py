@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flsv.data.sample_hashes import NO_VALUES
+
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
@@ -28,15 +30,24 @@ _NUM_DEVIATIONS = 3
 
 @dataclass(frozen=True)
 class Copies:
-    """Samples of a client that another client has, too, or that the client has twice."""
+    """Samples of a client that another client has, too, or that the client has twice or without a value."""
 
     client: int
-    #: None: the client has them twice.
+    #: None: the client has them twice, or they have no value.
     other_client: int | None
     count: int
     num_samples: int
     #: The share of the client's samples that is more than usual.
     excess: float
+    #: Whether all inputs of the samples are NaN.
+    are_empty: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the event: ``empty``, ``twice`` or ``shared``."""
+        if self.are_empty:
+            return "empty"
+        return "twice" if self.other_client is None else "shared"
 
     @property
     def strength(self) -> float:
@@ -46,6 +57,8 @@ class Copies:
     def text(self, client_names: Sequence[str]) -> str:
         """Return what is told of the client's samples."""
         part = f"{self.count} of {self.num_samples}"
+        if self.are_empty:
+            return f"{part} have no value: all their inputs are NaN"
         if self.other_client is None:
             return f"{part} are there twice"
         return f"{part} are samples of {client_names[self.other_client]}, too"
@@ -72,10 +85,18 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
         >>> [(copies.client, copies.other_client, copies.count) for copies in find_copies([lyon, graz, bonn])]
         [(0, 2, 20)]
     """
+    copies: list[Copies] = []
+    for client, samples in enumerate(hashes):
+        num_empty = int((samples == NO_VALUES).sum())
+        if num_empty > 0:
+            share = num_empty / len(samples)
+            empty = Copies(client, None, num_empty, len(samples), share, are_empty=True)
+            copies.append(empty)
+    # These are no copies of each other.
+    hashes = [samples[samples != NO_VALUES] for samples in hashes]
     shares_twice = [_share_twice(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
 
-    copies: list[Copies] = []
     for client, samples in enumerate(hashes):
         if len(samples) < MIN_SAMPLES:
             continue

@@ -6,13 +6,15 @@ Who asks a Trainer or a data module for them gets those of the client that train
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
@@ -28,9 +30,10 @@ from torch.utils.data import (
 )
 
 from flsv.data.sources.base import SourceData
-from flsv.data.streams import StreamSamples
+from flsv.data.streams import StreamSamples, parts_with_rows
+from flsv.utilities.reachable import attributes_and_slots
 
-#: Number of entries of a data set's list or tuple that may be columns of samples.
+#: Largest number of entries of a collection that may hold columns of samples.
 _MAX_COLUMNS = 100
 
 # ---- data sets
@@ -43,7 +46,7 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     so that a method which sets one acts on the data set. Of a class that cannot be extended it is a ``Subset``.
 
     Args:
-        dataset: the data set, of length N.
+        dataset: the data set, of length N, or another object with N rows: a list, a tensor, an array, a table.
         rows: indices of samples in increasing order, int64 ``[n]``.
 
     Example:
@@ -52,29 +55,29 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
         >>> type(samples).__name__, len(samples), samples.tensors, samples[1]
         ('TensorDataset', 2, (tensor([1, 3]),), (tensor(3),))
     """
-    if isinstance(dataset, ConcatDataset):
-        first_row = int(rows[0])
-        last_row = int(rows[-1])
-        for offset, part in _parts_with_offsets(dataset):
-            if offset <= first_row and last_row < offset + len(part):
-                return rows_as(part, rows - offset)
     if len(rows) == len(dataset):
         return dataset
-    if hasattr(dataset, "select") and not isinstance(dataset, Dataset):  # of Hugging Face
-        return dataset.select(rows.tolist())
+    indices = rows.tolist()
+    if isinstance(dataset, Tensor | np.ndarray):
+        return dataset[indices]
+    if hasattr(
+        type(dataset), "iloc"
+    ):  # of pandas, and not of a data set that has a table's attributes
+        return dataset.iloc[indices]
+    if type(dataset) in (list, tuple):
+        return type(dataset)(dataset[row] for row in indices)
+
+    if type(dataset) is ConcatDataset:
+        parts = [rows_as(part, part_rows) for part, part_rows in parts_with_rows(dataset, rows)]
+        return parts[0] if len(parts) == 1 else ConcatDataset(parts)
+    if type(dataset) is Subset:
+        return Subset(dataset.dataset, [dataset.indices[row] for row in indices])
+    if hasattr(type(dataset), "select") and not isinstance(dataset, Dataset):  # of Hugging Face
+        return dataset.select(indices)
     try:
         return _view(dataset, rows)
-    except Exception:  # a class with slots, or whose metaclass or __init_subclass__ refuses
-        return Subset(dataset, rows.tolist())
-
-
-def _parts_with_offsets(dataset: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the first row and the data set of each part of a ``ConcatDataset``. Any other data set is one part."""
-    if not isinstance(dataset, ConcatDataset):
-        yield 0, dataset
-        return
-    offsets = [0, *dataset.cumulative_sizes]
-    yield from zip(offsets, dataset.datasets)
+    except Exception:  # a class whose metaclass or __init_subclass__ refuses, or of Python's own
+        return Subset(dataset, indices)
 
 
 def _view(dataset: Any, rows: Tensor) -> Any:
@@ -84,13 +87,14 @@ def _view(dataset: Any, rows: Tensor) -> Any:
     indices = rows.tolist()
 
     def get_attribute(view: Any, name: str) -> Any:
-        value = kind.__getattribute__(view, name)
-        if name in vars(dataset):
+        if name in attributes_and_slots(dataset):
+            value = getattr(dataset, name)
             return entries_of_rows(value, rows, num_samples)
-        return value
+        return kind.__getattribute__(view, name)
 
     methods: dict[str, Any] = {
         "__getattribute__": get_attribute,
+        "__setattr__": lambda view, name, value: setattr(dataset, name, value),
         "__len__": lambda view: len(indices),
         "__getitem__": lambda view, index: dataset[indices[index]],
         "__reduce_ex__": lambda view, protocol: (rows_as, (dataset, rows)),
@@ -106,9 +110,7 @@ def _view(dataset: Any, rows: Tensor) -> Any:
         methods["__getitems__"] = get_items
 
     view_class = type(kind)(kind.__name__, (kind,), methods)
-    view = object.__new__(view_class)
-    object.__setattr__(view, "__dict__", vars(dataset))
-    return view
+    return object.__new__(view_class)
 
 
 def entries_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
@@ -118,33 +120,38 @@ def entries_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
         >>> entries_of_rows((["a", "b", "c"], "abc"), torch.tensor([0, 2]), num_samples=3)
         (['a', 'c'], 'abc')
     """
+    has_rows = partial(_has_rows, num_samples=num_samples)
+    return _with_parts(value, has_rows, lambda part: rows_as(part, rows))
+
+
+def _has_rows(value: Any, num_samples: int) -> bool:
+    """Return whether a value is a list, a tensor, an array, a table or a data set of ``num_samples`` entries."""
     if isinstance(value, Tensor | np.ndarray):
-        if value.ndim > 0 and len(value) == num_samples:
-            return _rows_of_array(value, rows)
+        return value.shape[:1] == (num_samples,)
+    is_list_or_table = type(value) in (list, tuple) or hasattr(type(value), "iloc")
+    is_map_style = hasattr(value, "__len__") and not isinstance(value, IterableDataset)
+    if is_list_or_table or (isinstance(value, Dataset) and is_map_style):
+        return len(value) == num_samples
+    return False
+
+
+def _with_parts(
+    value: Any,
+    is_part: Callable[[Any], bool],
+    change: Callable[[Any], Any],
+) -> Any:
+    """Return a value, perhaps a nested collection, with those parts changed that ``is_part`` finds."""
+    leaves, structure = tree_flatten(value, is_leaf=partial(_is_leaf, is_part=is_part))
+    if not any(map(is_part, leaves)):
         return value
-    if hasattr(value, "iloc"):  # of pandas
-        if len(value) == num_samples:
-            return value.iloc[rows.numpy()]
-        return value
-
-    if type(value) in (list, tuple):
-        if len(value) == num_samples:
-            entries = [value[row] for row in rows.tolist()]
-        else:
-            entries = [entries_of_rows(entry, rows, num_samples) for entry in value]
-        return type(value)(entries)
-    if type(value) is dict:
-        entries_by_key = {}
-        for key, entry in value.items():
-            entries_by_key[key] = entries_of_rows(entry, rows, num_samples)
-        return entries_by_key
-    return value
+    new_leaves = [change(leaf) if is_part(leaf) else leaf for leaf in leaves]
+    return tree_unflatten(new_leaves, structure)
 
 
-def _rows_of_array(array: Tensor | np.ndarray, rows: Tensor) -> Tensor | np.ndarray:
-    if isinstance(array, Tensor):
-        return array[rows.to(array.device)]
-    return array[rows.numpy()]
+def _is_leaf(node: Any, is_part: Callable[[Any], bool]) -> bool:
+    """Return whether a node of a nested collection is a part, or has too many entries to be looked into."""
+    is_long = isinstance(node, list | tuple | dict) and len(node) > _MAX_COLUMNS
+    return is_long or is_part(node)
 
 
 # ---- loaders
@@ -195,8 +202,8 @@ def loader_as(
 def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
     """Return the user's stream that has these rows, or all streams one after the other. None without streams."""
     streams: list[IterableDataset[Any]] = []
-    for offset, part in _parts_with_offsets(dataset):
-        if isinstance(part, StreamSamples) and offset in rows:
+    for part, _ in parts_with_rows(dataset, rows):
+        if isinstance(part, StreamSamples):
             users_stream = part.stream.dataset
             if isinstance(users_stream, IterableDataset):
                 streams.append(users_stream)
@@ -236,21 +243,36 @@ def _sampler(
 
 
 def parts_of_samples(dataset: Any) -> list[Any]:
-    """Return a training data set, the data set of which it is a ``Subset``, and what both have in attributes."""
-    parts = _held_by(dataset)
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-        parts += _held_by(dataset)
-    return parts
+    """Return a training data set and all that it holds with an entry for each sample, such as data sets in it."""
+    if isinstance(dataset, IterableDataset):
+        return [dataset]
+    parts: dict[int, tuple[Any, Tensor]] = {}
+    _add_parts(dataset, torch.arange(len(dataset)), parts)
+    return [part for part, _ in parts.values()]
 
 
-def _held_by(dataset: Any) -> list[Any]:
-    parts = [dataset]
-    for value in vars(dataset).values():
-        parts.append(value)
-        if type(value) in (list, tuple):
-            parts += value[:_MAX_COLUMNS]
-    return parts
+def _add_parts(
+    dataset: Any,
+    rows: Tensor,
+    parts: dict[int, tuple[Any, Tensor]],
+) -> None:
+    """Add what holds a data set's samples, each with its own numbers of the samples ``rows``, by its id."""
+    if id(dataset) in parts:
+        return
+    parts[id(dataset)] = (dataset, rows)
+    if type(dataset) is Subset:
+        _add_parts(dataset.dataset, _rows_left(dataset, rows), parts)
+    if type(dataset) is ConcatDataset:
+        for part, part_rows in parts_with_rows(dataset, rows):
+            _add_parts(part, part_rows, parts)
+        for part in dataset.datasets:  # that has none of the rows
+            _add_parts(part, rows[:0], parts)
+
+    has_rows = partial(_has_rows, num_samples=len(dataset))
+    is_leaf = partial(_is_leaf, is_part=has_rows)
+    for value in attributes_and_slots(dataset).values():
+        for part in filter(has_rows, tree_leaves(value, is_leaf=is_leaf)):
+            _add_parts(part, rows, parts)
 
 
 def restrict_to_rows(
@@ -259,25 +281,15 @@ def restrict_to_rows(
     rows: Tensor,
 ) -> None:
     """Let a data module's attributes that are :func:`parts_of_samples` have some rows of the data set only."""
-    restricted = _restricted_parts(dataset, rows)
-    while type(dataset) is Subset:
-        rows = _rows_left(dataset, rows)
-        dataset = dataset.dataset
-        restricted |= _restricted_parts(dataset, rows)
-
+    parts: dict[int, tuple[Any, Tensor]] = {}
+    _add_parts(dataset, rows, parts)
     attributes = vars(module)
     for name, value in attributes.items():
-        attributes[name] = restricted.get(id(value), value)
-
-
-def _restricted_parts(dataset: Any, rows: Tensor) -> dict[int, Any]:
-    """Return some rows of a data set and of what it holds for each sample, by the id of the whole."""
-    restricted = {}
-    num_samples = len(dataset)
-    for part in _held_by(dataset):
-        restricted[id(part)] = entries_of_rows(part, rows, num_samples)
-    restricted[id(dataset)] = rows_as(dataset, rows)
-    return restricted
+        attributes[name] = _with_parts(
+            value,
+            is_part=lambda part: id(part) in parts,
+            change=lambda part: rows_as(*parts[id(part)]),
+        )
 
 
 def _rows_left(subset: Subset[Any], rows: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from flsv.data.loaders import SeededLoader
@@ -116,6 +117,19 @@ def part_of(dataset: Any, row: int) -> Any:
             row -= sizes_so_far[part_index - 1]
         dataset = dataset.datasets[part_index]
     return dataset
+
+
+def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each part of a ``ConcatDataset`` with some of the rows, by its own numbers. Others are one part."""
+    if not isinstance(dataset, ConcatDataset):
+        yield dataset, rows
+        return
+    first_rows = [0, *dataset.cumulative_sizes]
+    end_rows = torch.tensor(dataset.cumulative_sizes)
+    part_numbers = torch.searchsorted(end_rows, rows, right=True)
+    for part_number in part_numbers.unique().tolist():
+        rows_of_part = rows[part_numbers == part_number]
+        yield dataset.datasets[part_number], rows_of_part - first_rows[part_number]
 
 
 def has_streams(dataset: Any) -> bool:

@@ -42,7 +42,7 @@ class Event:
     of: int | None = None
     #: For a doubt, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: of samples "shared" or "twice", a
+    #: For a doubt, what it is about: of samples "shared", "twice" or "empty", a
     #: column, and a description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""

@@ -335,11 +335,19 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
 
 #: Packages whose code may read a fit, since it does not train by what it reads.
 _PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
-_METRICS_OF_TRAINER = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+#: Attributes of a Trainer that are others in a fit without validations.
+_VALIDATION_ATTRIBUTES = (
+    "callback_metrics",
+    "logged_metrics",
+    "progress_bar_metrics",
+    "num_val_batches",
+    "val_dataloaders",
+    "enable_validation",
+)
 
 
 class ProgramReads:
-    """What code other than Lightning's and flsv's reads of a fit: logged values, and callbacks with checkpoints."""
+    """What a program's code and callbacks read of a fit: results of validations, and callbacks with checkpoints."""
 
     def __init__(self) -> None:
         self.values = False
@@ -350,13 +358,15 @@ class ProgramReads:
 
         def note_values() -> None:
             frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
-            if not _is_of_the_fit(frame_of_reader):
-                self.values = True
-                if not is_whole:
-                    raise NeedsValidation
+            is_of_callback = _is_of_callback_that_trains(frame_of_reader, trainer)
+            if _is_of_the_fit(frame_of_reader) and not is_of_callback:
+                return
+            self.values = True
+            if not is_whole:
+                raise NeedsValidation
 
         owner, name, patched_class = property_patch(
-            trainer, dict.fromkeys(_METRICS_OF_TRAINER, note_values)
+            trainer, dict.fromkeys(_VALIDATION_ATTRIBUTES, note_values)
         )
         setattr(owner, name, patched_class)
 
@@ -383,8 +393,23 @@ class ProgramReads:
 
 
 def _is_of_the_fit(frame: FrameType) -> bool:
+    return _package_of(frame) in _PACKAGES_OF_THE_FIT
+
+
+def _package_of(frame: FrameType) -> str:
     package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return package in _PACKAGES_OF_THE_FIT
+    return package
+
+
+def _is_of_callback_that_trains(frame: FrameType, trainer: L.Trainer) -> bool:
+    """Return whether ``frame`` is Lightning's code of a callback that takes part in coalitions, such as a subclass of
+    EarlyStopping, or an EarlyStopping that another callback holds.
+    """
+    reader = frame.f_locals.get("self")
+    if not isinstance(reader, L.Callback) or _package_of(frame) != "lightning":
+        return False
+    is_in_list = any(callback is reader for callback in callbacks_of(trainer))
+    return not is_in_list or not only_watches_the_run(reader)
 
 
 _PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")

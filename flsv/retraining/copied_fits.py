@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of, do_nothing
 from flsv.engines.ranks import FederatedStrategy
-from flsv.retraining.coalition_fit import NeedsValidation, prepare_coalition_fit
+from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.own_folder import ProgramFolder
 from flsv.scores.performance import ModelScore
@@ -138,11 +138,7 @@ def train_coalition(
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
     try:
         with in_quiet() as changed_tensors:
-            try:
-                result = _fit_copy(run_copy, measures, order)
-            except NeedsValidation:
-                order_with_validations = replace(order, is_whole=True)
-                result = _fit_copy(run_copy, measures, order_with_validations)
+            result = _fit_with_what_it_needs(run_copy, measures, order)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
@@ -151,6 +147,23 @@ def train_coalition(
         return FitFailed(f"{error}. {HOW_TO_MAKE_AGAIN}")
     except Exception as error:
         return FitFailed(f"{type(error).__name__}: {error}")
+
+
+def _fit_with_what_it_needs(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    order: FitOrder,
+) -> FitResult:
+    """Fit a copy of the run, and if this fails without validations, fit it with them."""
+    if order.is_whole:
+        return _fit_copy(run_copy, measures, order)
+    try:
+        return _fit_copy(run_copy, measures, order)
+    except (ConfigurationError, TimeoutError):
+        raise
+    except Exception:  # NeedsValidation, or an error of a hook that misses what validations leave
+        order_with_validations = replace(order, is_whole=True)
+    return _fit_copy(run_copy, measures, order_with_validations)
 
 
 def _fit_copy(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:

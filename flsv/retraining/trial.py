@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.retraining.coalition_fit import (
@@ -96,7 +97,11 @@ def try_coalition(
     )
     kept_run = KeptRun(trainer)
     try:
-        with in_quiet(), run_copy.folder.entered() as folder:
+        with (
+            in_quiet(),
+            kept_data_generators(trainer),
+            run_copy.folder.entered() as folder,
+        ):
             findings = _fit_on_trial(run_copy, order, folder)
             run_copy.load()  # as for the next coalition
         if run_copy.folder.changed_files:

@@ -35,7 +35,7 @@ from flsv.utilities.plain_values import (
     packed,
     unpacked,
 )
-from flsv.utilities.reachable import LIBRARIES, attributes_of, package_of, slots_of_object
+from flsv.utilities.reachable import LIBRARIES, attributes_and_slots, package_of
 
 #: Plain values by path, such as ``"encoder.temperature"``.
 Values = dict[str, Any]
@@ -168,7 +168,7 @@ class ModuleSnapshot:
         prefix: str,
         unswapped: Set[str] = frozenset(),
     ) -> None:
-        originals = owner.copy() if type(owner) is dict else _attributes_and_slots(owner)
+        originals = owner.copy() if type(owner) is dict else attributes_and_slots(owner)
         for name in unswapped & originals.keys():
             del originals[name]
         paths: dict[str, str] = {}
@@ -258,7 +258,7 @@ class _Container(NamedTuple):
             set_entry: Any = dict.__setitem__
             delete_entry: Any = dict.__delitem__
         else:
-            present = _attributes_and_slots(self.owner)
+            present = attributes_and_slots(self.owner)
             set_entry = object.__setattr__
             delete_entry = object.__delattr__
         restored = {}
@@ -288,10 +288,6 @@ def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
     if isinstance(data, FederatedDataModule):
         return None
     return data
-
-
-def _attributes_and_slots(value: Any) -> dict[str, Any]:
-    return {**attributes_of(value), **dict(slots_of_object(value))}
 
 
 # ---- checkpoints and other processes

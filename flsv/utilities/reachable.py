@@ -7,7 +7,7 @@ import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from functools import lru_cache
 from io import IOBase
 from itertools import chain
@@ -132,6 +132,7 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
     """
     generators = []
     visited: dict[int, Any] = {}
+    types_not_entered = _PLAIN_TYPES.union(closed)
     pending = list(reversed(roots))
     while pending:
         value = pending.pop()
@@ -144,7 +145,8 @@ def find_generators(*roots: Any, closed: tuple[type, ...] = ()) -> list[Any]:
             if not is_global(value) and _has_state(value):
                 generators.append(value)
         elif not issubclass(kind, closed) and not _is_closed(value):
-            parts = [part for part in _parts_of(value) if type(part) not in _PLAIN_TYPES]
+            parts = _parts_of(value, types_not_entered)
+            parts = [part for part in parts if type(part) not in types_not_entered]
             pending.extend(reversed(parts))  # the last is visited first
     return generators
 
@@ -163,24 +165,24 @@ def is_global(generator: Any) -> bool:
     return any(generator is member for member in _GLOBAL_GENERATORS)
 
 
-def _parts_of(value: Any) -> list[Any]:
-    """List the objects to which an object refers directly."""
+def _parts_of(value: Any, types_not_entered: Set[type]) -> list[Any]:
+    """List the objects to which an object refers directly, none of a large collection that has nothing to enter."""
     if type(value) is FunctionType:
         return [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
     if issubclass(type(value), np.ndarray) and value.dtype.hasobject:
         return [value.tolist()]
     is_large = type(value) in _COLLECTIONS and len(value) > _MAX_UNTESTED_ENTRIES
-    if is_large and _holds_plain_values(value):
+    if is_large and _holds_only(value, types_not_entered):
         return []
     return gc.get_referents(value)
 
 
-def _holds_plain_values(collection: Any) -> bool:
-    """Return whether a collection holds nothing but plain values, nested or not."""
+def _holds_only(collection: Any, types: Set[type]) -> bool:
+    """Return whether a collection holds nothing but values of these types, nested or not."""
     collections = [collection]
     for _ in range(_NUM_LEVELS):  # the entries of all collections of a level at once
         entries = list(chain.from_iterable(map(_entries_of, collections)))
-        other_types = set(map(type, entries)) - _PLAIN_TYPES
+        other_types = set(map(type, entries)) - types
         if not other_types:
             return True
         if not other_types <= _COLLECTIONS:
@@ -251,6 +253,11 @@ def slots_of_object(value: Any) -> list[tuple[str, Any]]:
             except AttributeError:
                 continue  # it is not set
     return values
+
+
+def attributes_and_slots(value: Any) -> dict[str, Any]:
+    """Return an object's attributes by name, those in ``__slots__``, too. A list or a tensor may have none."""
+    return {**attributes_of(value), **dict(slots_of_object(value))}
 
 
 def package_of(kind: type) -> str:

@@ -16,7 +16,9 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
+from flsv.federation.data_events import events_of_copies
 from flsv.metrics import ShadowShapley
+from helpers import warns
 from helpers.fits import fit
 from helpers.models import Plainest
 
@@ -332,3 +334,55 @@ def make_module() -> Plainest:
     module = Plainest()
     module.net = torch.nn.Linear(12, 3)
     return module
+
+
+# ---- samples without a value
+
+
+def copies_of_clients(*inputs):
+    datasets = [TensorDataset(x, torch.arange(len(x)) % 2) for x in inputs]
+    hashes = [hash_samples(dataset, torch.arange(len(dataset))) for dataset in datasets]
+    return find_copies(hashes)
+
+
+def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
+    first_inputs = make_inputs(1, num_samples=12)
+    second_inputs = make_inputs(2)
+    first_inputs[:9] = torch.nan
+    second_inputs[:20] = torch.nan
+
+    texts = [copies.text(["a", "b"]) for copies in copies_of_clients(first_inputs, second_inputs)]
+
+    assert texts == [
+        "9 of 12 have no value: all their inputs are NaN",
+        "20 of 40 have no value: all their inputs are NaN",
+    ]
+
+
+def test_samples_with_one_value_and_gaps_are_there_twice():
+    inputs = make_inputs(1)
+    inputs[:20] = torch.nan
+    inputs[:20, 0] = 0.5
+
+    (copies,) = copies_of_clients(inputs, make_inputs(2))
+
+    assert copies.kind == "twice"
+    assert copies.client == 0
+
+
+def test_rows_without_a_value_are_an_event_of_the_run():
+    inputs = torch.cat([make_inputs(1), make_inputs(2)])
+    inputs[:12] = torch.nan
+    labels = torch.arange(len(inputs)) % 2
+    clients = {
+        "a": (inputs[:40], labels[:40]),
+        "b": (inputs[40:], labels[40:]),
+    }
+    validation = make_inputs(3), labels[:40]
+    data = FederatedDataModule(clients=clients, val=validation)
+    data.setup("fit")
+
+    with warns("samples of a: 12 of 40 have no value"):
+        (event,) = events_of_copies(data)
+
+    assert event.kind == "empty"

@@ -32,6 +32,8 @@ class Weighted(Net):
             labels = data.y
         elif self.label_source == "subset":
             labels = torch.stack([y for _, y in data.train])
+        elif self.label_source == "list":
+            labels = torch.stack([y for _, y in data.sets["train"]])
         elif self.label_source == "loader":
             labels = torch.cat([y for _, y in data.train_dataloader()])
         else:
@@ -53,11 +55,11 @@ def class_weights_of(labels):
 
 
 class Hospitals(L.LightningDataModule):
-    """Three hospitals with other classes each: attributes with all samples, their data set, perhaps a part of one."""
+    """Three hospitals with other classes each: attributes with all samples, their data set, perhaps in another form."""
 
-    def __init__(self, is_subset=False):
+    def __init__(self, form=""):
         super().__init__()
-        self.is_subset = is_subset
+        self.form = form
 
     def setup(self, stage=None):
         x, y = make_samples(60, seed=0)
@@ -65,9 +67,12 @@ class Hospitals(L.LightningDataModule):
         self.x = x[order]
         self.y = y[order]
         self.train: Any = TensorDataset(self.x, self.y)
-        if self.is_subset:
+        if self.form == "subset":
             self.train = Subset(self.train, range(60))
+        if self.form == "list":
+            self.train = list(self.train)
         self.val = TensorDataset(*make_samples(30, seed=1))
+        self.sets = {"train": self.train, "val": self.val}
 
     def train_dataloader(self):
         return DataLoader(self.train, 60, shuffle=True)
@@ -87,10 +92,13 @@ def exact_values():
     return ShadowShapley(performance="val_loss", mode="min", coalitions="all")
 
 
-@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader"])
+LIST = pytest.param("list", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader", LIST])
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
-    data = by_hospital(Hospitals(is_subset=label_source == "subset"))
+    data = by_hospital(Hospitals(form=label_source))
     metrics = {"value": exact_values()}
     loop = fit(Weighted(label_source), data, tmp_path, metrics=metrics)
 

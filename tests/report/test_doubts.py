@@ -24,8 +24,6 @@ from helpers.runs import change_record, fit_by_command, make_game, read_rows, wr
 NUM_ROWS = 120
 CLIENTS = ("Bilbao", "Lyon", "Turin")
 BUDGET = Budget(900.0, by="sv")
-#: Doubts about all sites, which are no finding about one partner.
-KINDS_OF_ALL_SITES = ("identifier",)
 
 pytestmark = pytest.mark.filterwarnings("ignore:samples of Bilbao")
 
@@ -54,13 +52,6 @@ def count_age_in_months(tables: Tables):
     tables["Bilbao"]["age"] *= 12
 
 
-def number_the_cases(tables: Tables):
-    first_case = 0
-    for table in tables.values():
-        table["case"] = first_case + np.arange(NUM_ROWS)
-        first_case += 1000
-
-
 def repeat_rows(tables: Tables):
     table = tables["Bilbao"]
     tables["Bilbao"] = pd.concat([table, table[:30]])
@@ -74,7 +65,6 @@ def copy_lyons_rows(tables: Tables):
 FAULTS = {
     "missing": remove_half_of_ages,
     "unit": count_age_in_months,
-    "identifier": number_the_cases,
     "twice": repeat_rows,
     "shared": copy_lyons_rows,
 }
@@ -113,8 +103,6 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     with warns("the tables are doubtful"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
-    if kind == "identifier":  # of which further sites tell, too
-        events = events[-1:]
     assert len(events) == 1
     return events
 
@@ -137,8 +125,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
     reasons = verdict.reasons
 
     assert doubt.text in page
-    if kind not in KINDS_OF_ALL_SITES:
-        assert doubt.text in row_of_bilbao["finding"]
+    assert doubt.text in row_of_bilbao["finding"]
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]

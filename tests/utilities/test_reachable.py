@@ -208,6 +208,23 @@ def test_entries_of_large_plain_data_are_not_entered(data, monkeypatch):
     assert num_entered == 1  # the outer list
 
 
+def test_entries_of_large_data_of_closed_types_are_not_entered(monkeypatch):
+    entered = []
+    referents = gc.get_referents
+
+    def note(value):
+        entered.append(type(value))
+        return referents(value)
+
+    monkeypatch.setattr(reachable, "gc", SimpleNamespace(get_referents=note))
+    samples = [(torch.zeros(2), number) for number in range(2000)]
+    generator = random.Random()
+    generators = find_generators(samples, [*samples, generator], closed=(torch.Tensor,))
+
+    assert generators == [generator]
+    assert entered.count(list) == 1  # the one without a generator is not
+
+
 def test_large_collections_of_generators_are_entered():
     generators = [torch.Generator() for _ in range(2000)]
     assert len(find_generators([[1, generator] for generator in generators])) == 2000

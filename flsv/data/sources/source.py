@@ -85,15 +85,44 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
 
     if isinstance(source, IterableDataset):
         return stream_samples(source)
-    is_collection = isinstance(source, Mapping | list | tuple)
-    is_map_style = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    if is_map_style and not is_collection:
+    reason = _reason_against(source)
+    if reason is None:
         return source
     raise ConfigurationError(
-        f"a {type(source).__name__} cannot be read as samples, which have a number and a length. Expected "
-        f"{READABLE_KINDS}. Instead of a DataLoader give loader.dataset; of named splits give one as source, and "
-        "others as val and test."
+        f"a {type(source).__name__} cannot be read as samples: {reason}. Expected {READABLE_KINDS}. Instead of a "
+        "DataLoader give loader.dataset; of named splits give one as source, and others as val and test."
     )
+
+
+#: Types of objects that are no samples, such as names of files.
+_TYPES_OF_NO_SAMPLE = (Dataset, DataLoader, str, Path)
+
+
+def _reason_against(source: Any) -> str | None:
+    """Return why an object has no samples by their numbers, or None. A list of samples has them, as for a loader."""
+    if isinstance(source, Mapping):
+        return "it has names in place of the samples' numbers"
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        return "it lacks a length or entries by number (__len__, __getitem__)"
+    if not isinstance(source, list | tuple) or len(source) == 0:
+        return None
+
+    first_entry = source[0]
+    if isinstance(first_entry, _TYPES_OF_NO_SAMPLE) or is_columnar(first_entry):
+        return f"its first entry is a {type(first_entry).__name__}, which is no sample"
+    if len(source) == 2 and _may_be_columns(*source):
+        return "its two entries may be two samples, or all samples' X and y. Of these, X has to be an array"
+    return None
+
+
+def _may_be_columns(first_entry: Any, second_entry: Any) -> bool:
+    """Return whether two entries of a list may be ``X`` and ``y``, whose own entries are of one type each."""
+    if type(first_entry) is not type(second_entry):
+        return True
+    if not isinstance(first_entry, list | tuple):
+        return False
+    types_of_entries = [set(map(type, entry)) for entry in (first_entry, second_entry)]
+    return all(len(types) <= 1 for types in types_of_entries)
 
 
 def open_source(
@@ -161,7 +190,8 @@ def source_name(source: Any) -> str:
     """Return a source's name for messages: the user's name or path, or else the objects' types."""
     if isinstance(source, str):
         return source
-    parts = source if isinstance(source, list | tuple) else [source]
+    is_pair = isinstance(source, list | tuple) and len(source) <= 2  # more are samples
+    parts = source if is_pair else [source]
     return ", ".join(type(part).__name__ for part in parts)
 
 
@@ -229,7 +259,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = _training_source(module.train_dataloader(), type(module).__name__)
     source = replace(
         source,
-        class_names=class_names_of(source.train),
+        class_names=class_names_of(source.train) or _declared_classes(module),
         chose_rarer_class=getattr(source.train, "chose_rarer_class", False),
     )
     if not is_overridden("val_dataloader", module):
@@ -241,6 +271,12 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         eval_options = {**loader_options(val_loaders), "drop_last": False}
         return replace(source, val=val_loaders.dataset, eval_options=eval_options)
     return replace(source, val_loaders=val_loaders)
+
+
+def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
+    """Return the numbers of the classes that a data module declares, of which samples may lack some."""
+    num_classes = getattr(module, "num_classes", None)
+    return tuple(map(str, range(num_classes))) if isinstance(num_classes, int) else ()
 
 
 def _training_source(loader: Any, name: str) -> SourceData:

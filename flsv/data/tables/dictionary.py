@@ -80,7 +80,7 @@ class Column:
         scale: by what it is divided then. None until it is drafted. Drafted as 0 for a constant column.
         low: smallest number that fits. None: no bound.
         high: largest number that fits. None: no bound.
-        unit: unit of its numbers, for who reads the dictionary.
+        unit: unit of its numbers, which may stand behind each.
         categories: its words. None until they are drafted.
         other_words: whether it may have further words, which become no category.
         gaps: marks of missing values, besides blanks. True for the usual ones. False if each row has a value.
@@ -207,9 +207,11 @@ class Column:
             numbers = cells.words(name).map(NUMBER_BY_TRUTH)
             return numbers.to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
-            return cells.numbers(name)
+            return cells.numbers(name, self.unit)
 
-        start_dates: Any = pd.Timestamp(0, tz="UTC")
+        start_dates: Any = pd.Timestamp(
+            "1970-01-01", tz="UTC"
+        )  # in seconds, which reach the year 9999
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
@@ -306,6 +308,23 @@ class Dictionary:
         are_complete = all(column.is_complete for column in self.columns.values())
         return has_target and bool(self.columns) and are_complete
 
+    @property
+    def lacks(self) -> str:
+        """What a draft has to add, with the way to it. Empty if nothing is missing."""
+        missing_parts = []
+        for name, column in self.columns.items():
+            if not column.is_complete:
+                part = "categories" if column.kind == CATEGORIES else "kind, mean and scale"
+                missing_parts.append(f"{part} of {name!r}")
+        if not self.classes and self.task == "classification":
+            missing_parts.append("classes")
+        if not missing_parts:
+            return ""
+        return (
+            f"it lacks {listed(missing_parts, 20)}. flsv data --write drafts these. Sites say what they know in their "
+            "own dictionaries, draft again with it, and merge again"
+        )
+
     def column(self, name: str) -> Column:
         """Return what is known of a column, of which nothing may be said."""
         return self.columns.get(name) or self.columns.get(REST) or Column()
@@ -358,15 +377,8 @@ class Dictionary:
                 "The data dictionary has questions without an answer:\n  "
                 + "\n  ".join(self.questions)
             )
-        incomplete_names = []
-        for name, column in self.columns.items():
-            if not column.is_complete:
-                incomplete_names.append(name)
-        if incomplete_names or not (self.classes or self.task == "regression"):
-            names = listed(incomplete_names, 20) or "classes"
-            raise ConfigurationError(
-                f"The data dictionary is not complete: {names}. flsv data --write drafts what it lacks."
-            )
+        if self.lacks:
+            raise ConfigurationError(f"The data dictionary is not complete: {self.lacks}.")
         for name in (self.target, *self.columns):
             cells.check_has(name, "the data dictionary")
 

@@ -203,8 +203,11 @@ def update_packet(
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
     # The error's text may quote samples, so only a Refused error is sent with its text.
+    without_data = getattr(error, "without_data", None)
     if isinstance(error, Refused):
         text = str(error)
+    elif without_data is not None:
+        text = without_data
     else:
         source_line = ""
         frames = traceback.extract_tb(error.__traceback__)

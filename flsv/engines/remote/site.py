@@ -161,6 +161,8 @@ class Site:
             raise Refused(
                 f"it has data of {self._data.num_clients} clients, and a site is one: use OneClient()"
             )
+        if self._data.dictionary_lacks:
+            raise Refused(f"its data dictionary is not complete: {self._data.dictionary_lacks}")
         if self._data.has_draft:
             raise Refused(
                 "its table has no data dictionary. Draft its part with flsv data --write, merge all sites' parts with "

@@ -4,11 +4,11 @@ from dataclasses import replace
 from functools import partial
 
 import lightning as L
-import pandas as pd
 import pytest
 import torch
 
 from flsv.data import (
+    Column,
     Dictionary,
     FederatedDataModule,
     IIDPartitioner,
@@ -86,29 +86,22 @@ def server_data(dictionary=MERGED):
 
 
 def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
-    """With a dictionary that is merged of the sites' drafts, and with one that one process drafts, to the bit."""
+    """With the dictionary that is merged of the sites' drafts, to the bit."""
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
-    drafted, data = fit(tmp_path / "drafted")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
     remote = sites.fit(rounds=2, server_data=server_data())
 
-    assert_same_runs(local, drafted)
-    assert_same_runs(remote, drafted)
+    assert_same_runs(remote, local)
     assert {packet.kind for packet in sites.requests} == {"hello", "train"}
-    ages = pd.concat(TABLES.values())["age"]
-    row = f"numbers minus {ages.mean():.6g}, divided by {ages.std(ddof=0):.6g}"
-    for folder in ("sites", "local", "drafted"):
+    age = MERGED.columns["age"]
+    row = f"numbers minus {age.mean:.6g}, divided by {age.scale:.6g}"
+    for folder in ("sites", "local"):
         record = read_record(tmp_path / folder / "run.json")
         assert row in write_report(tmp_path / folder).read_text()
         dictionary = Dictionary.from_file(tmp_path / folder / "dictionary.yaml")
         assert dictionary.hash in str(record["settings"])
         assert record["dictionary"] == dictionary.to_plain()
-    for name, column in data.dictionary.columns.items():
-        assert (column.mean, column.scale) == (
-            MERGED.columns[name].mean,
-            MERGED.columns[name].scale,
-        )
 
 
 class CountedClient(OneClient):
@@ -130,10 +123,18 @@ def test_data_are_set_up_once_at_each_site(tmp_path):
 
 
 def test_site_without_a_dictionary_is_refused(tmp_path):
-    for dictionary in (None, DICTIONARY):
+    for dictionary, reason in ((None, "leaves questions that"), (DICTIONARY, "has")):
         federation = Hospitals(tmp_path, dictionary=dictionary)
-        with refused("Boston' cannot take part:.*no data dictionary"):
+        with refused(f"Boston' cannot take part: its table {reason} no data dictionary"):
             federation.directory()
+        assert "patient" not in str([reply.plain for reply in federation.replies])
+
+
+def test_site_whose_dictionary_lacks_a_columns_categories_names_it(tmp_path):
+    columns = {**MERGED.columns, "ward": Column(kind="categories")}
+    federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
+    with refused("Boston' cannot take part: .*it lacks categories of 'ward'.* merge again"):
+        federation.directory()
 
 
 def test_site_with_data_of_several_clients_is_refused(tmp_path):
