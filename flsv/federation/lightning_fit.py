@@ -96,6 +96,7 @@ class LightningFit(Rounds):
         )
 
         self._cleanup = ExitStack()
+        self._cleanup.callback(extension.close)
         self._writes_files = config.reporting.files and leaves_files(trainer)
         if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))

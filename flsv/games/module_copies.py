@@ -26,6 +26,7 @@ from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.file_writes import files_put_back
 from flsv.utilities.pickles import (
     Pickled,
     Redirection,
@@ -262,6 +263,7 @@ def isolated_scoring(
         torch.autocast(device.type, enabled=False),
         isolated_rngs(seed, "utility"),
         _restored(effects),
+        files_put_back(),
         checked_stand_ins(),
     ):
         yield

@@ -45,6 +45,13 @@ from flsv.utilities.run_copy import RunCopy
 #: The performance measures by which models of coalitions are scored, by name.
 Measures = Mapping[str, str | ModelScore]
 
+#: What to do if a coalition finds files otherwise than the run.
+HOW_TO_MAKE_AGAIN = (
+    "A coalition repeats the run, and finds files elsewhere as they are now. Let the program accept what is there "
+    "(exist_ok=True, mode 'w'), name files by paths relative to the working folder, or leave the callback out, "
+    "ShadowShapley(leave_out=['ItsClass'])."
+)
+
 
 class CopyOfRun(RunCopy):
     """A copy of a run, with the folder in which copies work."""
@@ -136,6 +143,8 @@ def train_coalition(
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
         raise
+    except FileExistsError as error:
+        return FitFailed(f"{error}. {HOW_TO_MAKE_AGAIN}")
     except Exception as error:
         return FitFailed(f"{type(error).__name__}: {error}")
 
@@ -271,32 +280,25 @@ class CopiedFits:
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         """Train the coalitions. Yield each order with its result or error, in any order if there are several jobs."""
-        if not _has_workers():
+        shares_files = any(self.copy_of(order.seed).folder.shares_files for order in orders[:1])
+        if shares_files or not _has_workers():
             for order in orders:
                 run_copy = self.copy_of(order.seed)
                 result = train_coalition(run_copy, self._measures, order)
                 yield order, result
             return
-        # None: the number of jobs of joblib.parallel_config.
-        yield from self._train_at_workers(orders, num_jobs=None)
-
-    def train_in_fresh_process(self, order: FitOrder) -> FitResult | FitFailed:
-        """Train a coalition in a new process."""
-        # With one job joblib would train in this process.
-        ((_, result),) = self._train_at_workers([order], num_jobs=2)
-        return result
+        yield from self._train_at_workers(orders)
 
     def copy_of(self, seed: int) -> CopyOfRun:
         """Return the copy of the run for a seed."""
         if self._copy is None or self._seed_of_copy != seed:
             self._copy = self._make_copy(seed)
             self._seed_of_copy = seed
+            self._copy.folder.take_over_run()
         return self._copy
 
     def _train_at_workers(
-        self,
-        orders: Sequence[FitOrder],
-        num_jobs: int | None,
+        self, orders: Sequence[FitOrder]
     ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         train_at_worker = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
@@ -305,25 +307,32 @@ class CopiedFits:
             num_threads=torch.get_num_threads(),
             process=os.getpid(),
         )
-        calls = (
-            train_at_worker(
-                program_state,
-                index,
-                run_copy=self.copy_of(order.seed),
-                measures=self._measures,
-                order=order,
-            )
-            for index, order in enumerate(orders)
-        )
+        folders: list[ProgramFolder] = []
+
+        def calls() -> Iterator[Any]:
+            for index, order in enumerate(orders):
+                run_copy = self.copy_of(order.seed)
+                folders.insert(0, run_copy.folder)
+                yield train_at_worker(
+                    program_state,
+                    index,
+                    run_copy=run_copy,
+                    measures=self._measures,
+                    order=order,
+                )
+
         parallel = joblib.Parallel(
-            num_jobs,
             return_as="generator_unordered",
             pre_dispatch="n_jobs",
         )
-        for index, result in parallel(calls):
-            if isinstance(result, ConfigurationError):
-                raise result
-            yield orders[index], result
+        try:
+            for index, result in parallel(calls()):
+                if isinstance(result, ConfigurationError):
+                    raise result
+                yield orders[index], result
+        finally:
+            for folder in folders:
+                folder.put_back()
 
 
 def _has_workers() -> bool:

@@ -20,7 +20,13 @@ from flsv.retraining.coalition_fit import (
     only_watches_the_run,
     prepare_coalition_fit,
 )
-from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.copied_fits import (
+    HOW_TO_MAKE_AGAIN,
+    CopyOfRun,
+    KeptRun,
+    fit_quietly,
+    in_quiet,
+)
 from flsv.retraining.fit_order import FitOrder
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
@@ -37,6 +43,10 @@ _SHARED_TYPES = (
     DataLoader,
     Optimizer,
 )
+
+
+class NotRepeatable(Exception):
+    """Error: a coalition finds a file or folder otherwise than the run."""
 
 
 class Findings(NamedTuple):
@@ -76,6 +86,7 @@ def try_coalition(
 
     Raises:
         ConfigurationError: it fails. The message says where.
+        NotRepeatable: it fails at a file or folder.
     """
     order = FitOrder(
         members=(client,),
@@ -95,12 +106,17 @@ def try_coalition(
             run_copy.load()  # as for the next coalition
         if run_copy.folder.changed_files:
             raise ConfigurationError(
-                f"a coalition has written into {listed(run_copy.folder.changed_files)}, of which it has no copy of its "
-                "own, since the folder has too many or too large files. Start the program in a folder with fewer."
+                f"a coalition has changed {listed(run_copy.folder.changed_files)}, which is too large to be copied "
+                "before. Open it to be read only (mode='r' of np.memmap), or leave ShadowShapley out."
             )
         return findings
     except ConfigurationError:
         raise
+    except OSError as error:
+        raise NotRepeatable(
+            f"A trial of client {client}'s first round in a copy of the run has failed{_place_of(error)}: {error}. "
+            f"{HOW_TO_MAKE_AGAIN}"
+        ) from error
     except Exception as error:
         raise ConfigurationError(
             f"ShadowShapley trains coalitions in copies of the run, and a trial of client {client}'s first round has "

@@ -105,7 +105,6 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
         coalitions="all",
         performance=kind.logged,
         mode="min",
-        verify="all" if name in libraries.KINDS else "start",
     )
     _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
 

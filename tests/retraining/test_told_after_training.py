@@ -65,11 +65,12 @@ def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
 
 
 TOOL = """
+import os
 import lightning as L
 
 class Reports(L.Callback):
-    def __init__(self, path):
-        self.report = lambda number: path.open("a").write(f"{number}\\n")
+    def __init__(self, descriptor):
+        self.report = lambda number: os.write(descriptor, f"{number}\\n".encode())
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.report(trainer.current_epoch)
@@ -111,12 +112,13 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
     monkeypatch.syspath_prepend(packages)
     monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
     reports = import_module("searches_rates")
-    path = Path(tempfile.mkdtemp(), "study.txt")
-
     metric = ShadowShapley(coalitions="singles", **options)
-    fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[reports.Reports(path)])
+    with tempfile.TemporaryFile() as study:  # it is open, so that coalitions write into it
+        callback = reports.Reports(study.fileno())
+        fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[callback])
+        study.seek(0)
+        is_told_of_coalitions = study.read() != b"0\n1\n"
 
-    is_told_of_coalitions = path.read_text() != "0\n1\n"
     assert is_told_of_coalitions == takes_part
 
 

@@ -1,7 +1,5 @@
 """ShadowShapley trains each coalition alone: random numbers, failures, doubts, and ends that are one coalition's."""
 
-from types import SimpleNamespace
-
 import lightning as L
 import pytest
 import torch
@@ -12,7 +10,6 @@ from helpers import warns
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
 from helpers.fits import fit
-from helpers.hidden_state import Base
 from helpers.models import loop_of
 from helpers.recorded import Recorded
 
@@ -97,31 +94,6 @@ def test_failed_coalitions_end_no_run(tmp_path):
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
-
-
-#: An object of a library, which is not put back.
-CACHE = SimpleNamespace(losses={})
-
-
-class ReadsCache(Base):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        first_loss = CACHE.losses.setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
-    tmp_path,
-):
-    CACHE.losses.clear()
-    metric = ShadowShapley(coalitions="singles", verify="all")
-
-    with warns("in a fresh process, has another score.*a cache"):
-        loop = fit_module(tmp_path, metric, ReadsCache())
-
-    assert not loop.contributions["shadow"].isnan().any()
 
 
 class StopsAlone(L.Callback):
