@@ -529,7 +529,7 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
     """Return a data dictionary, whose class is loaded for tables only, with its patient."""
-    from flsv.data.tables.dictionary import as_dictionary
+    from flsv.data.tables.source import as_dictionary
 
     dictionary = as_dictionary(options)
     if together is None or dictionary.patient == together:
