@@ -9,7 +9,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -22,7 +24,7 @@ from jsonargparse import (
     Namespace,
     get_loader,
 )
-from jsonargparse._actions import _ActionConfigLoad
+from jsonargparse._actions import _ActionConfigLoad, _ActionHelpClassPath
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.config_errors import OptionError
@@ -200,7 +202,27 @@ def _class_of(section: Any) -> str | None:
 
 
 class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Help formatter that shows descriptions unchanged, and docstrings without markup."""
+    """Help formatter that shows descriptions unchanged, docstrings without markup, and public classes only.
+
+    It leaves out the options ``--NAME.help`` and those that read a section from a file, which every section has.
+    """
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, _ActionHelpClassPath | _ActionConfigLoad):
+            super().add_argument(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, _, paths = super()._get_help_string(action).partition(", known subclasses: ")
+        if not paths:
+            return text
+        classes = []
+        for path in paths.rstrip(")").split(", "):
+            name = path.rpartition(".")[2]
+            if name in _public_names():
+                classes.append(name)
+            elif path.partition(".")[0] not in _LIBRARIES:
+                classes.append(path)
+        return f"{text}, classes: {', '.join(classes)})" if classes else f"{text})"
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(textwrap.fill(plain(heading or ""), self._width - 1))
@@ -217,9 +239,7 @@ class OptionParser(ArgumentParser):
         is_on_trial = not self.exit_on_error
         if is_on_trial:
             return super().error(message, ex)
-        known_names: list[str] = []
-        for package in (*PACKAGES, *PACKAGES_OF_OTHERS):
-            known_names += _names_in(package)
+        known_names = [*_public_names()]
         for parser in [self, *subparsers_of(self)]:
             known_names += parser.get_defaults(skip_validation=True).keys()
         raise OptionError(message, known_names) from ex
@@ -235,7 +255,20 @@ def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:
 
 
 class FitParser(OptionParser, LightningArgumentParser):
-    """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
+    """LightningCLI's parser, with the federation first in its help, and an error for ``pytorch_lightning``'s modules."""
+
+    def format_help(self, formatter: Any = None) -> str:
+        titles = {**SECTION_TITLES}
+        groups_by_section: dict[str, list[Any]] = {section: [] for section in ["", *titles]}
+        for group in self._action_groups:
+            names = [action.dest for action in group._group_actions]
+            section = names[0].partition(".")[0] if names else ""
+            group.title = titles.pop(
+                section, group.title
+            )  # further groups of a section have their own
+            groups_by_section.setdefault(section, []).append(group)
+        self._action_groups = [*chain.from_iterable(groups_by_section.values())]
+        return super().format_help() if formatter is None else super().format_help(formatter)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if "correspond to a subclass" in message:
@@ -265,6 +298,8 @@ PACKAGES = (
 )
 
 
+#: Packages whose other classes are not offered by the help: they are private, or too many.
+_LIBRARIES = ("flsv", "lightning", "torch", "torchmetrics", "torchvision")
 #: Packages of Lightning and torch whose classes a configuration often names.
 PACKAGES_OF_OTHERS = (
     "lightning.pytorch.callbacks",
@@ -298,6 +333,12 @@ def _names_in(package: str) -> Sequence[str]:
     return getattr(module, "__all__", ())
 
 
+@cache
+def _public_names() -> tuple[str, ...]:
+    """Return the names that a configuration may use without their packages."""
+    return tuple(chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS))))
+
+
 def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
     """Raise the error of a missing module, unless it is one of flsv's own."""
     module = error.name or ""
@@ -309,6 +350,17 @@ def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
 PARSER_OPTIONS: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 #: Sections of the configuration files of all commands.
 ALL_SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")
+#: The titles of the sections in the help of ``flsv fit``, in the order in which a user needs them.
+SECTION_TITLES = {
+    "help": "General options",
+    "federation": "Federation",
+    "data": "Data and clients",
+    "model": "Model, a LightningModule",
+    "optimizer": "Optimizer, for a model that configures none",
+    "lr_scheduler": "Learning rate schedule, for a model that configures no optimizer",
+    "trainer": "Lightning's Trainer. One epoch is one round",
+    "ckpt_path": "Checkpoint",
+}
 #: The first line of their help, instead of a list of all options.
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 
