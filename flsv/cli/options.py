@@ -255,7 +255,7 @@ def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:
 
 
 class FitParser(OptionParser, LightningArgumentParser):
-    """LightningCLI's parser, with the federation first in its help, and an error for ``pytorch_lightning``'s modules."""
+    """LightningCLI's parser, with the federation first in its help, and errors for ``pytorch_lightning``."""
 
     def format_help(self, formatter: Any = None) -> str:
         titles = {**SECTION_TITLES}

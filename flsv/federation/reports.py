@@ -410,10 +410,11 @@ class RunReports:
         )
 
     def _logged_numbers(self) -> dict[str, float]:
-        """Return the numbers that the module has logged, without those of the run itself."""
+        """Return the numbers that the module has logged, without those of the run and a LearningRateMonitor."""
         numbers = {}
         for name, value in self._trainer.callback_metrics.items():
-            if value.numel() == 1 and name not in self._monitored.names:
+            is_score = name not in self._monitored.names and not name.startswith("lr-")
+            if value.numel() == 1 and is_score:
                 numbers[name] = value.item()
         return numbers
 

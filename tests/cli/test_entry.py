@@ -217,7 +217,7 @@ def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(mon
     ):
         assert private not in text
     assert "classes: FedAvg, ServerOptimizer," in " ".join(text.split())
-    assert len(text.splitlines()) < 600
+    assert len(text.splitlines()) < 720
 
     # The examples are options that a fit takes.
     words = ["--config", "quickstart"]
