@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -239,7 +240,7 @@ class OptionParser(ArgumentParser):
         is_on_trial = not self.exit_on_error
         if is_on_trial:
             return super().error(message, ex)
-        known_names = [*_public_names()]
+        known_names = list(_public_names())
         for parser in [self, *subparsers_of(self)]:
             known_names += parser.get_defaults(skip_validation=True).keys()
         raise OptionError(message, known_names) from ex
@@ -257,18 +258,16 @@ def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:
 class FitParser(OptionParser, LightningArgumentParser):
     """LightningCLI's parser, with the federation first in its help, and errors for ``pytorch_lightning``."""
 
-    def format_help(self, formatter: Any = None) -> str:
-        titles = {**SECTION_TITLES}
-        groups_by_section: dict[str, list[Any]] = {section: [] for section in ["", *titles]}
-        for group in self._action_groups:
-            names = [action.dest for action in group._group_actions]
-            section = names[0].partition(".")[0] if names else ""
-            group.title = titles.pop(
-                section, group.title
-            )  # further groups of a section have their own
+    def format_help(self, *arguments: Any) -> str:
+        groups_by_section: dict[str, list[Any]] = {section: [] for section in SECTION_TITLES}
+        for group in filter(attrgetter("_group_actions"), self._action_groups):
+            section = group._group_actions[0].dest.partition(".")[0]
             groups_by_section.setdefault(section, []).append(group)
+        for section, title in SECTION_TITLES.items():
+            for group in groups_by_section[section][:1]:  # further groups have titles of their own
+                group.title = title
         self._action_groups = [*chain.from_iterable(groups_by_section.values())]
-        return super().format_help() if formatter is None else super().format_help(formatter)
+        return super().format_help(*arguments)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if "correspond to a subclass" in message:
