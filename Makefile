@@ -125,10 +125,33 @@ constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
 FLOWER_ENVIRONMENT = rm -rf .venv-flower && python3 -m venv .venv-flower \
 	&& .venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 
-# One environment for both networks: the second with torch would cost minutes.
-.venv-networks/made: pyproject.toml
-	rm -rf .venv-networks
-	python3 -m venv .venv-networks
+# What README's lines and its command for the tests install. Torch is large and takes minutes, so CI's other environments
+# find it here: besides its own packages, each has those of README's, but for what it wants in another version. The index of
+# CPU-only wheels is tried without the machine's own options of pip, by which another index would answer in its place.
+CPU_INDEX = $(shell sed -n 's/^pip install .*--index-url \([^ ]*\).*/\1/p' README.md)
+README_TESTS = $$(grep '^pip install .* && pytest' README.md)
+.venv-readme/made readme: export PATH := $(CURDIR)/.venv-readme/bin:$(PATH)
+.venv-readme/made: pyproject.toml README.md
+	rm -rf .venv-readme
+	python3 -m venv .venv-readme
+	@if pip --isolated install --quiet --dry-run --no-deps --retries 0 --timeout 5 torch --index-url $(CPU_INDEX); \
+	then echo "readme: torch comes from $(CPU_INDEX)"; cp README.md .venv-readme/README.md; \
+	else echo "readme: $(CPU_INDEX) cannot be reached, so torch comes from this machine's own index"; \
+	sed 's/ --index-url [^ ]*//' README.md > .venv-readme/README.md; fi
+	bash -ec "$$(grep '^pip install' .venv-readme/README.md | grep -v '&&')"
+	command="$(README_TESTS)"; bash -ec "$${command%%&& pytest*}"
+	touch $@
+
+ON_README = rm -rf $(@D) && python3 -m venv $(@D) \
+	&& ls -d $(CURDIR)/.venv-readme/lib/python*/site-packages > "$$(ls -d $(@D)/lib/python*/site-packages)/readme.pth"
+
+.venv-ci/made: .venv-readme/made
+	$(ON_README)
+	.venv-ci/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+	touch $@
+
+.venv-networks/made: .venv-readme/made
+	$(ON_README)
 	.venv-networks/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower,nvflare]' 'flwr[simulation]'
 	touch $@
 
@@ -150,26 +173,14 @@ flower-oldest: ## a real deployment on the oldest release of Flower that flsv al
 	$(FLOWER_ENVIRONMENT) 'flwr==1.41.0'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower/test_deployment.py
 
-# A module that only `dev` installs would be found here and nowhere else. The index of CPU-only wheels is tried without
-# the machine's own options of pip, by which another index would answer in its place.
-CPU_INDEX = $(shell sed -n 's/^pip install .*--index-url \([^ ]*\).*/\1/p' README.md)
-readme: export PATH := $(CURDIR)/.venv-readme/bin:$(PATH)
-readme: ## README's commands as they stand, in an environment of their own: installing, the quickstart, the tests
-	rm -rf .venv-readme
-	python3 -m venv .venv-readme
-	@if pip --isolated install --quiet --dry-run --no-deps --retries 0 --timeout 5 torch --index-url $(CPU_INDEX); \
-	then echo "readme: torch comes from $(CPU_INDEX)"; cp README.md .venv-readme/README.md; \
-	else echo "readme: $(CPU_INDEX) cannot be reached, so torch comes from this machine's own index"; \
-	sed 's/ --index-url [^ ]*//' README.md > .venv-readme/README.md; fi
-	bash -ec "$$(grep '^pip install' .venv-readme/README.md | grep -v '&&')"
+# A module that only `dev` installs would be found here and nowhere else.
+readme: .venv-readme/made ## README's commands as they stand, in an environment of their own: installing, the quickstart, the tests
 	cd .venv-readme && bash -ec "$$(grep '^flsv fit' README.md)"
-	bash -ec "$$(grep '^pip install .* && pytest' README.md)"
-	rm -rf .venv-readme
+	bash -ec "$(README_TESTS)"
 
 # Flower's tests mostly wait for each other, so the rest is run beside them. What needs one core, as mypy and the emulated
 # accelerator, is not left for the end, where another core would be idle, nor run alone at the beginning. A slow test
-# builds the site. Each environment holds 6 GB of torch: what is done with is removed.
+# builds the site.
 # The hosted workflow runs all slow tests, `lowest`, `flower-oldest` and all of `emulated` besides, on machines of their own.
 ci: lint workflows size ## all of it
 	$(MAKE) --jobs=2 --output-sync=target networks types layers device readme slow SLOW="slow and not long" NVFLARE="nvflare and not long" FLOWER="flower and not long"
-	rm -rf .venv-networks

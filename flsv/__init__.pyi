@@ -39,7 +39,7 @@ from .federation import FederatedLoop as FederatedLoop
 from .functional.allocation import allocate as allocate
 from .models.classifier import ClassifierClient as ClassifierClient
 from .outside.value_round import value_round as value_round
-from .report import read_run as read_run
+from .results import read_run as read_run
 from .retraining.retrain import retrain as retrain
 from .utilities.errors import ConfigurationError as ConfigurationError
 from .utilities.one_lightning import import_as_lightning as import_as_lightning

@@ -2,21 +2,30 @@
 
     python tools/bench_fits.py
     python tools/bench_fits.py lenet-8 retrain --repeats 5
-    python tools/bench_fits.py lenet-8 --coalitions singles halves both all
+    python tools/bench_fits.py lenet-8 --values singles halves both all
+    python tools/bench_fits.py tiny-3 large-2 --values singles cumulative --repeats 5 --against OTHER_CHECKOUT
+    python tools/bench_fits.py memory --against OTHER_CHECKOUT
 
 Seven clients train by FedAvg: LeNet5 on scikit-learn's digits in 28x28, and ``resnet18`` of timm on 2,100 images of
-CIFAR-10 (from ``$FLSV_DATA_ROOT``). A row has the seconds of the fit without the metric, and how many of these the fit
-with it takes, in all and by part: the copy, the coalitions, scoring, and the twin. ``retrain`` is ``flsv retrain RUN
---seeds 3`` of the quickstart, over the quickstart. One torch thread. The least of some repetitions in turns counts,
-after one that does not. Another version is measured by ``PYTHONPATH=CHECKOUT python tools/bench_fits.py``.
+CIFAR-10 (from ``$FLSV_DATA_ROOT``). ``tiny`` is an MLP and three clients of 30 samples, ``large`` five clients of 63 MB
+in memory each. A row has the seconds of the fit without the metric, and how many of these the fit with it takes, in all
+and by part: the copy, the coalitions, scoring, its forward passes, and the twin. ``retrain`` is ``flsv retrain RUN
+--seeds 3`` of the quickstart, over the quickstart. ``memory`` is the peak memory of a round of ten clients in models of
+50 MB. One torch thread. The least of some repetitions in turns counts, after one that does not. Another checkout is
+measured in turns with this one, each repetition in a new process. What lies beside the folder for temporary files
+counts for a coalition: let ``$TMPDIR`` be one with few neighbours.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
+import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -36,8 +45,8 @@ from torch.utils.data import TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main as flsv_command
 from flsv.data import DirichletPartitioner, Files, IIDPartitioner, Splits
-from flsv.games import ModelEvaluator, ValidatedModels
-from flsv.metrics import ShadowShapley
+from flsv.games import ModelEvaluator, ValidatedModels, model_evaluator
+from flsv.metrics import CumulativeShapley, LeaveOneOut, ShadowShapley
 from flsv.retraining.after_the_run import TrainingAfterTheRun
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.utilities.run_copy import RunCopy
@@ -49,10 +58,15 @@ CASES = {
     "lenet-40": ("lenet", 40),
     "resnet18-2": ("resnet18", 2),
     "resnet18-6": ("resnet18", 6),
+    "tiny-3": ("tiny", 3),
+    "large-2": ("large", 2),
 }
-PARTS = ("copy", "coalitions", "scoring", "twin")
-#: Values of ``ShadowShapley(coalitions=)``.
-TRAININGS = ("singles", "halves", "both", "all")
+PARTS = ("copy", "coalitions", "scoring", "forward", "twin")
+#: Values by ``ShadowShapley(coalitions=)``, or by :class:`CumulativeShapley`.
+VALUES = ("singles", "halves", "both", "all", "cumulative")
+#: Entries of the weight matrix of the case ``memory``, and bytes of a model.
+WIDTH = 3_536
+MODEL_BYTES = 4 * WIDTH**2
 
 
 class PartTimer:
@@ -68,6 +82,7 @@ class PartTimer:
         for evaluator in (ModelEvaluator, ValidatedModels):
             self._time(evaluator, "score_module", "scoring")
             self._time(evaluator, "evaluate", "scoring")
+        self._time(model_evaluator, "_outputs_of", "forward")
 
     def processor_seconds(self, work: Callable[[], Any]) -> Counter[str]:
         """Do some work, and return its processor seconds by part."""
@@ -77,7 +92,7 @@ class PartTimer:
         self._begin("run")
         return self.seconds.copy()
 
-    def _time(self, owner: type, name: str, part: str) -> None:
+    def _time(self, owner: Any, name: str, part: str) -> None:
         method = getattr(owner, name)
 
         @wraps(method)
@@ -110,6 +125,8 @@ def federation(network: str) -> tuple[L.LightningModule, FederatedDataModule]:
             files=Files(root=os.environ["FLSV_DATA_ROOT"]),
         )
         return ClassifierClient("resnet18", optimizer=optimizer), data
+    if network in ("tiny", "large"):
+        return federation_of_mlp(network)
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)
@@ -127,16 +144,84 @@ def federation(network: str) -> tuple[L.LightningModule, FederatedDataModule]:
     return ClassifierClient("lenet5", optimizer=optimizer), data
 
 
+def federation_of_mlp(size: str) -> tuple[L.LightningModule, FederatedDataModule]:
+    """Return a small network, and clients with few samples or with many."""
+    if size == "tiny":
+        num_clients, num_samples, num_features, hidden, batch_size = 3, 30, 6, 8, 16
+    else:
+        num_clients, num_samples, num_features, hidden, batch_size = 5, 20_000, 784, 32, 256
+
+    def samples(count: int) -> TensorDataset:
+        features = torch.randn(count, num_features, generator=generator)
+        return TensorDataset(features, features[:, :3].argmax(1))
+
+    generator = torch.Generator().manual_seed(0)
+    data = FederatedDataModule(
+        clients={f"client {index}": samples(num_samples) for index in range(num_clients)},
+        val=samples(60),
+        batch_size=batch_size,
+        splits=Splits(),
+    )
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    module = ClassifierClient("mlp", network_args={"hidden": [hidden]}, optimizer=optimizer)
+    return module, data
+
+
+class WideNet(L.LightningModule):
+    """A module of one square matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.nn.functional.pad(x, (0, WIDTH - x.shape[1])))[:, :10]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def peak_models() -> float:
+    """Fit ten clients for a round, score models without each of them, and return the memory in models that takes."""
+    digits = load_digits()
+    dataset = TensorDataset(
+        torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
+    )
+    splits = Splits(server_val=0.1, max_samples=300)
+    data = FederatedDataModule(dataset, IIDPartitioner(10), batch_size=32, splits=splits)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fit_in_folder(WideNet(), data, 1, {"value": LeaveOneOut()})
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (after - before) * 1024 / MODEL_BYTES
+
+
 def fit(
     network: str,
     rounds: int,
-    coalitions: Any,
+    values: str | None,
 ) -> None:
-    """Fit a federation, with the metric if it has coalitions to train."""
+    """Fit a federation, with the metric of ``values`` if there are any."""
     module, data = federation(network)
-    metrics = {}
-    if coalitions is not None:
-        metrics["value"] = ShadowShapley(coalitions=coalitions)
+    metrics: dict[str, Any] = {}
+    if values == "cumulative":
+        metrics["value"] = CumulativeShapley()
+    elif values is not None:
+        untyped_values: Any = values
+        metrics["value"] = ShadowShapley(coalitions=untyped_values)
+    fit_in_folder(module, data, rounds, metrics)
+
+
+def fit_in_folder(
+    module: L.LightningModule,
+    data: FederatedDataModule,
+    rounds: int,
+    metrics: dict[str, Any],
+) -> None:
+    """Fit a federation with metrics, in a new folder."""
     loop = FederatedLoop(
         metrics=metrics,
         seed=0,
@@ -189,43 +274,91 @@ def print_row(name: str, alone: Counter[str], valued: Counter[str]) -> None:
     print(name, *columns, sep=",", flush=True)
 
 
+def seconds_here(
+    timer: PartTimer, name: str, values: list[str], repeats: int
+) -> dict[str, Counter[str]]:
+    """Return the least seconds of a case by part: ``alone``, and with each of ``values``."""
+    if name == "memory":
+        return {"alone": Counter(run=1.0), "models": Counter(run=peak_models())}
+    if name == "retrain":
+        return seconds_of_retrain(timer, repeats)
+    network, rounds = CASES[name]
+    works = {"alone": partial(fit, network, rounds, None)}
+    for value in values:
+        works[value] = partial(fit, network, rounds, value)
+    return measure(timer, works, repeats)
+
+
+def seconds_of_checkouts(
+    checkouts: list[str], name: str, values: list[str], repeats: int
+) -> dict[str, dict[str, Counter[str]]]:
+    """Return the least seconds of a case by checkout, each repetition in a new process."""
+    best_seconds: dict[str, dict[str, Counter[str]]] = {checkout: {} for checkout in checkouts}
+    command = [sys.executable, __file__, name, "--values", *values, "--repeats", "1", "--as-json"]
+    for _ in range(repeats):
+        for checkout in checkouts:
+            with tempfile.TemporaryDirectory() as folder:
+                result = subprocess.run(
+                    command,
+                    env={**os.environ, "PYTHONPATH": checkout},
+                    cwd=folder,
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+            least = best_seconds[checkout]
+            *_, line = result.stdout.splitlines()
+            for work, parts in json.loads(line).items():
+                seconds = Counter(parts)
+                if work not in least or seconds.total() < least[work].total():
+                    least[work] = seconds
+    return best_seconds
+
+
 def main() -> None:
     """Print a table: a row for each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cases = [*CASES, "retrain"]
+    cases = [*CASES, "retrain", "memory"]
     parser.add_argument(
         "cases",
         nargs="*",
         metavar="CASE",
-        default=cases,
+        default=[name for name in cases if name not in ("tiny-3", "large-2", "memory")],
         help=f"of {cases}",
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--coalitions", nargs="+", choices=TRAININGS, default=["singles"])
+    parser.add_argument("--values", nargs="+", choices=VALUES, default=["singles"])
+    parser.add_argument("--against", metavar="CHECKOUT", help="another checkout")
+    parser.add_argument("--as-json", action="store_true", help="print seconds alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
 
     timer = PartTimer()
-    print("case,fit_s,times", *PARTS, sep=",")
+    if not options.as_json:
+        print("case,fit_s,times", *PARTS, sep=",")
     for name in options.cases:
-        if name == "retrain":
-            print_retrain(timer, options.repeats)
-            continue
-        network, rounds = CASES[name]
-        works = {"alone": partial(fit, network, rounds, None)}
-        for coalitions in options.coalitions:
-            works[coalitions] = partial(fit, network, rounds, coalitions)
-        best_seconds = measure(timer, works, options.repeats)
-        for coalitions in options.coalitions:
-            print_row(f"{name} {coalitions}", best_seconds["alone"], best_seconds[coalitions])
+        if options.against:
+            checkouts = [str(Path(__file__).parents[1]), str(Path(options.against).absolute())]
+            seconds_by_checkout = seconds_of_checkouts(
+                checkouts, name, options.values, options.repeats
+            )
+        else:
+            least = seconds_here(timer, name, options.values, options.repeats)
+            if options.as_json:
+                print(json.dumps(least))
+                continue
+            seconds_by_checkout = {"": least}
+        for checkout, least in seconds_by_checkout.items():
+            for work in least.keys() - {"alone"}:
+                print_row(f"{name} {work} {checkout}".strip(), least["alone"], least[work])
 
 
-def print_retrain(timer: PartTimer, repeats: int) -> None:
-    """Print the row of ``flsv retrain``, without the repetitions that an earlier call has left."""
+def seconds_of_retrain(timer: PartTimer, repeats: int) -> dict[str, Counter[str]]:
+    """Return the seconds of ``flsv retrain``, without the repetitions that an earlier call has left."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "lightning_logs/version_0"
 
@@ -235,8 +368,7 @@ def print_retrain(timer: PartTimer, repeats: int) -> None:
 
         root = f"--trainer.default_root_dir={folder}"
         fit_quickstart = partial(run_command, "fit", "--config", "quickstart", root)
-        best_seconds = measure(timer, {"alone": fit_quickstart, "retrain": retrain}, repeats)
-    print_row("retrain", best_seconds["alone"], best_seconds["retrain"])
+        return measure(timer, {"alone": fit_quickstart, "retrain": retrain}, repeats)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
+from torch import Tensor
+
+from flsv.utilities.reachable import find_generators
+from flsv.utilities.seeding import kept_generators
+
+#: Types of objects in which no generator of the data is looked for.
+_TYPES_WITHOUT_DATA = (Tensor, np.ndarray, L.Trainer, L.LightningModule, L.Callback)
+#: The random generators to which data modules refer, which are looked for once.
+_generators_by_data: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class _LoadersOf(_DataLoaderSource):
@@ -60,3 +72,20 @@ def data_of(trainer: L.Trainer) -> Any:
     if isinstance(source, L.LightningDataModule):
         return source
     return getattr(trainer, "datamodule", None)
+
+
+def kept_data_generators(trainer: L.Trainer) -> AbstractContextManager[None]:
+    """Restore at the end of a context the random generators of a Trainer's data, which a hook may advance by reading a
+    loader or a data set.
+    """
+    data = data_of(trainer)
+    if data is None:
+        return kept_generators([])
+    if data not in _generators_by_data:
+        _generators_by_data[data] = generators_of(data)
+    return kept_generators(_generators_by_data[data])
+
+
+def generators_of(data: Any) -> list[Any]:
+    """Return the random generators to which a data module, loaders or data sets refer."""
+    return find_generators(data, closed=_TYPES_WITHOUT_DATA)

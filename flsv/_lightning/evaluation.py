@@ -13,7 +13,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flsv._lightning.data_source import generators_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import kept_generators
 
 
 def on_device(
@@ -51,9 +53,12 @@ def all_on_device(
     trainer: L.Trainer,
     loaders: Any,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one or several loaders, each as :func:`on_device` does."""
-    for index, loader in enumerate(list_loaders(loaders)):
-        yield from on_device(trainer, loader, index)
+    """Yield the batches of one or several loaders, each as :func:`on_device` does. The loaders' random generators are
+    restored.
+    """
+    with kept_generators(generators_of(loaders)):
+        for index, loader in enumerate(list_loaders(loaders)):
+            yield from on_device(trainer, loader, index)
 
 
 def list_loaders(loaders: Any) -> Sequence[Any]:

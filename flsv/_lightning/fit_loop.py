@@ -125,6 +125,11 @@ class FederatedFitLoop(_FitLoop):
         patches = PatchedAttributes([(self, "_data_source", source)])
         return patches.restore
 
+    def names_logged_in(self, hook: str) -> list[str]:
+        """Return the names of the values that have been logged in a hook of the fit."""
+        results: Any = self.epoch_loop._results
+        return [result.meta.name for result in results.values() if result.meta.fx == hook]
+
     def leave(self, loader: Any) -> None:
         """Let the Trainer have ``loader`` as its train dataloader after the fit, in the place of the last round's."""
         if self._combined_loader is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -27,15 +28,25 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from flsv._lightning.data_source import data_of
+from flsv._lightning.data_source import data_of, generators_of, kept_data_generators
 from flsv._lightning.evaluation import as_module_input, list_loaders, validating
+from flsv._lightning.patches import property_patch
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.pickles import copy_of_data_module
+from flsv.utilities.seeding import kept_generators
 
 _TRANSFER_HOOKS = (
     "on_before_batch_transfer",
     "transfer_batch_to_device",
     "on_after_batch_transfer",
+)
+#: Attributes that a copied Trainer has in common with the fit's.
+_SHOWN_ATTRIBUTES = (
+    "train_dataloader",
+    "val_dataloaders",
+    "estimated_stepping_batches",
+    "global_step",
+    "is_last_batch",
 )
 
 
@@ -66,15 +77,17 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
     limit: Any = trainer.limit_val_batches
     has_limit = isinstance(limit, int) and limit > 0
     stored_loaders = []
-    for loader in list_loaders(loaders):
-        limited_loader: Iterable[Any] = loader
-        if has_limit and sized_len(loader) is None:  # the loader may be infinite
-            limited_loader = islice(loader, limit)
-        if has_hooks:  # the hooks move batches themselves
-            stored_loaders.append(StoredBatches(limited_loader))
-        else:
-            moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
-            stored_loaders.append(StoredBatches(moved_batches))
+    # The run's own validation reads them as if they had not been read.
+    with kept_generators(generators_of(loaders)):
+        for loader in list_loaders(loaders):
+            limited_loader: Iterable[Any] = loader
+            if has_limit and sized_len(loader) is None:  # the loader may be infinite
+                limited_loader = islice(loader, limit)
+            if has_hooks:  # the hooks move batches themselves
+                stored_loaders.append(StoredBatches(limited_loader))
+            else:
+                moved_batches = (move_data_to_device(batch, device) for batch in limited_loader)
+                stored_loaders.append(StoredBatches(moved_batches))
 
     _check_copies(stored_loaders)
     has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
@@ -130,7 +143,7 @@ class ValidationRun:
 
     def logged(self) -> dict[str, Tensor]:
         """Run the validation, and return all logged values by name."""
-        with validating(self._trainer):
+        with validating(self._trainer), kept_data_generators(self._trainer):
             self._loop.run()
         # The trainer's copy has the values as Lightning names them. `weighted_values` has those of several loaders.
         logged_values = dict(self._trainer_copy._logger_connector._callback_metrics)
@@ -145,7 +158,8 @@ class ValidationRun:
         self.module.on_validation_model_eval()
         precision = self._trainer_copy.precision_plugin
         has_several_loaders = len(self._loaders) > 1
-        with validating(self._trainer), torch.no_grad():
+        kept_data = kept_data_generators(self._trainer)
+        with validating(self._trainer), kept_data, torch.no_grad():
             for loader_index, loader in enumerate(self._loaders):
                 for batch_index, batch in enumerate(loader):
                     module_input = as_module_input(self._trainer_copy, batch, loader_index)
@@ -242,6 +256,11 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     fit_loop.epoch_loop = copy.copy(fit_loop.epoch_loop)
     fit_loop.trainer = trainer_copy
     fit_loop.epoch_loop.trainer = trainer_copy
+
+    # Hooks see the loaders and the numbers of steps that they see in the fit.
+    getters = {name: partial(getattr, trainer, name) for name in _SHOWN_ATTRIBUTES}
+    owner, name, patched_class = property_patch(trainer_copy, getters)
+    setattr(owner, name, patched_class)
 
     module.trainer = trainer_copy
     module._metric_attributes = None  # Lightning's map from ids of the original module's metrics

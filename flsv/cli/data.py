@@ -7,7 +7,7 @@ trained.
 Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
 its values that each client lacks. A table of doubts compares each client's
-columns with the others': other units, rows twice, numbers of cases, and more.
+columns with the others': other units, more missing values, rows twice.
 Notes tell of problems, such as a rare class. With --write, the data dictionary
 of the tables is drafted into this file. A site drafts its part with
 --data.partitioner OneClient, and
@@ -47,6 +47,10 @@ from flsv.utilities.errors import ConfigurationError, listed
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
 RARE_FRACTION = 0.2
 READ_AS = "is read as"
+_ANSWERS_TO_MERGER = (
+    "Leave a column out in the merged file, where its reason may then begin without a question mark. Whatever else a "
+    "question asks, each site says in its own data.dictionary. Then all sites draft again, and you merge again."
+)
 #: Largest number of classes that are shown, and of clients in a table of columns.
 _MAX_SHOWN = 10
 
@@ -206,7 +210,7 @@ def write_dictionary(
     comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
         stream.write(dictionary.to_text(comments).encode())
-    print(f"Written: {display_path(file)}, with {len(dictionary.questions)} questions.")
+    print(f"Written: {display_path(file)}.")
     for question in dictionary.questions:
         print(filled(f"? {question}"))
     print("Read and correct it, and set data.dictionary to it.")
@@ -225,6 +229,8 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
             print(filled(f"? {question}"))
     else:
         write_dictionary(file, dictionary, doubts)
+    if dictionary.questions:
+        print(filled(_ANSWERS_TO_MERGER))
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -31,12 +31,12 @@ from flsv.cli.command import (
 )
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import runs_with_seeds
-from flsv.report.reading import SUMMARY_FILE, seed_summary
-from flsv.results.terminal import print_table
-from flsv.results.text import format_numbers, percent, with_intervals
+from flsv.results.basis import preferred_basis
+from flsv.results.reading import SUMMARY_FILE, Run, open_run, over_seeds, seed_summary
+from flsv.results.terminal import filled, print_table, verdict_lines
+from flsv.results.text import format_numbers, percent, shares_in, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
-from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -86,7 +86,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options, fit_arguments = parser.parse_known_args(list(args))
     has_bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):
-        summary, path = repeat(
+        _summary, path = repeat(
             options.runs,
             fit_arguments,
             options.out,
@@ -94,32 +94,31 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             say=printer(quiet),
         )
     if not quiet:
-        _show(summary)
+        _show(over_seeds(open_run(options.out)))
     print(f"Summary: {display_path(path)}")
 
 
-def _show(summary: DataFrame) -> None:
-    """Print a table for each metric, first for metrics that are suitable for payment."""
-    # An iterator, since dict() would take the groups for a mapping.
-    rows_by_metric = dict(iter(summary.groupby("metric", sort=False)))
-    payable = [metric for metric, rows in rows_by_metric.items() if rows["share"].notna().any()]
-    not_payable = [metric for metric in rows_by_metric if metric not in payable]
-    for metric in [*payable, *not_payable]:
-        rows = rows_by_metric[metric]
-        num_runs = rows["runs"].max()
-        title = f"{metric}, mean of {num_runs} runs"
-        if num_runs == 1:
+def _show(run: Run) -> None:
+    """Print a table of means for each metric, the one to pay by first, and the verdict on it."""
+    basis = preferred_basis(run)
+    assert basis is not None  # a repeat has a metric
+    for metric in sorted(run.metrics, key=lambda name: name != basis.key):
+        summary = seed_summary(run.runs, [metric])
+        estimates = run.estimates(metric)
+        if metric == basis.key:
+            estimates = basis.estimates
+        columns = {
+            "mean": with_intervals(estimates),
+            "std of runs": format_numbers(summary["std"]),
+        }
+        if metric == basis.key and not basis.verdict().forbids_payment:
+            columns["share"] = list(map(percent, shares_in(basis.values)))
+
+        title = f"{metric}, mean of {run.seeds} runs"
+        if run.seeds == 1:
             title = f"{metric}, one run"
-        if metric in not_payable:
+        if not run.metric_info(metric)["to_pay_by"]:
             title += ". Do not base payments on these values"
-        columns = _shown_columns(rows, has_shares=metric in payable)
-        print_table(title, rows["client_name"].tolist(), columns)
-    print(BRACKETS_NOTE)
-
-
-def _shown_columns(rows: DataFrame, has_shares: bool) -> dict[str, list[str]]:
-    means = with_intervals(rows.rename(columns={"mean": "value"}))
-    columns = {"mean": means, "std of runs": format_numbers(rows["std"])}
-    if has_shares:
-        columns["share"] = rows["share"].map(percent).tolist()
-    return columns
+        print_table(title, run.client_names, columns)
+    for line in [basis.sentence_on_intervals, *verdict_lines(basis.verdict())]:
+        print(filled(line))

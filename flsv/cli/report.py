@@ -81,9 +81,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if terms_by_name and options.budget is None:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in terms_by_name)
         parser.error(f"{words}: name the budget, too: --budget 10000")
-    from flsv.report import Budget, open_run, write_report  # imported late: it imports torch
+    from flsv.report import Budget, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
-    from flsv.results.terminal import filled
+    from flsv.results import open_run
+    from flsv.results.terminal import filled, verdict_lines
 
     budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
     check_writable(options.run if options.out is None else options.out.parent)
@@ -92,4 +93,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
         verdict = shares_of(open_run(options.run), budget).verdict
-        print(filled(verdict.text))
+        for line in verdict_lines(verdict):
+            print(filled(line))

@@ -45,10 +45,10 @@ from flsv.cli.saved_run import config_with_seeds, runs_with_seeds
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
-from flsv.report.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.report.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
-from flsv.results.terminal import filled, print_table
+from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
+from flsv.results.terminal import filled, print_table, verdict_lines
 from flsv.results.text import percent, shares_in, with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
@@ -57,7 +57,6 @@ from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
-from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.result_file import stored_settings
@@ -366,9 +365,8 @@ def _show(run: Run) -> None:
     if not verdict.forbids_payment:
         columns["share"] = [percent(share) for share in shares_in(basis.values)]
     print_table(f"{basis.by}, by retraining ({basis.origin})", run.client_names, columns)
-    print(BRACKETS_NOTE)
-    if verdict.reasons:
-        print(filled(verdict.text))
+    for line in [basis.sentence_on_intervals, *verdict_lines(verdict)]:
+        print(filled(line))
 
 
 @contextmanager

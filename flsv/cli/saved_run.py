@@ -14,9 +14,9 @@ import yaml
 from flsv.cli.command import QUIET_FIT_ARGUMENTS
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
-from flsv.report import Run, open_run
-from flsv.report.reading import RUN_LIST_COLUMNS
+from flsv.results import Run, open_run
 from flsv.results.folder import RUNS, run_folder
+from flsv.results.reading import RUN_LIST_COLUMNS
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.result_file import ResultFile
 

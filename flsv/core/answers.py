@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.utilities.plain_values import to_three_digits
+
 #: The largest magnitude of a number that a client may send. Its square is finite in float32.
 LARGEST_NUMBER = 1e18
 #: The range of a score, by its name. Other scores may be any number.
@@ -103,6 +105,12 @@ class AnsweringClient:
     model: Callable[[], Tensor]
 
 
+#: The fewest samples, in total or of a class, about which a client answers.
+MIN_HELD_OUT = 5
+
+NumbersOfRound = int | Callable[[int, int], int]
+"""How many numbers a client answers to a question in a round at most, if need be as a function of the run's numbers of
+clients and of classes."""
 Expectation = Callable[..., Numbers]
 """Function from an :class:`AnsweringClient` and a question's other arguments to what the answer must be."""
 
@@ -110,7 +118,7 @@ Expectation = Callable[..., Numbers]
 def declare_answer(
     question: Callable[..., Any],
     expectation: Expectation,
-    times: float = 1,
+    numbers: NumbersOfRound = 1,
 ) -> None:
     """Declare what a question's answer must be.
 
@@ -118,8 +126,9 @@ def declare_answer(
         question: the function that runs at the client.
         expectation: function with the question's parameters, but for an :class:`AnsweringClient` in place of the
             client's data. It returns the :class:`Numbers` that the answer must be.
-        times: how often a client is asked the question in a round, each time with other arguments. A site answers no
-            more often.
+        numbers: how many numbers a client answers in a round at most, which are rounded to three significant digits. A
+            function of the numbers of clients and of classes, if these decide it. 0: the answer is a model of the
+            server's, which is neither rounded nor counted.
 
     Example:
         >>> def count_samples(local):
@@ -132,13 +141,22 @@ def declare_answer(
         9
     """
     vars(question)["expected_answer"] = expectation
-    vars(question)["times_in_a_round"] = times
+    vars(question)["numbers_of_round"] = numbers
 
 
-def times_in_a_round(question: Callable[..., Any]) -> float:
-    """Return how often a client is asked a question in a round, as :func:`declare_answer` has stored it."""
-    times: float = getattr(question, "times_in_a_round", 1)
-    return times
+def numbers_of_round(question: Callable[..., Any], num_clients: int, num_classes: int) -> int:
+    """Return how many numbers a client answers in a round at most, as :func:`declare_answer` has stored it."""
+    numbers: NumbersOfRound = getattr(question, "numbers_of_round", 1)
+    return numbers(num_clients, num_classes) if callable(numbers) else numbers
+
+
+def as_answered(question: Callable[..., Any], answer: Any) -> Any:
+    """Return an answer as it leaves a client: of a declared question in three significant digits."""
+    while isinstance(question, partial):
+        question = question.func
+    if getattr(question, "numbers_of_round", 0) == 0:
+        return answer
+    return to_three_digits(answer)
 
 
 def expected_answer(question: Callable[..., Any]) -> Expectation | None:

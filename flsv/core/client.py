@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from flsv.core.answers import as_answered
 from flsv.core.local_data import LocalData, opened
 from flsv.core.ranks import ClientPlacement
 from flsv.utilities.errors import ConfigurationError
@@ -218,7 +219,8 @@ class Client:
             **kwargs: sent to the client.
 
         Returns:
-            The question's result.
+            The question's result, rounded to three significant digits if the question is one for sites
+            (:func:`flsv.core.declare_answer`).
 
         Raises:
             NoAnswer: the client is at a remote site, which is away, late, or has failed.
@@ -246,7 +248,7 @@ class Client:
         answer = None  # stays if another process has the client
         if is_in_this_process:
             with opened(self.__data):  # the only place where a question reads the data
-                answer = question(self.__data, *args, **kwargs)
+                answer = as_answered(question, question(self.__data, *args, **kwargs))
 
         # This process is the only one.
         if owners is None:

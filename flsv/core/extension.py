@@ -78,6 +78,9 @@ class RunExtension:
         """Return the values that come after the last round, ``{round: {metric: values}}``, and lines to print."""
         return {}, []
 
+    def close(self) -> None:
+        """Undo what the extension has changed in the process. This is called when the fit has ended or failed."""
+
 
 def extension_of(config: Any) -> RunExtension:
     """Make the extension that a run's metrics name.

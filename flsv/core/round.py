@@ -456,7 +456,7 @@ def started_from(local: LocalData) -> Tensor:
     return local.start
 
 
-declare_answer(started_from, _model_of_the_round)
+declare_answer(started_from, _model_of_the_round, numbers=0)
 
 
 def _selected(

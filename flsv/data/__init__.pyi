@@ -33,4 +33,3 @@ from .sources.named import load_image_data as load_image_data
 from .splits import HeldOut as HeldOut, SampleFilter as SampleFilter, Splits as Splits
 from .streams import Stream as Stream
 from .tables.dictionary import Column as Column, Dictionary as Dictionary
-from .tables.former_columns import Columns as Columns

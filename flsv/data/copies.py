@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from flsv.data.sample_hashes import NO_VALUES
 
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
@@ -22,21 +24,32 @@ MIN_SAMPLES = 10
 MIN_COPIES = 5
 #: Largest share of a client's samples that are copies, beyond what is usual or chance.
 MAX_SHARE_OF_COPIES = 0.05
+#: Largest number of other clients with a same sample with which a client is compared.
+MAX_COMPARED = 50
 #: How far beyond chance, in standard deviations, a share of copies is.
 _NUM_DEVIATIONS = 3
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Samples of a client that another client has, too, or that the client has twice."""
+    """Samples of a client that another client has, too, or that the client has twice or without a value."""
 
     client: int
-    #: None: the client has them twice.
+    #: None: the client has them twice, or they have no value.
     other_client: int | None
     count: int
     num_samples: int
     #: The share of the client's samples that is more than usual.
     excess: float
+    #: Whether all inputs of the samples are NaN.
+    are_empty: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the event: ``empty``, ``twice`` or ``shared``."""
+        if self.are_empty:
+            return "empty"
+        return "twice" if self.other_client is None else "shared"
 
     @property
     def strength(self) -> float:
@@ -46,6 +59,8 @@ class Copies:
     def text(self, client_names: Sequence[str]) -> str:
         """Return what is told of the client's samples."""
         part = f"{self.count} of {self.num_samples}"
+        if self.are_empty:
+            return f"{part} have no value: all their inputs are NaN"
         if self.other_client is None:
             return f"{part} are there twice"
         return f"{part} are samples of {client_names[self.other_client]}, too"
@@ -66,76 +81,152 @@ def copies_in(data: FederatedData) -> list[Copies]:
 def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
     """Return the copies among clients' samples, by each client's hashes of its samples, most copies first.
 
+    If more than 51 clients have a sample, each of them is compared with the 50 that follow it.
+
     Example:
         >>> lyon, graz = np.arange(40), np.arange(100, 140)
         >>> bonn = np.concatenate([lyon[:20], np.arange(200, 220)])
         >>> [(copies.client, copies.other_client, copies.count) for copies in find_copies([lyon, graz, bonn])]
         [(0, 2, 20)]
     """
+    if not hashes:
+        return []
+    copies = _without_values(hashes)
+    # These are no copies of each other.
+    hashes = [samples[samples != NO_VALUES] for samples in hashes]
     shares_twice = [_share_twice(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
 
-    copies: list[Copies] = []
+    copies += _own_copies(hashes, shares_twice, chances)
+    copies += _shared_copies(
+        hashes,
+        usual_share=float(np.median(shares_twice)),
+        chance_of_equality=float(np.median(chances)),
+    )
+    return sorted(copies, key=_sort_key)
+
+
+def _sort_key(copies: Copies) -> tuple[float, int, int]:
+    other_client = -1 if copies.other_client is None else copies.other_client
+    return -copies.excess, copies.client, other_client
+
+
+def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
+    """Find samples whose inputs are all NaN."""
+    copies = []
     for client, samples in enumerate(hashes):
-        if len(samples) < MIN_SAMPLES:
-            continue
-        copies += _twice(client, samples, shares_twice, chances)
-        for other_client in range(client + 1, len(hashes)):
-            other_samples = hashes[other_client]
-            if len(other_samples) >= MIN_SAMPLES:
-                usual_share = float(np.median(shares_twice))
-                chance = float(np.median(chances))
-                copies += _shared(
-                    (client, other_client), samples, other_samples, usual_share, chance
-                )
-    return sorted(copies, key=lambda copies_of_client: -copies_of_client.excess)
+        num_empty = int((samples == NO_VALUES).sum())
+        if num_empty > 0:
+            share = num_empty / len(samples)
+            empty = Copies(client, None, num_empty, len(samples), share, are_empty=True)
+            copies.append(empty)
+    return copies
 
 
-def _twice(
-    client: int,
-    samples: np.ndarray,
+def _own_copies(
+    hashes: Sequence[np.ndarray],
     shares_twice: Sequence[float],
     chances: Sequence[float],
-) -> Iterator[Copies]:
-    """Find a client's samples that it has twice, beyond the share that other clients have twice."""
-    usual_share = 0.0
-    if len(shares_twice) > 1:
-        shares_of_others = [*shares_twice[:client], *shares_twice[client + 1 :]]
-        usual_share = float(np.median(shares_of_others))
+) -> list[Copies]:
+    """Find samples that a client has twice, beyond the share that other clients have twice."""
+    usual_shares = _medians_of_others(shares_twice)
+    usual_chances = _medians_of_others(chances)
+
+    copies = []
+    for client, samples in enumerate(hashes):
         # The more samples of few values a client has, the more of them are equal by chance.
-        chances_of_others = [*chances[:client], *chances[client + 1 :]]
-        usual_chance = float(np.median(chances_of_others))
-        usual_share = max(usual_share, usual_chance * len(samples))
+        share_by_chance = usual_chances[client] * len(samples)
+        usual_share = max(usual_shares[client], share_by_chance)
+        excess = shares_twice[client] - usual_share
+        count = len(samples) - len(np.unique(samples))
+        is_doubt = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
+        if is_doubt and len(samples) >= MIN_SAMPLES:
+            copies.append(Copies(client, None, count, len(samples), excess))
+    return copies
 
-    count = len(samples) - len(np.unique(samples))
-    excess = shares_twice[client] - usual_share
-    if excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES:
-        yield Copies(client, None, count, len(samples), excess)
+
+def _medians_of_others(numbers: Sequence[float]) -> list[float]:
+    """Return, for each of n numbers, the median of the others. It is 0 for a single number."""
+    num_others = len(numbers) - 1
+    if num_others == 0:
+        return [0.0]
+    order = np.argsort(numbers)
+    ranks = np.argsort(order)
+    ascending = np.asarray(numbers)[order]
+
+    # Without a number, those of higher ranks move down by one.
+    lower_middle = (num_others - 1) // 2
+    upper_middle = num_others // 2
+    lower = ascending[lower_middle + (ranks <= lower_middle)]
+    upper = ascending[upper_middle + (ranks <= upper_middle)]
+    medians: list[float] = ((lower + upper) / 2).tolist()
+    return medians
 
 
-def _shared(
-    clients: tuple[int, int],
-    samples: np.ndarray,
-    other_samples: np.ndarray,
+def _shared_copies(
+    hashes: Sequence[np.ndarray],
     usual_share: float,
     chance_of_equality: float,
-) -> Iterator[Copies]:
-    """Find the first client's samples that the second has, too, beyond the share that is usual or chance."""
-    client, other_client = clients
-    is_shared = np.isin(samples, other_samples)
-    share_by_chance = chance_of_equality * len(other_samples)
-    deviation = math.sqrt(share_by_chance / len(samples))
-    usual_share = max(usual_share, share_by_chance + _NUM_DEVIATIONS * deviation)
-    excess = float(is_shared.mean()) - usual_share
-    count = int(is_shared.sum())
-    if excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES:
-        yield Copies(client, other_client, count, len(samples), excess)
+) -> list[Copies]:
+    """Find a client's samples that another one has, too, beyond the share that is usual or chance."""
+    clients, other_clients, counts = _common_samples(hashes)
+    sizes = np.array([len(samples) for samples in hashes])
+    num_samples = sizes[clients]
+
+    share_by_chance = chance_of_equality * sizes[other_clients]
+    deviation = np.sqrt(share_by_chance / num_samples)
+    usual_shares = np.maximum(usual_share, share_by_chance + _NUM_DEVIATIONS * deviation)
+    excess = counts / num_samples - usual_shares
+    is_doubt = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
+
+    columns = [clients, other_clients, counts, num_samples, excess]
+    doubts = [column[is_doubt].tolist() for column in columns]
+    return list(starmap(Copies, zip(*doubts)))
+
+
+def _common_samples(
+    hashes: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the pairs of clients that have samples in common: the first client of each of P pairs, the second, and how
+    many of the first one's samples the second has, int ``[P]`` each. The second client has the higher number.
+    """
+    num_clients = len(hashes)
+    compared_clients = [
+        client for client in range(num_clients) if len(hashes[client]) >= MIN_SAMPLES
+    ]
+    if not compared_clients:
+        no_pairs = np.empty(0, dtype=int)
+        return no_pairs, no_pairs, no_pairs
+    hashes_by_client = [hashes[client] for client in compared_clients]
+    owners = np.repeat(compared_clients, list(map(len, hashes_by_client)))
+    _, samples = np.unique(np.concatenate(hashes_by_client), return_inverse=True)
+
+    # An index: each sample's owners, ascending, and how often each of them has it.
+    keys, counts = np.unique(samples * num_clients + owners, return_counts=True)
+    samples, owners = np.divmod(keys, num_clients)
+
+    pairs = []
+    counts_of_pairs = []
+    for distance in range(1, MAX_COMPARED + 1):
+        is_same_sample = samples[distance:] == samples[:-distance]
+        first_owners = owners[:-distance][is_same_sample]
+        second_owners = owners[distance:][is_same_sample]
+        pairs.append(first_owners * num_clients + second_owners)
+        counts_of_pairs.append(counts[:-distance][is_same_sample])
+
+    distinct_pairs, positions = np.unique(np.concatenate(pairs), return_inverse=True)
+    common_counts = np.bincount(
+        positions,
+        weights=np.concatenate(counts_of_pairs),
+        minlength=len(distinct_pairs),
+    )
+    clients, other_clients = np.divmod(distinct_pairs, num_clients)
+    return clients, other_clients, common_counts.astype(int)
 
 
 def _share_twice(samples: np.ndarray) -> float:
-    num_different = len(np.unique(samples))
-    num_samples = max(len(samples), 1)
-    return 1 - num_different / num_samples
+    num_copies = len(samples) - len(np.unique(samples))
+    return num_copies / max(len(samples), 1)
 
 
 def _chance_of_equality(samples: np.ndarray) -> float:

@@ -89,7 +89,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             By default the attribute ``groups``, if any.
         dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
             :class:`~flsv.data.Dictionary`. What it does not say is drafted from the training rows of all clients.
-        columns: deprecated, the options of columns of 2.1.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, in this order, such as
@@ -138,7 +137,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         pos_label: str | bool | int | None = None,
         groups: str | list[int] | list[str] | None = None,
         dictionary: DictionaryOptions = None,
-        columns: dict[str, Any] | None = None,
         splits: Splits = _DEFAULT_SPLITS,
         corruptions: list[Corruption] | None = None,
         files: Files = _DEFAULT_FILES,
@@ -153,12 +151,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         pos_label = check("pos_label", pos_label, str | bool | int | None)
         source = str(source) if isinstance(source, Path | str) else source
         labels, groups = _name(labels), _name(groups)
-        if columns is not None:
-            from flsv.data.tables.former_columns import Columns
-
-            if dictionary is not None:
-                raise ConfigurationError("columns: the data dictionary says it all. Leave it out.")
-            dictionary = columns if not isinstance(columns, Mapping) else Columns(**columns)
         if dictionary is not None:
             dictionary = _checked_dictionary(dictionary, splits.together)
             splits = replace(splits, together=dictionary.patient)

@@ -174,6 +174,11 @@ class FederatedData:
         return self._source.is_draft
 
     @property
+    def dictionary_lacks(self) -> str:
+        """What the data dictionary that the user gave lacks, if it is not complete. Empty without one."""
+        return self._source.dictionary_lacks
+
+    @property
     def table_doubts(self) -> tuple[TableDoubt, ...]:
         """Doubts about the clients' tables."""
         return self._source.doubts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,6 +131,8 @@ if TYPE_CHECKING:
 
 
 _MAX_LEGEND_ENTRIES = 20
+#: Largest number of clients with a bar in a picture of a partition.
+_MAX_BARS = 50
 
 
 def plot_partition(
@@ -141,7 +142,8 @@ def plot_partition(
 ) -> tuple[Figure, Axes]:
     """Plot each client's number of samples per class as one stacked bar.
 
-    Up to 20 classes have a legend. The figure does not touch pyplot's global state.
+    Of more than 50 clients, the first 50 are shown. Up to 20 classes have a legend. The figure does not touch pyplot's
+    global state.
 
     Args:
         counts: number of samples ``[num_clients, num_classes]``, as returned by :func:`~flsv.data.partition_counts`.
@@ -162,7 +164,8 @@ def plot_partition(
     from matplotlib.figure import Figure
 
     num_clients, num_classes = counts.shape
-    height = min(max(2.5, 1.2 + 0.26 * num_clients), 16)
+    num_bars = min(num_clients, _MAX_BARS)
+    height = max(2.5, 1.2 + 0.26 * num_bars)
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.add_subplot()
     has_legend = num_classes <= _MAX_LEGEND_ENTRIES
@@ -175,7 +178,7 @@ def plot_partition(
 
     if class_names is None:
         class_names = list(map(str, range(num_classes)))
-    frame = pd.DataFrame(counts.tolist(), columns=list(map(label_text, class_names)))
+    frame = pd.DataFrame(counts[:num_bars].tolist(), columns=list(map(label_text, class_names)))
     frame.plot.barh(
         stacked=True,
         ax=axes,
@@ -186,12 +189,11 @@ def plot_partition(
         ylabel="client",
     )
     axes.invert_yaxis()
-    # At most about 50 client numbers, or they run into each other.
-    labeled_clients = range(0, num_clients, math.ceil(num_clients / 50))
+    if num_bars < num_clients:
+        axes.set_title(f"the first {num_bars} of {num_clients:,} clients")
     if client_names is None:
-        client_names = list(map(str, range(num_clients)))
-    labels = [label_text(client_names[client]) for client in labeled_clients]
-    axes.set_yticks(labeled_clients, labels)
+        client_names = list(map(str, range(num_bars)))
+    axes.set_yticks(range(num_bars), list(map(label_text, client_names[:num_bars])))
     if num_classes > 1 and has_legend:
         figure.legend(loc="outside right upper", title="class", frameon=False)
     return figure, axes

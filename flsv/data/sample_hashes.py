@@ -16,13 +16,15 @@ from flsv.utilities.plain_values import digest, is_plain
 from flsv.utilities.reachable import attributes_and_slots
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
+#: In place of the hash of a sample whose inputs are all NaN.
+NO_VALUES = 2**64 - 1
 
 
 def hash_samples(
     dataset: Dataset[Any],
     indices: Tensor,
 ) -> np.ndarray | None:
-    """Hash each sample of a data set at ``indices``, uint64 ``[n]``.
+    """Hash each sample of a data set at ``indices``, uint64 ``[n]``. One whose inputs are all NaN is NO_VALUES.
 
     None is returned for a data set that does not hold its samples, but reads or makes them one by one.
     """
@@ -47,7 +49,28 @@ def hash_samples(
                 sample_hash.update(part)
             hashes.append(sample_hash.digest())
     joined_hashes = b"".join(hashes)
-    return np.frombuffer(joined_hashes, dtype=np.uint64)
+    sample_hashes = np.frombuffer(joined_hashes, dtype=np.uint64)
+
+    # Samples without a value are equal, so that only hashes that occur more than once are looked at.
+    values, positions, counts = np.unique(sample_hashes, return_index=True, return_counts=True)
+    is_repeated = counts > 1
+    repeated_samples = indices[torch.from_numpy(positions[is_repeated])]
+    empty_hashes = values[is_repeated][_are_all_nan(columns, repeated_samples)]
+    return np.where(np.isin(sample_hashes, empty_hashes), np.uint64(NO_VALUES), sample_hashes)
+
+
+def _are_all_nan(columns: list[Any], indices: Tensor) -> np.ndarray:
+    """Return whether all inputs of each sample are NaN, bool ``[n]``."""
+    are_nan = np.ones(len(indices), dtype=bool)
+    for column in filter(_may_be_inputs, columns):
+        if isinstance(column, np.ndarray):
+            column = torch.from_numpy(column[indices.numpy()])
+        elif isinstance(column, Tensor):
+            column = column[indices.to(column.device)]
+        else:  # texts, files or lists
+            return np.zeros_like(are_nan)
+        are_nan &= column.isnan().flatten(1).all(1).cpu().numpy()
+    return are_nan
 
 
 def _hash_parts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,6 @@ class Engine:
         self.broken_clients: list[int] = []
         self._visits: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
-        self._num_samples: list[int] = []
         self._num_visited = 0
         self._matrix = torch.empty(0)
 
@@ -198,7 +198,6 @@ class Engine:
         batches = self._batches()
         self._visits = batches.visits  # one for each client of the cohort
         self._instructions = instructions
-        self._num_samples = self.data.num_samples.tolist()
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
             len(self._visits), self.global_vector, self.trainer.default_root_dir
@@ -229,7 +228,7 @@ class Engine:
         self.local_training.begin(
             self._instructions[client],
             self.manager.locals[client],
-            num_samples=self._num_samples[client],
+            num_samples=len(self.data.client_indices(client)),
             lengths=visit.lengths,
         )
 
@@ -429,10 +428,13 @@ class Engine:
 
     def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
         """Write the tables that clients have stored in a round."""
-        names = client_folders(self.data.client_names)
-        for client in set(self._clients_of_process()).intersection(cohort):
+        for client in sorted(set(self._clients_of_process()).intersection(cohort)):
             with opened(self.manager.locals[client]) as local:
-                write_tables(local, folder / names[client])
+                write_tables(local, folder / self._client_folders[client])
+
+    @cached_property
+    def _client_folders(self) -> list[str]:
+        return client_folders(self.data.client_names)
 
     def client_states(self) -> dict[int, Any]:
         """Return ``{client id: state}``, the states that clients keep between rounds, for a checkpoint."""

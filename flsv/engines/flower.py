@@ -36,7 +36,6 @@ POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
 MESSAGE_TYPES = {
     "hello": "query",
-    "agree": "query",
     "ask": "query",
     "train": "train",
     "test": "evaluate",
@@ -129,6 +128,8 @@ def client_app(
     *,
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
+    sites: Sequence[str] | None = None,
+    rounds: int | None = None,
 ) -> ClientApp:
     """Make a Flower ClientApp. The arguments are those of :class:`flsv.engines.remote.SiteClient`.
 
@@ -149,7 +150,13 @@ def client_app(
     """
     app = ClientApp()
     client = SiteClient(
-        make_module, make_datamodule, make_loop, trainer=trainer, questions=questions
+        make_module,
+        make_datamodule,
+        make_loop,
+        trainer=trainer,
+        questions=questions,
+        sites=sites,
+        rounds=rounds,
     )
 
     def reply_to(message: Message, context: Context) -> Message:

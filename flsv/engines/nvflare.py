@@ -36,10 +36,9 @@ from nvflare.fuel.utils import fobs
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
 from flsv.engines.remote.deployment import SITE_FOLDER, answer_or_failure
 from flsv.engines.remote.messages import Refused, Reply
-from flsv.engines.remote.policy import is_like
 from flsv.engines.remote.run_status import Stopped
 from flsv.engines.remote.transport import Address
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, is_like
 
 __all__ = ["FlsvController", "FlsvExecutor"]
 

@@ -20,12 +20,13 @@ from flsv._lightning.evaluation import (
 )
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Ranks
+from flsv.core.answers import MIN_HELD_OUT
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.games import CoalitionGames, ModelEvaluator
-from flsv.games.judges import MIN_HELD_OUT, ClientJudges
+from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import (
     LOGGED_VALUE_ADVICE,
     count_logits,

@@ -14,7 +14,7 @@ from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return one event for two clients with the same samples, or for a client with some twice, and warn of them."""
+    """Return one event for two clients with the same samples, or for a client with some twice or empty, and warn."""
     all_copies = copies_in(data)
     events = []
     for copies in all_copies:
@@ -25,7 +25,7 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
             first=0,
             last=0,
             others=other_clients,
-            kind="twice" if copies.other_client is None else "shared",
+            kind=copies.kind,
             column=SAMPLES,
             text=copies.text(data.client_names),
             strength=copies.strength,

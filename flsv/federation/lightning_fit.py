@@ -96,6 +96,7 @@ class LightningFit(Rounds):
         )
 
         self._cleanup = ExitStack()
+        self._cleanup.callback(extension.close)
         self._writes_files = config.reporting.files and leaves_files(trainer)
         if self._writes_files and trainer.is_global_zero:
             folder_lock = FolderLock(run_folder(trainer))
@@ -357,6 +358,8 @@ class LightningFit(Rounds):
             return
         module = self.trainer.lightning_module
         last_round = self.state.round_index - 1
+        client_values = self.running.engine.local_training.state.values
+        client_values.describe_once(module, self.loop.names_logged_in("on_train_epoch_end"))
 
         # At the end the module holds what the run delivers. A round that was begun is discarded.
         keeping_run = self.metrics.keeping_run(

@@ -147,6 +147,9 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Return the settings as text, cached because a fit may change them."""
         return settings_of(self.config, self.metrics)
 
+    #: The identity of the run of which this loop is a copy. None: it is computed from the samples.
+    inherited_identity: Identity | None = None
+
     def _reset(self) -> None:
         self._has_rounds_left = True
         self.state = FederationState()
@@ -195,7 +198,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
         check_callbacks(trainer, self)
-        identity = fit_identity(self._described, data)
+        identity = self.inherited_identity or fit_identity(self._described, data)
         is_new_run = trainer.current_epoch == 0
         if is_new_run:
             self._reset()
@@ -477,7 +480,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
                 "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
                 "logger, and leave Reporting(files=True)."
             )
-        read_run = resolve_name("flsv.report:read_run")  # needs pandas, which is slow to import
+        read_run = resolve_name("flsv.results:read_run")  # needs pandas, which is slow to import
         table: pandas.DataFrame = read_run(self.run_state.csv)
         return table
 

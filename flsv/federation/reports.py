@@ -25,12 +25,11 @@ from flsv.filters import UpdateFilter
 from flsv.filters.base import LARGE, NOT_FINITE
 from flsv.results.curves import Curves, Monitored
 from flsv.results.folder import CONTRIBUTIONS, run_folder
-from flsv.results.record import Record, record_of, to_pay_by
+from flsv.results.record import Record, model_settings, now, record_of
 from flsv.results.round_result import UNLIKE_RUN, Event, RoundResult, Row, RunResult, Sink
 from flsv.results.rows import ResultBuilder
 from flsv.results.run_table import CSV, frame, tidy
 from flsv.results.terminal import Terminal
-from flsv.results.text import nearest_to_retraining_first
 from flsv.server import ContributionMetrics
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
@@ -70,15 +69,6 @@ class RunReports:
             missing=federation.metrics.missing,
             keeping_run=federation.metrics.keeping_run,
         )
-        # What is told of metrics is read now, since an error is raised before training only.
-        self._kinds_to_pay_by = {}
-        for name, metric in self._metrics.items():
-            if to_pay_by(metric):
-                self._kinds_to_pay_by[name] = type(metric).__name__
-        self._trained_names = federation.metrics.trained_names
-        self._rows_at_start = self.results.rows(
-            self._state.round_index, federation.metrics.contributions
-        )
         self._logged_keys: set[tuple[Any, ...]] = set()
 
         folder = federation.engine.ranks.broadcast(0, run_folder(trainer), "the run's folder")
@@ -88,12 +78,13 @@ class RunReports:
         )
         earlier_csv = run_state.csv
         run_state.csv = None
+        # Metrics are described now, since an error is raised before training only.
+        self._record = self._describe_run(run_state.identity.plain(), settings)
         self.sinks: list[Sink] = []
         if writes_files and trainer.is_global_zero:
             csv = self._open_csv(folder / CONTRIBUTIONS, earlier_csv)
             run_state.csv = str(csv.path.resolve())
-            record = self._record(run_state.identity.plain(), settings)
-            self.sinks += [csv, Record(folder, record, self._events)]
+            self.sinks += [csv, Record(folder, self._record, self._events)]
         if writes_files:
             self.sinks.append(ClientTables(federation.engine, folder / "clients"))
         self.sinks += self._loggers(settings)
@@ -101,7 +92,6 @@ class RunReports:
         prints_table = self._prints and self._config.reporting.table
         self.terminal = Terminal(
             trainer,
-            self._data.client_names,
             prints_table,
             files=writes_files,
             progress=self._progress,
@@ -158,7 +148,7 @@ class RunReports:
             earlier_path = Path(earlier_csv)
         is_resumed = first_round > 0 and earlier_path.is_file()
         if is_resumed:
-            self.results.compare_with(self._rows_at_start)
+            self.results.compare_with(self._federation.metrics.contributions)
 
         if earlier_path != full_path:
             # In another folder the loggers begin anew, but the file gets copies of the earlier rows.
@@ -168,21 +158,24 @@ class RunReports:
         self._logged_keys = {_row_key(row) for row in earlier_rows}
         return csv
 
-    def _record(
+    def _describe_run(
         self,
         identity: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> dict[str, Any]:
+        options = self._federation.engine.options.configured_options
         record = record_of(
             self._trainer,
             self._data,
             metrics=self._metrics,
             algorithm={**self._config.strategies, "privacy": self._config.privacy},
-            settings=settings,
+            settings={
+                **model_settings(self._trainer.lightning_module, options),
+                **settings,
+            },
             identity=identity,
             first_round=self._state.round_index,
             version=__version__,
-            events=self._events(),
         )
         if self._state.run:
             record["run"] = self._state.run
@@ -353,6 +346,8 @@ class RunReports:
             learning = resolve_name(_LEARNING_MODULE).learning_record(self._federation)
         if lines_on_coalitions:
             learning["coalitions"] = list(lines_on_coalitions)
+        learning["ended"] = now()
+        learning["rounds_done"] = self._state.round_index
         result = self._result(learning)
 
         for sink in self.sinks:
@@ -371,10 +366,11 @@ class RunReports:
                 "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
                 stacklevel=2,
             )
-        self.terminal.finish(self._result(learning={}))
+        self.terminal.finish(self._result(further_entries={}))
         self.terminal.show_table()
 
-    def _result(self, learning: dict[str, Any]) -> RunResult:
+    def _result(self, further_entries: Mapping[str, Any]) -> RunResult:
+        """Return the run's result, with ``further_entries`` of its record."""
         state = self._state
         values = self._federation.metrics.contributions
         last_round = max(state.round_index - 1, 0)
@@ -387,26 +383,18 @@ class RunReports:
             weight=state.weights,
             **state.client_scores,
         )
-        columns = {}
-        for name, names_of_columns in self.results.columns.items():
-            if name in values:
-                columns[name] = "column" if names_of_columns else "class"
-        kinds_to_pay_by = {
-            name: self._kinds_to_pay_by[name] for name in values if name in self._kinds_to_pay_by
+        record = {
+            **self._record,
+            "events": self._events(),
+            "logged": self._logged_numbers(),
+            **further_entries,
         }
-
         return RunResult(
             last_round,
-            state.round_index,
             table=frame(rows),
-            columns=columns,
-            to_pay_by=nearest_to_retraining_first(kinds_to_pay_by),
-            trained=[name for name in values if name in self._trained_names],
-            learning_record=learning,
-            logged=self._logged_numbers(),
+            record=record,
             pictures=self.results.pictures(last_round, values),
             draws_pictures=self._config.reporting.figures != 0,
-            events=self._events(),
         )
 
     def _logged_numbers(self) -> dict[str, float]:

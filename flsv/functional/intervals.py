@@ -1,7 +1,6 @@
 r"""Confidence intervals for Shapley values of trained coalitions, from one seed or several.
 
-The intervals are for the mean over many seeds. Reports explain them by
-:data:`~flsv.utilities.display.BRACKETS_NOTE`. For several seeds see :func:`interval_over_seeds`.
+The intervals are for the mean over many seeds. For several seeds see :func:`interval_over_seeds`.
 
 **One seed.** Four parts of the difference between seeds can be estimated from one. With n clients and G the sum of all
 positive values, the standard error of the value of client i is

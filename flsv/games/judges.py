@@ -14,7 +14,6 @@ rare classes.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from flsv.core import (
     declare_answer,
     map_clients,
 )
-from flsv.core.answers import range_of_score
+from flsv.core.answers import MIN_HELD_OUT, range_of_score
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
@@ -43,8 +42,6 @@ from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
 from flsv.scores.performance import ModelScore, performance_of
 from flsv.utilities.errors import ConfigurationError
 
-#: The fewest held-out samples of a class, or in total, on which a client reports.
-MIN_HELD_OUT = 5
 #: The most bytes of models that are sent to a client at a time.
 MAX_BYTES_OF_MODELS = 2**28
 #: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
@@ -136,7 +133,21 @@ def judge(
     return local.utility(models, performance)
 
 
-declare_answer(judge, _form_of_judge, times=math.inf)
+def _counts_of_models(num_models: int, num_classes: int) -> int:
+    return (1 + num_models) * (num_classes + 1)
+
+
+def _numbers_of_judge(num_clients: int, num_classes: int) -> int:
+    # Estimators and designs evaluate no more coalitions of more clients.
+    num_coalitions = 2 ** min(num_clients, MAX_PREDICTED_PLAYERS)
+    return _counts_of_models(num_coalitions, num_classes)
+
+
+def _numbers_of_judge_coalitions(num_clients: int, num_classes: int) -> int:
+    return 2 * _numbers_of_judge(num_clients, num_classes)
+
+
+declare_answer(judge, _form_of_judge, _numbers_of_judge)
 
 
 def judge_coalitions(
@@ -183,7 +194,7 @@ def judge_coalitions(
     return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
 
 
-declare_answer(judge_coalitions, _form_of_judge_coalitions, times=math.inf)
+declare_answer(judge_coalitions, _form_of_judge_coalitions, _numbers_of_judge_coalitions)
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:

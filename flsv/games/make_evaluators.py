@@ -17,7 +17,7 @@ from flsv._lightning.evaluation import on_device
 from flsv._lightning.validation_run import StoredBatches, store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.module_copies import ModuleCopies
+from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
 from flsv.games.validation_batches import checked_logits, checked_pair, no_forward
 from flsv.games.vector_evaluator import VectorEvaluator
@@ -39,10 +39,10 @@ def make_evaluators(
     measures: Mapping[str, Any],
     *,
     seed: int = 0,
-    is_tried: bool = False,
+    effects: ScoringEffects | None = None,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors. With ``is_tried`` no model is scored twice.
+    each once to find errors, unless another evaluator has tried what scoring changes, its ``effects``.
     """
     model_scores: dict[str, ModelScore] = {}
     for name, measure in measures.items():
@@ -55,8 +55,8 @@ def make_evaluators(
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
     if any(isinstance(measure.of, str) for measure in model_scores.values()):
-        validated_models = _validated_models(trainer, space, batches, model_scores, seed)
-        if not is_tried:
+        validated_models = _validated_models(trainer, space, batches, model_scores, seed, effects)
+        if effects is None:
             validated_models.attempt()
         evaluators["logged"] = validated_models
     for name, measure in model_scores.items():
@@ -69,7 +69,7 @@ def make_evaluators(
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
                 asking=name,
-                is_tried=is_tried,
+                effects=effects,
             )
     return evaluators
 
@@ -80,6 +80,7 @@ def _validated_models(
     batches: list[StoredBatches],
     model_scores: Mapping[str, ModelScore],
     seed: int,
+    effects: ScoringEffects | None,
 ) -> ValidatedModels:
     """Make the evaluator of all values that the module logs and a measure asks for. ``model_scores`` has the measure of
     each metric, by the metric's name.
@@ -96,6 +97,7 @@ def _validated_models(
         derived=[measure.name for measure in model_scores.values() if measure.derived],
         asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
         seed=seed,
+        effects=effects,
     )
 
 
@@ -104,7 +106,7 @@ def classifier_evaluator(
     space: ParameterSpace,
     batches: Iterable[Any],
     num_classes: int | None,
-    is_tried: bool = False,
+    effects: ScoringEffects | None = None,
 ) -> ModelEvaluator:
     """Make the evaluator of a classifier of ``num_classes`` classes on batches. None: as many as there are logits."""
     if num_classes is None:
@@ -121,7 +123,7 @@ def classifier_evaluator(
         batches,
         num_classes=num_classes,
         context=trainer.strategy.precision_plugin.forward_context,
-        is_tried=is_tried,
+        effects=effects,
     )
 
 

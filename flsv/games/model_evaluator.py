@@ -21,7 +21,10 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,
     ScoringCopies,
+    ScoringEffects,
     are_repeated,
+    evaluation_mode,
+    is_compiled,
     isolated_scoring,
     module_device,
     named_dtypes,
@@ -85,7 +88,7 @@ class ModelEvaluator(VectorEvaluator):
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
         asking: name of the object that needs the metric, for messages.
-        is_tried: whether another evaluator has tried scoring.
+        effects: what scoring changes, as another evaluator has tried. None: this one tries it.
 
     Attributes:
         form: the :class:`OutputForm` of the outputs that :meth:`evaluate` keeps. None if the batches have no common
@@ -118,7 +121,7 @@ class ModelEvaluator(VectorEvaluator):
         context: Context | None = None,
         seed: int = 0,
         asking: str = "ModelEvaluator",
-        is_tried: bool = False,
+        effects: ScoringEffects | None = None,
     ) -> None:
         if num_classes is None and metric is None:
             raise ConfigurationError(
@@ -136,6 +139,7 @@ class ModelEvaluator(VectorEvaluator):
         self._context = context or nullcontext
         self._requester = asking
         self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
+        self.effects: ScoringEffects = effects or ScoringEffects()
         self.copies: ScoringCopies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
         self._read_batches(batches)
@@ -149,6 +153,7 @@ class ModelEvaluator(VectorEvaluator):
 
         self.form: OutputForm | None = None
         self._check_labels()
+        is_tried = effects is not None
         if is_tried and not self._metrics and self.backend == "serial":
             self.form = OutputForm(classifies=True)  # a trial could find nothing else
         else:
@@ -220,11 +225,14 @@ class ModelEvaluator(VectorEvaluator):
                 self._score_in_chunks(module, build, count, sums)
             return sums.scores(self._support, has_metric=bool(self._metrics))
 
-        for index in range(count):
+        num_of_copy = max(count, 1) if self.effects.are_none else 1
+        for first in range(0, count, num_of_copy):
             with self._scoring():
-                module = self._loaded(copies, build, index)
-                row = range(index, index + 1)
-                self._score(row, partial(_outputs_of, module), sums)
+                module = copies.load_to_score()
+                for index in range(first, first + num_of_copy):
+                    self._write(module, build, index)
+                    row = range(index, index + 1)
+                    self._score(row, partial(_outputs_of, module), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     @torch.inference_mode(False)
@@ -232,9 +240,12 @@ class ModelEvaluator(VectorEvaluator):
     def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.score_module`."""
         sums = self._sums(1, keep)
+        is_scored_in_itself = not self.copies_module and self.effects.are_none
         with self._scoring():
-            module_copy = ModuleCopies(module, self.space).load_to_score(is_last=True)
-            self._score(range(1), partial(_outputs_of, module_copy), sums)
+            if not is_scored_in_itself or is_compiled(module):
+                module = ModuleCopies(module, self.space).load_to_score(is_last=True)
+            with evaluation_mode(module):
+                self._score(range(1), partial(_outputs_of, module), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
@@ -248,7 +259,7 @@ class ModelEvaluator(VectorEvaluator):
 
     def _scoring(self) -> AbstractContextManager[None]:
         """Return the context in which models are scored."""
-        return isolated_scoring(self.copies, self._seed, device=self.device)
+        return isolated_scoring(self.effects, self._seed, device=self.device)
 
     def _load_private(self, module: nn.Module) -> None:
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
@@ -262,12 +273,21 @@ class ModelEvaluator(VectorEvaluator):
         index: int,
     ) -> nn.Module:
         """Return a copy of the module that holds model ``index``."""
+        module: nn.Module = copies.load_to_score()
+        self._write(module, build, index)
+        return module
+
+    def _write(
+        self,
+        module: nn.Module,
+        build: Build,
+        index: int,
+    ) -> None:
+        """Write model ``index`` into a copy of the module."""
         vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
         build(index, vector)
-        module: nn.Module = copies.load_to_score()
         self.space.write(module, vector)
         self._load_private(module)
-        return module
 
     def _score_in_chunks(
         self,
@@ -495,17 +515,19 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _check_repetition(self, copies: ModuleCopies) -> None:
-        """Check that two copies have the same outputs, whatever the run's own weights are."""
-        outputs = self._outputs_of_copy(copies)
+        """Check that two copies have the same outputs, whatever the run's own weights are, and whether one changes."""
+        module = copies.load_to_score()
+        content = copies.content_of(module)
+        outputs = self._outputs_of_copy(module)
+        self.effects.module = copies.content_of(module) != content
         with other_weights(self._module, self.space):
-            repeated_outputs = self._outputs_of_copy(copies)
+            repeated_outputs = self._outputs_of_copy(copies.load_to_score())
         if not are_repeated(outputs, repeated_outputs, self.device):
             raise not_repeated(self._requester, self._module, "forward")
 
-    def _outputs_of_copy(self, copies: ModuleCopies) -> Any:
-        """Return a new copy's outputs for the first batch."""
+    def _outputs_of_copy(self, module: nn.Module) -> Any:
+        """Return a copy's outputs for the first batch."""
         x, _ = self._batches[0]
-        module = copies.load_to_score()
         seed_global_rngs(self._seed, "utility")
         with self._context():
             return module(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from types import FunctionType
@@ -25,11 +26,18 @@ from flsv._lightning.rounding import MAX_ROUNDING
 from flsv._lightning.validation_run import copy_of_trainer
 from flsv.core.parameter_space import ParameterSpace
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.pickles import Pickled, StandIn, checked_stand_ins, pickled
-from flsv.utilities.plain_values import is_dense
-from flsv.utilities.program_state import ProgramState, present_state, restored_program
+from flsv.utilities.file_writes import files_put_back
+from flsv.utilities.pickles import (
+    Pickled,
+    Redirection,
+    StandIn,
+    checked_stand_ins,
+    pickled,
+)
+from flsv.utilities.plain_values import digest, is_dense
+from flsv.utilities.program_state import present_state, restored_program
 from flsv.utilities.run_copy import find_refused
-from flsv.utilities.seeding import seed_global_rngs
+from flsv.utilities.seeding import isolated_rngs
 
 #: Types of objects that a copy has in common with the run's module.
 _SHARED_TYPES = (
@@ -141,14 +149,23 @@ class ModuleCopies:
         """Return a new copy of the module in evaluation mode, to which the program refers, see
         :func:`isolated_scoring`. The last copy has no memory of its own.
         """
-        module, *_ = self._load(is_last, as_program=True)
+        _refer_to_originals()  # where an earlier copy is
+        module, *_ = self._load(is_last, redirected=_redirected)
         return module.eval()
+
+    def content_of(self, module_copy: nn.Module) -> Any:
+        """Return what differs if the copy's content does. What cannot be pickled is unlike itself."""
+        try:
+            pickled_copy = self._dump(module_copy)
+        except Exception:
+            return object()
+        return pickled_copy.bytes, digest(pickled_copy.storages)
 
     def load_with_trainer(self) -> tuple[L.LightningModule, L.Trainer]:
         """Return a new copy of the module, and one of its Trainer with copies of the optimizers, to evaluate it in. The
         program refers to the copies, see :func:`isolated_scoring`.
         """
-        module, optimizers, schedulers, callbacks = self._load(as_program=True)
+        module, optimizers, schedulers, callbacks = self._load(redirected=_redirected)
         trainer = copy_of_trainer(self._trainer, module)
         trainer.callbacks = callbacks
         for callback in callbacks:
@@ -174,13 +191,13 @@ class ModuleCopies:
     def _load(
         self,
         is_last: bool = False,
-        as_program: bool = False,
+        redirected: list[Redirection] | None = None,
     ) -> tuple[Any, Any, Any, Any]:
         """Return new copies of what :meth:`_parts` returns."""
         module, optimizers, schedulers, callbacks = self._call_with_stand_ins(
             lambda: self._dump_parts().load(
                 copies_memory=not is_last,
-                as_program=as_program,
+                redirected=redirected,
             )
         )
         if self._trainer is not None:
@@ -213,9 +230,25 @@ class ModuleCopies:
                 self._pickled = None
 
 
+@dataclass
+class ScoringEffects:
+    """What scoring a model changes, beside generators. None: no model has shown it yet."""
+
+    #: Whether it changes the program: a global, an attribute of a class, a variable of the environment, torch's
+    #: settings.
+    program: bool | None = None
+    #: Whether ``forward`` changes the module in evaluation mode.
+    module: bool | None = None
+
+    @property
+    def are_none(self) -> bool:
+        """Return whether neither changes."""
+        return self.program is False and self.module is False
+
+
 @contextmanager
 def isolated_scoring(
-    copies: ScoringCopies,
+    effects: ScoringEffects,
     seed: int,
     device: torch.device,
 ) -> Iterator[None]:
@@ -223,17 +256,61 @@ def isolated_scoring(
     Global generators and the program's globals are restored. An error is raised if a stand-in was used.
     """
     with_gradients = torch.is_grad_enabled()
-    copies.program = present_state()
     with (
         torch.inference_mode(False),  # which enables gradients
         torch.set_grad_enabled(with_gradients),
         # The same arithmetic on every thread: autocast belongs to the thread that entered it.
         torch.autocast(device.type, enabled=False),
-        restored_program(copies.program),
+        isolated_rngs(seed, "utility"),
+        _restored(effects),
+        files_put_back(),
         checked_stand_ins(),
     ):
-        seed_global_rngs(seed, "utility")
         yield
+
+
+#: Where the program refers to copies while these are scored.
+_redirected: list[Redirection] = []
+
+
+@contextmanager
+def _restored(effects: ScoringEffects) -> Iterator[None]:
+    """Restore the program at the end of this context, unless scoring does not change it, as the first score shows."""
+    _redirected.clear()
+    if effects.program is False:
+        try:
+            yield
+        finally:
+            _refer_to_originals()
+        return
+
+    program = present_state()
+    with restored_program(program):
+        yield
+        # What refers to a copy has not been changed by the program.
+        _refer_to_originals()
+        if effects.program is None:
+            effects.program = not program.is_present()
+
+
+def _refer_to_originals() -> None:
+    """Let the program refer again to what has been copied."""
+    while _redirected:
+        reference, original = _redirected.pop()
+        reference.write(original)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Set a module into evaluation mode in this context."""
+    layers = list(module.modules())
+    modes = [layer.training for layer in layers]
+    module.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in zip(layers, modes):
+            layer.training = mode
 
 
 class ScoringCopies:
@@ -244,8 +321,6 @@ class ScoringCopies:
         self._space = space
         self._is_in_round = False
         self._copies_of_round: ModuleCopies | None = None
-        # The state in which models were scored last, which is looked at again if nothing has changed.
-        self.program: ProgramState | None = None
 
     def begin_round(self) -> None:
         """Begin a round, within which the module does not change."""
@@ -321,6 +396,12 @@ def _uncompile(layer: nn.Module) -> None:
         if _is_frame_of_dynamo(uncompiled):
             uncompiled = uncompiled.__wrapped__  # the function of torch in the frame
         attributes[name] = uncompiled
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``torch.compile`` has added something to a module."""
+    attributes = chain.from_iterable(vars(layer).values() for layer in module.modules())
+    return any(hasattr(value, "_torchdynamo_orig_callable") for value in attributes)
 
 
 def _is_frame_of_dynamo(function: Any) -> bool:

@@ -8,12 +8,13 @@ from typing import Any
 import lightning as L
 import torch
 
+from flsv._lightning.data_source import generators_of
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation_run import store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.validated_models import ValidatedModels
-from flsv.utilities.seeding import isolated_rngs
+from flsv.utilities.seeding import isolated_rngs, kept_generators, seed_generators
 
 
 class OwnValidation:
@@ -89,8 +90,11 @@ class OwnValidation:
         scorer = self._scorer
         if scorer is None or is_repetition:
             seed = self._seed + 1 if is_repetition else self._seed
-            with isolated_rngs(seed, "own validation"):
-                batches = store_batches(self._trainer, self._loaders())
+            loaders = self._loaders()
+            generators = generators_of(loaders)
+            with isolated_rngs(seed, "own validation"), kept_generators(generators):
+                seed_generators(generators, seed, "own validation")
+                batches = store_batches(self._trainer, loaders)
             scorer = ValidatedModels(self._trainer, self._space, batches, names=(), seed=seed)
         if self._scorer is None:
             self._scorer = scorer

@@ -20,6 +20,7 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import (
     ModuleCopies,
     ScoringCopies,
+    ScoringEffects,
     are_repeated,
     isolated_scoring,
     not_repeated,
@@ -47,6 +48,7 @@ class ValidatedModels(VectorEvaluator):
         derived: those of ``names`` whose gradients are needed, too.
         asking: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
         seed: seed of the random numbers that a validation draws.
+        effects: what scoring changes, as another evaluator has tried.
 
     Raises:
         ConfigurationError: while evaluating, a name is not logged, or its value is not one number. In ``attempt``, a
@@ -63,7 +65,9 @@ class ValidatedModels(VectorEvaluator):
         derived: Sequence[str] = (),
         asking: Mapping[str, str] | None = None,
         seed: int = 0,
+        effects: ScoringEffects | None = None,
     ) -> None:
+        self.effects: ScoringEffects = effects or ScoringEffects()
         self.space = space
         self._value_names = list(dict.fromkeys(names))
         self._names_with_gradient = derived
@@ -207,7 +211,7 @@ class ValidatedModels(VectorEvaluator):
     ) -> Iterator[ValidationRun]:
         """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
         device = self._trainer.strategy.root_device
-        with isolated_scoring(self.copies, self._seed, device=device):
+        with isolated_scoring(self.effects, self._seed, device=device):
             module, trainer = copies.load_with_trainer()
             if vector is not None:
                 self.space.write(module, vector)

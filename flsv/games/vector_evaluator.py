@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games.module_copies import ScoringCopies
+from flsv.games.module_copies import ScoringCopies, ScoringEffects
 from flsv.utilities.host_copies import to_host
 
 #: Names of classifiers' scores that :meth:`Scores.value` takes.
@@ -205,6 +205,10 @@ class VectorEvaluator(ABC):
     """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
     copies: ScoringCopies | None = None
     """The copies of the fit's module in which models are scored. None: they are not scored in this process."""
+    effects: ScoringEffects | None = None
+    """What scoring changes. None: models are not scored in this process."""
+    copies_module = True
+    """Whether :meth:`score_module` scores a copy, or the module itself if that changes nothing."""
 
     def __call__(self, vectors: Tensor, keep: bool = False) -> Scores:
         """Compute the scores of the K models in the rows of ``vectors [K, P]``.

@@ -353,6 +353,8 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         *,
         limits: tuple[float, float] | None = None,
         intervals: tuple[Tensor, Tensor] | None = None,
+        kind: Literal["bars", "waterfall"] = "bars",
+        initial_score: float | None = None,
     ) -> Any:
         """Plot the contributions. One value per client gives bars, values per class a heatmap, several rounds' values
         lines.
@@ -364,6 +366,10 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             limits: lowest and highest value of the scale. By default the lowest and highest of ``val``.
             intervals: the ends ``[num_clients]`` of intervals, drawn on the bars. By default :meth:`error_bars` if
                 ``val`` is None, otherwise none.
+            kind: how one value per client is drawn. ``"bars"``: from 0. ``"waterfall"``: as steps from the score of the
+                untrained model to that of the model of all clients.
+            initial_score: the score of the untrained model, for a waterfall. By default that from which the values add
+                up to the score of the model of all clients if the metric knows it, otherwise 0.
 
         Returns:
             ``(figure, axis)``. A notebook shows the pair as a picture if it is the last line of a cell.
@@ -383,6 +389,13 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         if column_names is None:
             column_names = self.class_names
             kind_of_columns = "class"
+        if kind == "waterfall":
+            if not isinstance(values, Tensor) or values.ndim != 1:
+                raise ValueError(
+                    "plot(kind='waterfall'): expected one value per client, [num_clients]."
+                )
+            if initial_score is None:
+                initial_score = self._score_of_untrained_model(values)
         plot_contributions = resolve_name("flsv.metrics.plot:plot_contributions")
         return plot_contributions(
             values,
@@ -394,7 +407,15 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
             unit=self.unit,
             limits=limits,
             intervals=intervals,
+            waterfall_from=initial_score if kind == "waterfall" else None,
         )
+
+    def _score_of_untrained_model(self, value: Tensor) -> float:
+        """Return the score from which values ``[num_clients]`` add up to that of the model of all clients, or 0."""
+        score_of_all = self.payment_record().get("together")
+        if score_of_all is None:
+            return 0.0
+        return float(score_of_all - value.nansum())
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ""

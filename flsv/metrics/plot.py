@@ -15,8 +15,10 @@ from torch import Tensor
 
 from flsv.utilities.display import PALETTE, client_labels, label_text
 
+#: Largest number of clients in a picture. Of more, those with the highest and the lowest values are drawn.
+MAX_CLIENTS = 50
 #: Largest number of labels on an axis. Of more, as many are shown, evenly spaced.
-MAX_LABELS = 40
+MAX_LABELS = 50
 #: Largest number of clients whose lines all get a color and a name. Of more, only the highest and lowest do.
 MAX_NAMED_LINES = 20
 NUM_NAMED_PER_END = 5
@@ -58,8 +60,13 @@ def plot_contributions(
     unit: str = "",
     limits: tuple[float, float] | None = None,
     intervals: tuple[Tensor, Tensor] | None = None,
+    waterfall_from: float | None = None,
 ) -> Shown:
-    """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis)."""
+    """Draw values ``[n, M]`` as a heatmap, ``[n]`` as bars, a sequence of ``[n]`` as lines. Return (figure, axis).
+
+    With ``waterfall_from``, the score of the untrained model, the bars of ``[n]`` are steps from it to the score of the
+    model of all clients. Of more than 50 clients, the 25 with the highest and the 25 with the lowest values are drawn.
+    """
     rows = [val] if isinstance(val, Tensor) else list(val)
     is_heatmap = isinstance(val, Tensor) and val.ndim == 2
     num_dimensions = 2 if is_heatmap else 1
@@ -69,33 +76,79 @@ def plot_contributions(
         )
 
     arrays = [row.detach().double().cpu().numpy() for row in rows]
-    num_clients = len(arrays[0])
-    names = list(map(label_text, client_names or range(num_clients)))
+    all_values = np.stack(arrays)  # [1, n, M], [1, n], or [R, n] of R rounds
+    num_clients = all_values.shape[1]
+    clients = _clients_to_draw(all_values)
+    values = all_values[:, clients]
+    all_names = client_names or range(num_clients)
+    names = [label_text(all_names[client]) for client in clients]
+    note = ""
+    if len(clients) < num_clients:
+        note = f" ({len(clients)} of {num_clients:,} clients: the highest and the lowest values)"
+
     if is_heatmap:
-        num_columns = arrays[0].shape[1]
+        num_columns = all_values.shape[2]
         titles = list(map(label_text, column_names or range(num_columns)))
         ax = ax or _new_axis(
             width=2.9 + 0.5 * num_columns,
-            height=1.5 + 0.3 * num_clients,
+            height=1.5 + 0.3 * len(clients),
             below=titles,
             beside=names,
         )
-        _draw_heatmap(ax, arrays[0], titles, names, unit, limits)
+        _draw_heatmap(ax, values[0], titles, names, unit, limits)
         ax.set_xlabel(label_text(kind_of_columns))
-        ax.set_ylabel("client")
+        ax.set_ylabel(f"client{note}")
     elif isinstance(val, Tensor):
-        width = max(5.0, 2 + 0.42 * num_clients)
+        width = max(5.0, 2 + 0.42 * len(clients))
         ax = ax or _new_axis(width, 3.8, below=names)
-        _draw_bars(ax, arrays[0], names, intervals)
+        if intervals is not None:
+            low, high = intervals
+            intervals = low[clients], high[clients]
+        if waterfall_from is None:
+            _draw_bars(ax, values[0], names, intervals)
+        else:
+            final_score = waterfall_from + float(np.nansum(arrays[0]))
+            scores = (waterfall_from, final_score)
+            _draw_waterfall(ax, values[0], names, intervals, scores=scores)
+        ax.set_xlabel(f"client{note}")
         _finish_axis(ax, unit, limits)
     else:
         ax = ax or _new_axis(7.6, 3.8)
         labels = client_labels(num_clients, client_names)
-        legend_texts = list(map(label_text, labels))
-        _draw_lines(ax, np.stack(arrays), legend_texts)
+        legend_texts = [label_text(labels[client]) for client in clients]
+        _draw_lines(ax, values, legend_texts)
+        ax.set_xlabel(f"round{note}")
         _finish_axis(ax, unit, limits)
     ax.set_title(label_text(name))
     return Shown((ax.figure, ax))
+
+
+def _clients_to_draw(values: np.ndarray) -> list[int]:
+    """Return the clients to draw, of values ``[1, n, M]`` of M classes, or ``[R, n]`` of R rounds."""
+    num_clients = values.shape[1]
+    if num_clients <= MAX_CLIENTS:
+        return list(range(num_clients))
+    overall_values = values
+    if values.ndim == 3:
+        overall_values = np.where(np.isnan(values).all(2), np.nan, np.nansum(values, axis=2))
+    ranking = _ranking(overall_values)
+    if len(ranking) > MAX_CLIENTS:
+        num_per_end = MAX_CLIENTS // 2
+        ranking = ranking[:num_per_end] + ranking[-num_per_end:]
+    return sorted(ranking) or list(range(MAX_CLIENTS))
+
+
+def _ranking(rows: np.ndarray) -> list[int]:
+    """Return the clients in the order of their last finite values in ``rows [R, n]``, the highest first, without those
+    that have none.
+    """
+    last_values = np.full(rows.shape[1], np.nan)
+    for row in rows:
+        is_finite = np.isfinite(row)
+        last_values[is_finite] = row[is_finite]
+    num_values = int(np.isfinite(last_values).sum())
+    ranking: list[int] = np.argsort(-last_values, kind="stable").tolist()  # NaN comes last
+    return ranking[:num_values]
 
 
 def _finish_axis(ax: Any, unit: str, limits: tuple[float, float] | None) -> None:
@@ -147,34 +200,59 @@ def _draw_bars(
             capsize=3,
         )
     ax.axhline(0, color="black", linewidth=0.8)
-    ax.set_xlabel("client")
     ax.set_xlim(-0.7, len(values) - 0.3)  # bars are 0.8 wide
     _label_axis(ax.xaxis, names)
 
-    if len(values) <= MAX_LABELS:
-        for client in np.flatnonzero(~has_value).tolist():
-            ax.text(
-                client,
-                0,
-                " no value",
-                rotation=90,
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color="0.5",
-            )
+    for client in np.flatnonzero(~has_value).tolist():
+        ax.text(
+            client,
+            0,
+            " no value",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color="0.5",
+        )
+
+
+def _draw_waterfall(
+    ax: Any,
+    values: np.ndarray,
+    names: Sequence[str],
+    intervals: tuple[Tensor, Tensor] | None,
+    *,
+    scores: tuple[float, float],
+) -> None:
+    """Draw values ``[n]`` as steps between two ``scores``: of the untrained model and of the model of all clients."""
+    initial_score, _final_score = scores
+    steps = np.nan_to_num(values)
+    scores_after_steps = initial_score + steps.cumsum()
+    bases = scores_after_steps - steps
+    clients = np.arange(1, len(values) + 1)
+    colors = np.where(steps < 0, PALETTE[1], PALETTE[0])
+    ax.bar([0, len(values) + 1], scores, color="0.6")
+    ax.bar(clients, steps, bottom=bases, color=colors)
+    if intervals is not None:
+        low, high = (bound.detach().double().cpu().numpy() for bound in intervals)
+        has_interval = np.isfinite(low) & np.isfinite(high)
+        ax.errorbar(
+            clients[has_interval],
+            scores_after_steps[has_interval],
+            yerr=[(values - low)[has_interval], (high - values)[has_interval]],
+            fmt="none",
+            ecolor="0.25",
+            capsize=3,
+        )
+    ax.axhline(0, color="black", linewidth=0.8)
+    _label_axis(ax.xaxis, ["untrained", *names, "all"])
 
 
 def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
-    """Draw n clients' lines of r rounds, ``rows [r, n]``, with a legend."""
+    """Draw n clients' lines of R rounds, ``rows [R, n]``, with a legend."""
     from matplotlib.ticker import MaxNLocator
 
-    final_values = {}
-    for client, column in enumerate(rows.T):
-        column_values = column[np.isfinite(column)]
-        if column_values.size:
-            final_values[client] = column_values[-1]
-    ranking = sorted(final_values, key=final_values.__getitem__, reverse=True)
+    ranking = _ranking(rows)
 
     clients_with_name = list(range(len(names)))
     if len(names) > MAX_NAMED_LINES:
@@ -195,7 +273,6 @@ def _draw_lines(ax: Any, rows: np.ndarray, names: Sequence[str]) -> None:
         )
 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.set_xlabel("round")
     ax.legend(
         fontsize="small",
         frameon=False,

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge
@@ -34,7 +34,6 @@ from flsv.metrics.coalitions.design import (
 from flsv.metrics.coalitions.evidence import cases_record, coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
-from flsv.utilities.choices import Verify
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.host_copies import to_host
@@ -96,9 +95,8 @@ class ShadowShapley(MeasuredMetric):
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"``, or the ``"clients"``, of whom
             then each predicts coalitions' outputs on its own samples.
-        verify: the rounds for which the coalition of all clients is trained again and compared with the run: the first
-            two (``"start"``) or ``"all"``, which costs one more fit and sees what matters later only. ``"all"`` also
-            compares one coalition with a fit in a fresh process.
+        verify: the rounds for which the coalition of all clients is trained again and compared with the run. Only the
+            first two are left (``"start"``): settings of earlier runs have this argument.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
             those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
@@ -141,7 +139,7 @@ class ShadowShapley(MeasuredMetric):
         every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
-        verify: Verify = "start",
+        verify: Literal["start"] = "start",
         leave_out: Sequence[str] | None = None,
         halvings: Count | None = None,
         **kwargs: Any,

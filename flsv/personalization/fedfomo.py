@@ -209,7 +209,7 @@ def mix_models(
     return signed_weights / sum_of_magnitudes
 
 
-declare_answer(mix_models, _expected_weights)
+declare_answer(mix_models, _expected_weights, numbers=lambda clients, classes: clients)
 
 
 def first_order_weights(

@@ -161,7 +161,7 @@ def _own_unless_better(
     return client_model.clone()
 
 
-declare_answer(collaborate, _expected_values)
+declare_answer(collaborate, _expected_values, numbers=lambda clients, classes: clients)
 
 
 def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:

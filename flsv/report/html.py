@@ -154,14 +154,27 @@ def _color(value: float) -> str:
     return _NEGATIVE
 
 
-def bar_cells(estimates: DataFrame) -> list[Cell]:
-    """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale."""
+def bar_cells(
+    estimates: DataFrame,
+    bases: Sequence[float] | None = None,
+) -> list[Cell]:
+    """Draw each value as a bar, and its interval as a line, in a table cell. All have one scale.
+
+    Args:
+        estimates: a row for each bar.
+        bases: where each bar begins. None: at 0.
+    """
     # One scale for all rows, which includes 0.
-    rows = estimates[ESTIMATE].to_numpy().tolist()
-    numbers_on_scale = [0.0, *filter(math.isfinite, chain.from_iterable(rows))]
+    table = estimates[ESTIMATE]
+    if bases is None:
+        bases = [0.0] * len(table)
+    rows = table.add(list(bases), axis=0).to_numpy().tolist()
+    numbers = [*bases, *chain.from_iterable(rows)]
+    numbers_on_scale = [0.0, *filter(math.isfinite, numbers)]
     scale = _Scale(min(numbers_on_scale), max(numbers_on_scale))
     cells = []
-    for value, low_bound, high_bound in rows:
+    for base, (end, low_bound, high_bound) in zip(bases, rows):
+        value = end - base
         if not math.isfinite(value):
             cells.append(Cell(NO_NUMBER))
             continue
@@ -169,7 +182,7 @@ def bar_cells(estimates: DataFrame) -> list[Cell]:
         if math.isfinite(low_bound) and math.isfinite(high_bound):
             line = scale.bar(low_bound, high_bound, "var(--ink)", height="2px")
             layers.append(line)
-        left_edge, right_edge = sorted((0.0, value))
+        left_edge, right_edge = sorted((base, end))
         bar = scale.bar(left_edge, right_edge, f"rgb({_color(value)})", height="60%")
         layers.append(bar)
         style = f"background: {', '.join(layers)}"

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pandas
 from pandas import DataFrame, Series
 
-from flsv.report.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
 from flsv.report.html import (
+    Cell,
     Table,
     bar_cells,
     heatmap_table,
@@ -28,7 +30,6 @@ from flsv.report.html import (
     table_of_clients,
     table_of_texts,
 )
-from flsv.report.reading import Run, open_run, over_seeds
 from flsv.report.shares import (
     Budget,
     Shares,
@@ -37,6 +38,9 @@ from flsv.report.shares import (
     shares_file,
     shares_of,
 )
+from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, preferred_basis
+from flsv.results.reading import Run, open_run, over_seeds
+from flsv.results.run_table import ESTIMATE
 from flsv.results.text import (
     NO_NUMBER,
     WORDS,
@@ -44,9 +48,9 @@ from flsv.results.text import (
     ends_of,
     format_number,
     format_numbers,
-    format_rows,
     highest_first,
     known_mean,
+    performance,
     titled,
     with_intervals,
 )
@@ -54,11 +58,12 @@ from flsv.scores import OWN_SCORES
 from flsv.utilities.arguments import client_number
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.csv_files import NAN, save_table
-from flsv.utilities.display import BRACKETS_NOTE
 from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
+#: Largest number of hashes of samples that are shown.
+MAX_HASHES_SHOWN = 50
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -121,7 +126,6 @@ def write_report(
         basis=basis,
         shares=shown_shares,
         verdict=verdict,
-        brackets=_sentences_on_intervals(basis, shown_shares),
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -133,12 +137,9 @@ def write_report(
 
 
 def _subtitle(run: Run) -> str:
-    rounds = "1 round" if run.rounds == 1 else f"{run.rounds} rounds"
+    rounds = run.rounds_text
     if not run.ended:
-        planned_rounds = run.record["rounds"]
-        if planned_rounds and planned_rounds > 0:  # -1: no limit
-            rounds = f"{run.rounds} of {planned_rounds} rounds"
-        rounds += " (not ended)"
+        rounds += " (stopped)"
     date, _, _time = run.record["started"].partition("T")
     return f"{run.num_clients} partners, {rounds}, started {date}"
 
@@ -159,7 +160,9 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         sentences.append(WORDS["findings"])
     sentences += _sentences_on_performance(run, basis)
     sentences += _sentences_on_missing_values(run, basis)
-    sentences.append("With other partners or other cases the values would be different.")
+    sentences.append(
+        "With other partners or other validation samples the values would be different."
+    )
 
     misses_value = bool(values.isna().any())
     other_values = _values_of_others(run, basis, clients)
@@ -174,13 +177,14 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 _participation_table(run, clients, names),
                 _class_count_heatmap(run, clients, names),
             ],
-            "All values": [
+            "Other values": [
+                WORDS["other_values"] if other_values else "",
                 table_of_clients(names, other_values) if other_values else "",
                 WORDS["dash"] if has_dash else "",
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
-            "How to read the values": [_guide_table(run)],
-            "Settings": _settings_section(run),
+            "How to read the values": [_guide_table(run, basis)],
+            "Settings": _settings_section(run, basis),
         },
     }
     if basis is not None:
@@ -197,16 +201,16 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
     # The performance that the values distribute, or any if there are no values.
-    for performance in run.performances.values():
-        if basis is None or performance["by"] == basis.by:
-            sentences.append(f"The model's {describe_change(performance)}.")
+    for change in run.performances.values():
+        if basis is None or change["by"] == basis.by:
+            sentences.append(f"The model's {describe_change(change)}.")
             break
 
     validation = run.record["validation"]
     if validation:
-        num_cases = "" if validation["rows"] is None else f"{validation['rows']:,} "
+        num_samples = "" if validation["rows"] is None else f"{validation['rows']:,} "
         sentences.append(
-            f"It was evaluated on {num_cases}cases that no partner trained on, {validation['of']}."
+            f"It was evaluated on {num_samples}validation samples, which no partner trained on: {validation['of']}."
         )
     return sentences
 
@@ -217,9 +221,9 @@ def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
         return []  # retrained values stand in the place of the metrics' values
     sentences = []
     reasons = dict(run.record.get("missing", {}))
-    for metric, performance in run.performances.items():
-        if "why_no_values" in performance:
-            reasons[metric] = performance["why_no_values"]
+    for metric, record in run.performances.items():
+        if "why_no_values" in record:
+            reasons[metric] = record["why_no_values"]
     for metric, reason in reasons.items():
         is_told_by_verdict = basis is not None and metric == basis.key
         if reason and not is_told_by_verdict:
@@ -246,23 +250,44 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
     return table_of_clients(names, columns)
 
 
-def _settings_section(run: Run) -> list[str | Table | None]:
-    """Return the settings, command and hashes by which a run can be repeated."""
+def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]:
+    """Return the settings, commands and hashes by which a run and its values can be repeated."""
     config = run.folder / "config.yaml"
-    command = ""
+    commands = ""
     if config.is_file():
-        command = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
+        commands = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
+        if basis is not None and basis.key == RETRAINED:
+            commands += f". To repeat the values: {_retraining_command(run, basis)}"
     title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
+    settings = dict(run.record["settings"])
+    if settings.get("data/server_val_samples") == 0:
+        # The validation set is one of its own, and nothing was held out for it.
+        settings.pop("data/splits.server_val", None)
+    hashes = run.hashes_by_owner()
+    shown_hashes = dict(islice(hashes.items(), MAX_HASHES_SHOWN))
+    further_hashes = ""
+    if len(shown_hashes) < len(hashes):
+        further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
 
     return [
-        command,
-        table_of_texts({**run.record["settings"], **_packages(run), **_logged(run)}),
+        commands,
+        table_of_texts({**settings, **_packages(run), **_logged(run)}),
         title_of_encoding,
         table_of_texts(run.encoding),
         "A second run with the same hashes gave the clients the same samples and measured the same metrics. "
         "At sites each hash is told by the site, and depends on a secret in its folder. A private site's says nothing.",
-        table_of_texts(run.hashes_by_owner()),
+        table_of_texts(shown_hashes),
+        further_hashes,
     ]
+
+
+def _retraining_command(run: Run, basis: Basis) -> str:
+    """Return the command that trains a run's coalitions again."""
+    folder = shlex.quote(str(run.folder))
+    command = f"flsv retrain {folder} --seeds {basis.inputs.seeds}"
+    if basis.trainings:
+        command += f" --trainings {basis.trainings}"
+    return command
 
 
 def _for_one(
@@ -287,7 +312,7 @@ def _for_one(
             "Other measurements": [_other_measurements(run, client, basis)],
             # Columns that are not classes may be other clients.
             "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
-            "How to read the values": [_guide_table(run)],
+            "How to read the values": [_guide_table(run, basis)],
             "What this page tells": _sentences_on_privacy(run, shows_means, shares is not None),
             "The run": [_settings_for_one(run, client, shows_means)],
         },
@@ -374,8 +399,8 @@ def _values_table(
     faults: Sequence[str],
 ) -> Table:
     """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
-    estimates = basis.estimates_to_show(for_payment=shares is not None).loc[clients]
-    columns: dict[str, Sequence[Any]] = {
+    estimates = basis.estimates.loc[clients]
+    columns: dict[str, list[Any]] = {
         "value": with_intervals(estimates, between=" to "),
         "": bar_cells(estimates),  # a column without a title
     }
@@ -383,12 +408,30 @@ def _values_table(
         cells = [shares.cells(client) for client in clients]
         columns["share"] = [share for share, _ in cells]
         columns["amount"] = [amount for _, amount in cells]
-    elif basis.estimates_with_other_cases is not None:
-        columns["other cases"] = _intervals(basis.estimates_with_other_cases.loc[clients])
 
     if any(faults):
         columns["finding"] = [faults[client] or NO_NUMBER for client in clients]
+    has_all_clients = len(clients) == len(basis.values)
+    if has_all_clients and basis.adds_up:
+        columns[""] = _waterfall_cells(basis, estimates)
+        initial_score = performance(basis.by, basis.initial_score)
+        final_score = performance(basis.by, basis.final_score)
+        names = ["untrained model", *names, "model of all"]
+        for column, texts in columns.items():
+            if column == "value":
+                columns[column] = [initial_score, *texts, final_score]
+            elif column:
+                columns[column] = ["", *texts, ""]
     return table_of_clients(names, columns)
+
+
+def _waterfall_cells(basis: Basis, estimates: DataFrame) -> list[Cell]:
+    """Draw the score of the untrained model, a step for each client, and the score of the model of all."""
+    scores = DataFrame({"value": [basis.initial_score, basis.final_score]}, columns=ESTIMATE)
+    steps = pandas.concat([scores[:1], estimates, scores[1:]])
+    scores_after_steps = basis.initial_score + estimates["value"].cumsum()
+    bases = [0.0, *(scores_after_steps - estimates["value"]), 0.0]
+    return bar_cells(steps, bases)
 
 
 def _values_for_one(
@@ -398,35 +441,16 @@ def _values_for_one(
     shares: Shares | None,
 ) -> Table:
     """Return the main table of a client's page: its value and share, beside the mean of all."""
-    estimates = basis.estimates_to_show(for_payment=shares is not None)
-    (value_text,) = with_intervals(estimates.loc[[client]], between=" to ")
-    text_of_head = {"": basis.title, "your value": value_text}
-    other_cases = basis.estimates_with_other_cases
-    if shares is None and other_cases is not None:
-        (text_of_head["other cases"],) = _intervals(other_cases.loc[[client]])
-    text_of_head["mean of all"] = _mean(run, basis.values)
+    (value_text,) = with_intervals(basis.estimates.loc[[client]], between=" to ")
+    text_of_head = {
+        "": basis.title,
+        "your value": value_text,
+        "mean of all": _mean(run, basis.values),
+    }
     if shares is not None:
         text_of_head["share"], text_of_head["amount"] = shares.cells(client)
     row = list(text_of_head.values())
     return Table(list(text_of_head), [row])
-
-
-def _intervals(estimates: DataFrame) -> list[str]:
-    """Format intervals without the values."""
-    rows = format_rows(estimates[["low", "high"]])
-    return [f"[{low} to {high}]" for low, high in rows]
-
-
-def _sentences_on_intervals(basis: Basis | None, shares: Shares | None) -> str:
-    """Return sentences on the intervals of a page's main table."""
-    if basis is None or not basis.has_intervals:
-        return str(WORDS["no_brackets"])
-    sentences: Mapping[str, str] = WORDS["brackets"]
-    if basis.estimates_with_other_cases is None:
-        return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['cases_not_counted']}"
-    if shares is not None:
-        return sentences["cases"]
-    return f"{sentences['seeds']} {BRACKETS_NOTE} {sentences['column']}"
 
 
 def _may_see_means(run: Run, values: Sequence[float]) -> bool:
@@ -482,7 +506,7 @@ def _metrics_beside(run: Run, basis: Basis | None) -> list[str]:
 def _head_of(name: str, estimates: DataFrame) -> str:
     """Return the head of a column of values, which says for what their intervals are."""
     has_intervals = bool(estimates["low"].notna().any())
-    return f"{name}, {WORDS['other_seeds']}" if has_intervals else name
+    return f"{name}, {WORDS['over_seeds']}" if has_intervals else name
 
 
 def _class_count_heatmap(run: Run, clients: Sequence[int], names: Sequence[str]) -> Table | None:
@@ -521,10 +545,14 @@ def _class_heatmaps(
     return heatmaps
 
 
-def _guide_table(run: Run) -> Table | None:
-    """Return a table with each metric's description, unit, sign, needs, cost and limits."""
+def _guide_table(run: Run, basis: Basis | None) -> Table | None:
+    """Return a table with each metric's description, unit, sign, needs, cost and limits, the main values first."""
     # Metrics with the same text share a row.
     metrics_by_text: dict[tuple[str, str], list[str]] = {}
+    if basis is not None and basis.key == RETRAINED:
+        for title, text in WORDS["retrained"].items():
+            sentence = text.format(origin=basis.origin, seeds=basis.inputs.seeds)
+            metrics_by_text[title, sentence] = [RETRAINED]
     for metric in run.metrics:
         metric_info = run.metric_info(metric)
         titled_texts = [("what it is", metric_info["about"]), *metric_info["guide"].items()]

@@ -14,8 +14,8 @@ from pandas import DataFrame
 
 from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
-from flsv.report.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
-from flsv.report.reading import Run
+from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
+from flsv.results.reading import Run
 from flsv.results.round_result import doubts_in, faults_in
 from flsv.results.text import NO_NUMBER, joined, percent, shares_in
 from flsv.results.verdict import Verdict
@@ -182,7 +182,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     """
     basis = basis_of(run, budget.by)
     verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
-    table = basis.estimates_to_show(for_payment=True).copy()
+    table = basis.estimates.copy()
     table["client"] = range(run.num_clients)
     table["client_name"] = run.client_names
     table[list(AMOUNT_COLUMNS)] = NAN

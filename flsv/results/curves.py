@@ -41,8 +41,9 @@ class Monitored(Sink):
         self.names: set[str] = set()
 
     def write_round(self, result: RoundResult) -> None:
+        callback_metrics = self._trainer.callback_metrics
         for name in self.names:  # values of earlier rounds
-            self._trainer.callback_metrics.pop(name, None)
+            callback_metrics.pop(name, None)
         self.names = set()
         numbers = self._numbers(result.table)
         self._store({name: number for name, number in numbers.items() if not math.isnan(number)})
@@ -57,13 +58,13 @@ class Monitored(Sink):
         for row in rows:
             if row.client is None:
                 numbers[row.metric] = row.value
-            elif row.metric in self._metrics and not row.column:
+            elif row.metric in self._metrics:
                 numbers[f"{tag_of(row.metric)}/client_{row.client}"] = row.value
         return numbers
 
     def _store(self, numbers: Mapping[str, float]) -> None:
-        for name, number in numbers.items():
-            self._trainer.callback_metrics[name] = torch.tensor(number)
+        tensors = torch.tensor(list(numbers.values())).unbind()
+        self._trainer.callback_metrics.update(zip(numbers, tensors))
         self.names |= numbers.keys()
 
 

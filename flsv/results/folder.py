@@ -116,8 +116,11 @@ def find_config_of(run: Path) -> Path:
     raise ConfigurationError(f"{run} has no {CONFIG}: name the folder of a run of flsv fit.")
 
 
-def where_results_are(trainer: L.Trainer) -> list[str]:
-    """Return lines with the folder of a fit's results, and commands for charts, report, repetition and retraining."""
+def where_results_are(trainer: L.Trainer, has_ended: bool = True) -> list[str]:
+    """Return lines with the folder of a fit's results, and commands for charts, report, repetition and retraining.
+
+    A fit that was stopped gets the command by which it goes on, instead of the last two.
+    """
     folder = display_path(run_folder(trainer))
     lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
     for logger in trainer.loggers:
@@ -126,11 +129,12 @@ def where_results_are(trainer: L.Trainer) -> list[str]:
     lines.append(f"Report:  flsv report {folder}")
 
     arguments = arguments_of_fit()
-    if arguments is not None:
-        lines.append(f"Repeat:  flsv repeat 5 {arguments}  # other seeds give other values")
-        lines.append(
-            f"Retrain: flsv retrain {folder}  # values with three seeds, as a basis for payment"
-        )
+    if arguments is not None and not has_ended:
+        checkpoint = display_path(run_folder(trainer) / "checkpoints" / "last.ckpt")
+        lines.append(f"Resume:  flsv fit {arguments} --ckpt_path {checkpoint}")
+    elif arguments is not None:
+        lines.append(f"Repeat:  flsv repeat 5 {arguments}  # five seeds: how far values vary")
+        lines.append(f"Retrain: flsv retrain {folder}  # more models and seeds: values to pay by")
     return lines
 
 

@@ -50,26 +50,21 @@ class Record(Sink):
         self._folder = folder
         self._content = dict(content)
         self._events = events
+        # Those in the file, which does not exist yet.
+        self._written_events: list[Event] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        write_record(folder, self._content)
+        self._write_new_events(events())
 
     def write_round(self, result: RoundResult) -> None:
         """Write new events at once, so that the file of a killed run has them, too."""
         self._write_new_events(result.events)
 
     def finish(self, result: RunResult) -> None:
-        learning_record = dict(result.learning_record)
-        if "paid_in" in learning_record:
-            learning_record["paid_in"] = self._performances(learning_record["paid_in"])
+        content = dict(result.record)
         # Some events are known only now.
-        content = {
-            **self._content,
-            "events": [asdict(event) for event in result.events],
-            "ended": now(),
-            "rounds_done": result.rounds,
-            "logged": result.logged,
-            **learning_record,
-        }
+        content["events"] = [asdict(event) for event in content["events"]]
+        if "paid_in" in content:
+            content["paid_in"] = self._performances(content["paid_in"])
         write_record(self._folder, content)
 
     def _performances(self, performances: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,9 +84,9 @@ class Record(Sink):
                 self._write_new_events(self._events())
 
     def _write_new_events(self, events: Sequence[Event]) -> None:
-        entries = [asdict(event) for event in events]
-        if entries != self._content["events"]:
-            self._content["events"] = entries
+        if list(events) != self._written_events:
+            self._written_events = list(events)
+            self._content["events"] = [asdict(event) for event in events]
             write_record(self._folder, self._content)
 
 
@@ -104,9 +99,8 @@ def record_of(
     identity: Mapping[str, Mapping[str, str]],
     first_round: int,
     version: str,
-    events: Sequence[Event] = (),
 ) -> dict[str, Any]:
-    """Return the content of ``run.json`` for a fit that begins."""
+    """Return the content of ``run.json`` for a fit that begins, without its events."""
     class_names = None
     class_counts = None
     if data.no_classes is None:
@@ -126,7 +120,6 @@ def record_of(
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
         "fingerprint": dict(identity["settings"]),
-        "events": [asdict(event) for event in events],
     }
 
 
@@ -154,6 +147,26 @@ def record_head(
         "algorithm": class_by_role,
         "metrics": {name: _describe(metric) for name, metric in metrics.items()},
     }
+
+
+def model_settings(
+    module: L.LightningModule,
+    optimizer_options: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the module's hyperparameters, and its optimizers with their options, as texts by name."""
+    settings = {"model": type(module).__name__}
+    for name, value in module.hparams_initial.items():
+        is_of_cli = name.startswith("_")  # Lightning's own entries
+        is_optimizer = name == "optimizer"  # below, as it was made
+        if not is_of_cli and not is_optimizer and value is not None:
+            settings[f"model.{name}"] = str(value)
+
+    settings["optimizer"] = optimizer_options["kinds"]
+    for options in optimizer_options["options"]:
+        for name, text in options.items():
+            if text not in ("None", "False", "0", "0.0"):
+                settings[f"optimizer.{name}"] = text
+    return settings
 
 
 def now() -> str:

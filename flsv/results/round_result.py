@@ -42,7 +42,7 @@ class Event:
     of: int | None = None
     #: For a doubt, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: of samples "shared" or "twice", a
+    #: For a doubt, what it is about: of samples "shared", "twice" or "empty", a
     #: column, and a description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
@@ -102,11 +102,11 @@ class RoundResult:
 
     #: The round's number, from 0.
     round_index: int
-    #: All rows after the round: present values of the metrics, the clients' weights in the aggregate, `update_norm` and
-    #: `train_loss`, and the last known scores of their own models.
+    #: All rows without a column after the round: present values of the metrics, the clients' weights in the aggregate,
+    #: `update_norm` and `train_loss`, and the last known scores of their own models.
     table: Sequence[Row]
-    #: The rows of `table` that are new: values that differ from the previous round's, the federation's numbers,
-    #: weights, norms, losses, and the scores if they were computed in this round.
+    #: The rows that are new, also those of columns: values that differ from the previous round's, the federation's
+    #: numbers, weights, norms, losses, and the scores if they were computed in this round.
     changes: Sequence[Row]
     #: The run's events so far.
     events: Sequence[Event] = ()
@@ -123,31 +123,19 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run that has ended."""
+    """The result of a run that has ended, or that was stopped."""
 
     #: The last round's number, from 0.
     round_index: int
-    #: The number of rounds of the run.
-    rounds: int
     #: The rows of the last round: each client's values of the metrics, `samples`, `rounds`, `weight` and the scores of
     #: its own model.
     table: pandas.DataFrame
-    #: `{metric: title of its columns}` (such as `"class"`).
-    columns: Mapping[str, str]
-    #: The names of the metrics suitable for payment, those closest to retraining first.
-    to_pay_by: Sequence[str]
-    #: The performances that the metrics divide among the clients, as `run.json` holds them.
-    learning_record: Mapping[str, Any]
-    #: The values that the module has logged last, `{name: value}`.
-    logged: Mapping[str, float]
+    #: The content of `run.json`, with the events as :class:`Event`. A run that was stopped has no entry `ended`.
+    record: Mapping[str, Any]
     #: `{metric: function}`, functions that draw the metrics' values.
     pictures: Mapping[str, Callable[[], Any]]
     #: Whether the last round's pictures are drawn.
     draws_pictures: bool = False
-    #: The names of the metrics that train coalitions.
-    trained: Sequence[str] = ()
-    #: The run's events.
-    events: Sequence[Event] = ()
 
 
 class Sink:

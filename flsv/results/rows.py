@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,29 +98,29 @@ def client_rows(
     return rows
 
 
-def changed_rows(
-    rows: Iterable[Row],
-    earlier_rows: Iterable[Row],
-) -> list[Row]:
-    """Return the ``rows`` that are not in ``earlier_rows``, or have another value or interval there.
+def changed_numbers(
+    tensors: Mapping[TensorKey, Tensor],
+    earlier_tensors: Mapping[TensorKey, Tensor],
+) -> dict[TensorKey, Tensor]:
+    """Return the ``tensors`` with NaN for each client's number that is the same in ``earlier_tensors``.
 
-    Numbers of the whole federation are always new.
+    A number with another interval than before has changed. Numbers of the whole federation are always new.
     """
-    earlier_by_key = {_key(row): row for row in earlier_rows}
-    return [row for row in rows if _is_new(row, earlier_by_key.get(_key(row)))]
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return row.metric, row.client, row.column
-
-
-def _is_new(row: Row, earlier: Row | None) -> bool:
-    if row.client is None or earlier is None:
-        return True
-    has_interval = not math.isnan(row.low)
-    interval = row.low, row.high
-    has_new_interval = has_interval and interval != (earlier.low, earlier.high)
-    return row.value != earlier.value or has_new_interval
+    changed_tensors = {}
+    for (name, part), tensor in tensors.items():
+        earlier_tensor = earlier_tensors.get((name, part))
+        if part == ENDS or tensor.ndim == 0 or earlier_tensor is None:
+            changed_tensors[name, part] = tensor
+            continue
+        is_changed = tensor != earlier_tensor
+        if part == OVERALL and (name, ENDS) in tensors:
+            ends = tensors[name, ENDS]
+            no_ends = torch.full_like(ends, NAN)
+            has_other_ends = ends != earlier_tensors.get((name, ENDS), no_ends)
+            has_interval = ~ends.isnan().any(1)
+            is_changed |= has_interval & has_other_ends.any(1)
+        changed_tensors[name, part] = tensor.where(is_changed, NAN)
+    return changed_tensors
 
 
 class ResultBuilder:
@@ -145,7 +145,8 @@ class ResultBuilder:
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
             self._class_names[name] = class_names or getattr(metric, "class_names", None)
-        self._earlier_rows: Sequence[Row] = ()
+        # The metrics' numbers after the round before.
+        self._earlier_tensors: Mapping[TensorKey, Tensor] = {}
         self._federation_numbers: set[str] = set()
         # Those that late results leave out.
         self._written_numbers: set[str] = set()
@@ -157,16 +158,16 @@ class ResultBuilder:
         **of_round: Tensor | None,
     ) -> list[Row]:
         """Return the clients' rows after a round, for the metrics' values and for further numbers ``name=[n]``."""
-        metric_rows = self._metric_rows(index, values)
+        metric_rows = self._metric_rows(index, self._metric_tensors(values))
         rows = [row for row in metric_rows if row.client is not None]
         for name, vector in of_round.items():
             if vector is not None:
                 rows += client_rows(index, name, by_client(vector.cpu()), self._client_names)
         return rows
 
-    def compare_with(self, rows: Sequence[Row]) -> None:
-        """Store the metrics' rows before a resumed run's first round, with which new rows are compared."""
-        self._earlier_rows = rows
+    def compare_with(self, values: Mapping[str, Tensor]) -> None:
+        """Store the metrics' values before a resumed run's first round, with which new values are compared."""
+        self._earlier_tensors = self._metric_tensors(values)
 
     def begin_late_results(self) -> None:
         """Make results of earlier rounds from now on, whose values became known after the last round.
@@ -174,13 +175,10 @@ class ResultBuilder:
         A number of the whole federation that the rounds' own results have is left out.
         """
         self._written_numbers = set(self._federation_numbers)
-        self._earlier_rows = ()
+        self._earlier_tensors = {}
 
-    def _metric_rows(self, index: int, values: Mapping[str, Tensor]) -> list[Row]:
-        """Return the rows of the metrics' values ``[n]`` or ``[n, M]`` and diagnostics.
-
-        Of a value or diagnostic that is a single number there is one row, of no client.
-        """
+    def _metric_tensors(self, values: Mapping[str, Tensor]) -> dict[TensorKey, Tensor]:
+        """Return the metrics' values ``[n]`` or ``[n, M]`` and diagnostics, on the host."""
         tensors: dict[TensorKey, Tensor] = {}
         for tensors_of in (self._values_of, self._diagnostics_of):
             for name, value in values.items():
@@ -188,15 +186,19 @@ class ResultBuilder:
                     tensors |= tensors_of(name, value)
         # One copy for all, since each copy would wait for the device.
         host_tensors = dict(zip(tensors, to_host(tensors.values())))
+        # Copies, since metrics change their states in place.
+        return {key: tensor.to(torch.float64, copy=True) for key, tensor in host_tensors.items()}
 
+    def _metric_rows(self, index: int, tensors: Mapping[TensorKey, Tensor]) -> list[Row]:
+        """Return the rows of the metrics' numbers. Of a single number there is one row, of no client."""
         rows: list[Row] = []
-        for (name, part), tensor in host_tensors.items():
+        for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
                 rows.append(Row(index, name, client=None, column="", value=tensor.item()))
             elif part == OVERALL:
                 intervals: Any = {}
-                if (name, ENDS) in host_tensors:
-                    intervals = by_client(host_tensors[name, ENDS])
+                if (name, ENDS) in tensors:
+                    intervals = by_client(tensors[name, ENDS])
                 rows += client_rows(
                     index, name, by_client(tensor), self._client_names, intervals=intervals
                 )
@@ -272,14 +274,19 @@ class ResultBuilder:
         draws_pictures: bool = False,
     ) -> RoundResult:
         """Return the result of a round. ``weights [n]`` are NaN outside the cohort, and ``scores`` are the latest."""
-        metric_rows = [
-            row
-            for row in self._metric_rows(index, values)
-            if row.client is not None or row.metric not in self._written_numbers
-        ]
-        changes = changed_rows(metric_rows, self._earlier_rows)
-        self._earlier_rows = metric_rows
-        self._federation_numbers |= {row.metric for row in metric_rows if row.client is None}
+        tensors = {}
+        for (name, part), tensor in self._metric_tensors(values).items():
+            if tensor.ndim > 0 or name not in self._written_numbers:
+                tensors[name, part] = tensor
+            if tensor.ndim == 0:
+                self._federation_numbers.add(name)
+        changes = self._metric_rows(index, changed_numbers(tensors, self._earlier_tensors))
+        self._earlier_tensors = tensors
+
+        numbers_without_columns = {
+            (name, part): tensor for (name, part), tensor in tensors.items() if part != COLUMNS
+        }
+        metric_rows = self._metric_rows(index, numbers_without_columns)
 
         weight_by_client = {} if weights is None else by_client(weights.cpu())
         rows_of_round = [
@@ -314,8 +321,10 @@ class ResultBuilder:
 
 
 def by_client(numbers: Tensor) -> dict[int, Any]:
-    """Return the numbers ``[n]``, or rows of numbers ``[n, M]``, by client."""
-    return dict(enumerate(numbers.double().tolist()))
+    """Return the numbers ``[n]``, or rows of numbers ``[n, M]``, by client, without clients that have a NaN."""
+    has_numbers = ~numbers.reshape(len(numbers), -1).isnan().any(1)
+    clients = has_numbers.nonzero().flatten().tolist()
+    return dict(zip(clients, numbers[has_numbers].double().tolist()))
 
 
 def score_summary(scores: Mapping[str, Tensor]) -> dict[str, float]:

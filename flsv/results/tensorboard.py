@@ -156,9 +156,9 @@ class TensorBoard(LoggerSink):
 
     def _final_numbers(self, result: RunResult) -> dict[str, float]:
         """Return logged values, performances, their gains and few clients' values, by tag."""
-        numbers = dict(result.logged)
+        numbers = dict(result.record["logged"])
         # What the metrics' values distribute, with its value before the run and after it.
-        performance_by_metric = result.learning_record.get("paid_in", {})
+        performance_by_metric = result.record.get("paid_in", {})
         for performance in performance_by_metric.values():
             name = performance["by"]
             initial_value = performance["start"]

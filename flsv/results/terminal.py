@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from flsv.results.folder import where_results_are
+from flsv.results.folder import run_folder, where_results_are
 from flsv.results.round_result import RunResult, Sink
-from flsv.results.run_table import columns_in, last_estimates, select_rows
+from flsv.results.run_table import select_rows
 from flsv.results.text import (
     WORDS,
     describe_change,
@@ -30,91 +30,90 @@ from flsv.results.text import (
     unbroken,
     with_intervals,
 )
-from flsv.utilities.display import BRACKETS_NOTE, shortened_name
+from flsv.utilities.display import shortened_name
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import Series
 
+    from flsv.results.basis import Basis
+    from flsv.results.reading import Run
     from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
 #: Performances with a name of their own, which begins a sentence with a capital letter.
 _TITLED_SCORES = {"accuracy", *WORDS["titles"]}
-#: Reasons against a payment that are not printed, because the printed line on retraining answers these.
-_ANSWERED_BY_RETRAINING = ("one_seed", "alone", "halves")
 
 
-def print_contributions(
-    result: RunResult, client_names: Sequence[str], where: Sequence[str]
-) -> None:
-    """Print a table of the clients' values, sentences on them, and the lines ``where``.
+def print_contributions(run: Run, where: Sequence[str]) -> None:
+    """Print a table of a run's values, sentences on them, and the lines ``where``.
 
-    The values are those of the metric closest to retraining, or of all metrics if none is suitable for payment.
+    The values are those that the run's page shows, or of all metrics if none is suitable for payment.
     """
-    table = result.table
-    num_clients = len(client_names)
-    metrics = list(result.to_pay_by[:1] or result.columns)
-
+    basis = resolve_name("flsv.results.basis:preferred_basis")(run)
+    values = None
     title = "Clients"
     order = ""
-    values = None
-    if metrics:
+    if basis is not None:
         title = "Contributions"
-        order = f", by {metrics[0]}"
-        values = last_estimates(table, metrics[0], num_clients)["value"]
-    rows = shown_clients(values, num_clients)
-    if len(rows) < num_clients:
-        title += f" of {len(rows)} of {num_clients} clients{order}; all are in contributions.csv"
-    print_table(title, client_names, value_table(result, metrics, num_clients), rows)
+        order = f", by {basis.key}"
+        values = basis.estimates["value"]
+    rows = shown_clients(values, run.num_clients)
+    if len(rows) < run.num_clients:
+        title += (
+            f" of {len(rows)} of {run.num_clients} clients{order}; all are in contributions.csv"
+        )
+    print_table(title, run.client_names, value_table(run, basis), rows)
 
-    for metric in metrics:
-        if 0 < len(columns_in(table, metric)) <= 10:
+    for metric in shown_metrics(run, basis):
+        columns = run.columns(metric)
+        if 0 < len(columns) <= 10:
+            kind = "class" if run.columns_are_classes(metric) else "column"
             print_table(
-                f"{metric} by {result.columns[metric]}",
-                client_names,
-                class_columns(table, metric, num_clients),
+                f"{metric} by {kind}",
+                run.client_names,
+                class_columns(run, metric),
                 rows,
             )
-    for line in _sentences(result, num_clients):
+    for line in _sentences(run, basis):
         print(filled(line))
     for line in where:
         print(line)
 
 
-def _sentences(result: RunResult, num_clients: int) -> list[str]:
+def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
+    """Return the metrics whose values are printed: the one to pay by, or all with a value if there is none."""
+    if basis is None:
+        return []
+    if not basis.inputs.unsuitable:
+        return [basis.key]
+    metrics_with_values = [metric for metric in run.metrics if metric in run.measured]
+    return metrics_with_values or [basis.key]
+
+
+def _sentences(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the values, the model's performance, and the values that it logged."""
     lines = []
-    if not result.columns:
+    if basis is None:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
-    elif not result.to_pay_by:
-        lines.append(WORDS["none_suitable"])
-    if result.to_pay_by:
-        lines += _payment_sentences(result, result.to_pay_by[0], num_clients)
-    lines += performance_lines(result.learning_record)
-    if result.logged:
-        logged_values = [f"{name} {value:.4g}" for name, value in result.logged.items()]
-        lines.append(f"Model:   {', '.join(logged_values)}")
+    else:
+        if not basis.inputs.unsuitable:
+            lines.append(basis.sentence_on_intervals)
+        lines += verdict_lines(basis.verdict())
+    lines += performance_lines(run.record)
+    logged_values = run.record.get("logged", {})
+    if logged_values:
+        texts = [f"{name} {value:.4g}" for name, value in logged_values.items()]
+        lines.append(f"Model:   {', '.join(texts)}")
     return lines
 
 
-def _payment_sentences(result: RunResult, metric: str, num_clients: int) -> list[str]:
-    """Return sentences on the intervals and on the payment by a metric's values."""
-    lines = []
-    estimates = last_estimates(result.table, metric, num_clients)
-    has_intervals = estimates["low"].notna().any()
-    if has_intervals:
-        lines.append(BRACKETS_NOTE)
-    verdict = _verdict(result, metric, estimates).without(_ANSWERED_BY_RETRAINING)
-    if verdict.reasons:
-        lines.append(verdict.text)
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Return a verdict in lines: the decision, and each reason."""
+    lines = [verdict.title]
+    for text in verdict.reasons.values():
+        lines.append(f"- {text}")
     return lines
-
-
-def _verdict(result: RunResult, metric: str, estimates: DataFrame) -> Verdict:
-    """Decide whether a budget may be shared out by a metric's values."""
-    verdict_of_run = resolve_name("flsv.results.verdict:verdict_of_run")
-    return verdict_of_run(result, metric, estimates)
 
 
 def filled(line: str) -> str:
@@ -127,34 +126,31 @@ def filled(line: str) -> str:
     return text.replace("\u00a0", " ")
 
 
-def value_table(
-    result: RunResult, metrics: Sequence[str], num_clients: int
-) -> dict[str, list[str]]:
+def value_table(run: Run, basis: Basis | None) -> dict[str, list[str]]:
     """Format each client's samples, values and shares as ``{column: cells}``."""
-    counts = ["samples"]
-    if not metrics:
-        counts.append("rounds")
-    columns = {}
-    for count in counts:
-        columns[count] = format_numbers(last_estimates(result.table, count, num_clients)["value"])
+    columns = {"samples": list(map(str, run.record["samples"]))}
+    if basis is None:
+        columns["rounds"] = format_numbers(run.final("rounds"))
+        return columns
 
-    for metric in metrics:
-        estimates = last_estimates(result.table, metric, num_clients)
+    for metric in shown_metrics(run, basis):
+        estimates = run.estimates(metric)
+        if metric == basis.key:
+            estimates = basis.estimates
         columns[metric] = with_intervals(estimates)
-        is_metric_of_payment = metric in result.to_pay_by[:1]  # the best one, or none
-        if is_metric_of_payment and not _verdict(result, metric, estimates).forbids_payment:
-            columns["share"] = list(map(percent, shares_in(estimates["value"])))
+    if not basis.inputs.unsuitable and not basis.verdict().forbids_payment:
+        columns["share"] = list(map(percent, shares_in(basis.values)))
     return columns
 
 
-def class_columns(table: DataFrame, metric: str, num_clients: int) -> dict[str, list[str]]:
+def class_columns(run: Run, metric: str) -> dict[str, list[str]]:
     """Format a metric's values per class (or other column) as ``{class name: cells}``, a cell per client."""
     columns = {}
-    for position, key in enumerate(columns_in(table, metric)):
-        head = select_rows(table, metric, key)["class_name"].iloc[0]
+    for position, key in enumerate(run.columns(metric)):
+        head = select_rows(run.table, metric, key)["class_name"].iloc[0]
         if head in columns:  # another class has this name
             head = f"{head} ({position})"
-        columns[head] = format_numbers(last_estimates(table, metric, num_clients, key)["value"], 2)
+        columns[head] = format_numbers(run.final(metric, key), 2)
     return columns
 
 
@@ -224,14 +220,12 @@ class Terminal(Sink):
     def __init__(
         self,
         trainer: L.Trainer,
-        client_names: Sequence[str],
         table: bool,
         files: bool,
         progress: Callable[[], dict[str, str]],
     ) -> None:
         self._trainer = trainer
         self._bar = trainer.progress_bar_callback
-        self._client_names = client_names
         self._prints_table = table
         self._writes_files = files
         self._result: RunResult | None = None
@@ -255,9 +249,14 @@ class Terminal(Sink):
 
     def show_table(self) -> None:
         """Print the clients' table, if the fit has a result and the argument ``table`` is True."""
-        if self._prints_table and self._result is not None:
-            where = where_results_are(self._trainer) if self._writes_files else []
-            print_contributions(self._result, self._client_names, where)
+        if not self._prints_table or self._result is None:
+            return
+        where = []
+        if self._writes_files:
+            where = where_results_are(self._trainer, has_ended="ended" in self._result.record)
+        run_class = resolve_name("flsv.results.reading:Run")  # it imports pandas
+        run = run_class(run_folder(self._trainer), self._result.record, self._result.table)
+        print_contributions(run, where)
 
     def close(self, failed: bool = False) -> None:
         """Give the progress bar its own method back."""

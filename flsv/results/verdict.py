@@ -1,10 +1,10 @@
-"""Verdict: whether a budget may be shared out by values. Pages, files, the terminal and Python all use this one."""
+"""Verdict: whether a budget may be shared out by values. Pages, files, the terminal and notebooks show the same one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,8 +15,7 @@ from flsv.core.state import OF_VALUES
 from flsv.data.copies import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import UNLIKE_RUN, Event, RunResult, doubts_in
-from flsv.results.run_table import select_rows
+from flsv.results.round_result import UNLIKE_RUN, Event, doubts_in
 from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN, parse_numbers
@@ -30,13 +29,13 @@ Source = Literal["trainings", "outputs", "scores", "none"]
 ONE_CLASS_FRACTION = 0.7
 #: Largest probability that all together have gained nothing with which values are still paid by.
 MAX_PROBABILITY_OF_NO_GAIN = 0.05
-#: Largest expected fraction of a payment that goes to the wrong clients. Payments by numbers of samples reach it.
+#: Largest expected fraction of a payment that other seeds and validation samples would give to other clients.
 MAX_MOVED_FRACTION = 0.18
-#: Reasons that forbid payments. All others are sentences to pay with.
+#: Reasons that forbid payments, the most important first. All others are reservations.
 FORBIDDING_REASONS = (
     "rounds",
-    "unsuitable",
     "unfinished",
+    "unsuitable",
     "no_values",
     "shared_samples",
     "unlike_run",
@@ -84,7 +83,8 @@ class PaymentInputs:
     unsuitable: str = ""
     #: The framework that ran single rounds, without a federation of flsv.
     of_rounds: str = ""
-    is_finished: bool = True
+    #: The number of rounds after which the training was stopped, as in "2 of 3 rounds". "" if it has ended.
+    stopped_after: str = ""
     seeds: int = 1
     #: Whether the clients scored the models, and whether the payer accepts that.
     judged: bool = False
@@ -99,7 +99,7 @@ class PaymentInputs:
     #: Descriptions of samples that several clients have, and of all else about their samples that is strongly doubted.
     shared_samples: str = ""
     doubts: str = ""
-    # Sentences on how coalitions' trainings differ from the run
+    #: Sentences on how coalitions' trainings differ from the run.
     unlike_run: str = ""
     #: A description of what sites have missed, or did otherwise than asked, in training.
     incidents: str = ""
@@ -111,7 +111,7 @@ class PaymentInputs:
 class Verdict:
     """Whether a budget may be shared out by values, with the reasons against it."""
 
-    #: `{name: sentence}`. If some reasons forbid payments, only these. A sentence says what to do, too.
+    #: `{name: sentence}`, those that forbid payments first. A sentence says what to do, too.
     reasons: Mapping[str, str]
     #: The number of seeds of the values.
     seeds: int = 1
@@ -123,15 +123,15 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        """Return the decision: to pay, to pay with a sentence, or not to pay."""
+        """Return the decision: to pay, to pay with reservations, or not to pay."""
         titles: Mapping[str, str] = WORDS["verdicts"]
         if self.forbids_payment:
             return titles["forbidden"]
         if not self.reasons:
             return titles["payable"].format(self.seeds)
         if len(self.reasons) == 1:
-            return titles["one_reason"]
-        return titles["several_reasons"]
+            return titles["one_reservation"]
+        return titles["several_reservations"].format(len(self.reasons))
 
     @property
     def text(self) -> str:
@@ -144,13 +144,6 @@ class Verdict:
         sentences: Mapping[str, str] = WORDS["against_for_one"]
         reasons = {name: sentences.get(name, text) for name, text in self.reasons.items()}
         return Verdict(reasons, self.seeds)
-
-    def without(self, names: Sequence[str]) -> Verdict:
-        """Return this verdict without some of its reasons."""
-        remaining = dict(self.reasons)
-        for name in names:
-            remaining.pop(name, None)
-        return Verdict(remaining, self.seeds)
 
 
 def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
@@ -168,39 +161,42 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     no_gain = are_gains and _has_no_gain(inputs, joint)
     is_like_majority = not no_gain and _is_like_majority(inputs)
     has_gain = not no_gain and not is_like_majority
+    are_trained_values = has_trainings and has_values
     is_scored_alone = inputs.alone_only and inputs.source == "scores"
     ranks_only = has_trainings and (inputs.ranks_only or is_scored_alone)
 
     detail_by_reason: dict[str, Any] = {
         "rounds": inputs.of_rounds,
+        "unfinished": inputs.stopped_after,
         "unsuitable": inputs.unsuitable,
-        "unfinished": not inputs.is_finished,
         "no_values": not has_values and _why_no_values(inputs),
         "shared_samples": inputs.shared_samples,
-        "ranking": ranks_only,
+        "ranking": has_values and ranks_only,
         "judged": inputs.judged and not inputs.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(inputs.majority),
-        "wide": has_gain and joint.moved > MAX_MOVED_FRACTION,
-        "metric": not has_trainings and not inputs.unsuitable,
+        "wide": has_gain and joint.moved > MAX_MOVED_FRACTION and percent(joint.moved),
+        "metric": are_gains and not has_trainings,
         "doubts": inputs.doubts,
         "unlike_run": inputs.unlike_run,
         "incidents": inputs.incidents,
-        "one_class": inputs.majority >= ONE_CLASS_FRACTION and percent(inputs.majority),
-        "one_seed": has_trainings and inputs.seeds == 1,
-        "alone": has_trainings and inputs.alone_only and not ranks_only,
-        "halves": inputs.halved,
-        "scores": inputs.source == "scores" and not ranks_only,
-        "partners": inputs.judged and inputs.accepts_partners,
+        "one_class": has_values
+        and inputs.majority >= ONE_CLASS_FRACTION
+        and percent(inputs.majority),
+        "one_seed": are_trained_values and inputs.seeds == 1,
+        "alone": are_trained_values and inputs.alone_only and not ranks_only,
+        "halves": has_values and inputs.halved,
+        "scores": has_values and inputs.source == "scores" and not ranks_only,
+        "partners": has_values and inputs.judged and inputs.accepts_partners,
         "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together,
-        "small_gain": has_trainings and is_small_gain(inputs.by, inputs.values),
+        "small_gain": are_trained_values and has_gain and is_small_gain(inputs.by, inputs.values),
     }
     reasons = {}
     for name, detail in detail_by_reason.items():
         if detail:
             reasons[name] = WORDS["against"][name].format(detail)
     forbidding = {name: reasons[name] for name in FORBIDDING_REASONS if name in reasons}
-    return Verdict(forbidding or reasons, inputs.seeds)
+    return Verdict({**forbidding, **reasons}, inputs.seeds)
 
 
 def _joint(inputs: PaymentInputs, rule: Negatives) -> JointShares:
@@ -216,7 +212,7 @@ def _why_no_values(inputs: PaymentInputs) -> str:
     if inputs.why_no_values:
         return inputs.why_no_values
     sentences: Mapping[str, str] = WORDS["why_no_values"]
-    if not inputs.is_finished:
+    if inputs.stopped_after:
         return sentences["unfinished"]
     if inputs.source != "none":
         return sentences["trainings"]
@@ -328,26 +324,3 @@ def matrix_of(rows: Sequence[str]) -> Tensor | None:
     if not rows or not all(rows):
         return None
     return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)
-
-
-def verdict_of_run(
-    result: RunResult,
-    metric: str,
-    estimates: DataFrame,
-) -> Verdict:
-    """Decide whether a budget may be shared out by the values of a run that has ended."""
-    record = result.learning_record
-    performance_by_metric = record.get("paid_in", {})  # what the metrics' values distribute
-    performance = performance_by_metric.get(metric, {})
-    case_covariance = matrix_of(performance.get("case_covariance") or [])
-    inputs_of_result = PaymentInputs(
-        values=estimates["value"].tolist(),
-        errors=value_errors(estimates, case_covariance=case_covariance),
-        source="scores" if metric in result.trained else "none",
-    )
-    client_names = select_rows(result.table, "samples")["client_name"].tolist()
-    recorded_inputs = {
-        **performance_inputs(record, metric),  # replaces the defaults above, `source` among them
-        **inputs_of_events(result.events, client_names),
-    }
-    return verdict_of(replace(inputs_of_result, **recorded_inputs))

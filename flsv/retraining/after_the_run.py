@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -83,8 +83,6 @@ class TrainingAfterTheRun:
     #: The run's model ``[P]`` after a round, which the coalition of all clients must reach.
     checked_round: int
     checked_model: Tensor | None
-    #: Whether one coalition is compared with its training in a new process.
-    verifies_all: bool
     space: ParameterSpace
     #: Seconds after which a coalition is given up if no round begins.
     max_wait: float
@@ -167,14 +165,21 @@ class TrainingAfterTheRun:
 
     def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
         """Return the training of coalitions by fits of the run's copies."""
+        measures = measures_of(self.metrics.values())
+        effects = {}
+        for name, measure in measures.items():
+            evaluator = run.games.evaluator_of(measure)
+            if evaluator.effects is not None:
+                effects[name] = evaluator.effects
         order = FitOrder(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self.store.rounds),
             max_wait=self.max_wait,
+            effects=effects,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self.run_copy, measures_of(self.metrics.values())),
+            CopiedFits(lambda seed: self.run_copy, measures),
             self.findings.applied(order),
             num_samples=run.data.num_samples.tolist(),
             start_hash=self.start_hash,
@@ -205,8 +210,6 @@ class TrainingAfterTheRun:
                 needs_validations = doubt is None
             if doubt is not None:
                 doubts.append(doubt)
-            if self.verifies_all:
-                doubts += self._doubts_by_fresh_process(training, coalitions, run)
         self.doubts += ranks.broadcast(0, doubts, "the comparison with the run")
         if ranks.broadcast(0, needs_validations, "whether coalitions need validations"):
             training.is_whole = True
@@ -298,28 +301,6 @@ class TrainingAfterTheRun:
         training_distance = float((expected_model - initial_model).double().norm())
         percent = 100 * distance / max(training_distance, 1e-30)
         return f"{percent:.2g} % of the way that training went, first in {first_name!r}"
-
-    def _doubts_by_fresh_process(
-        self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
-    ) -> Iterator[str]:
-        """Compare the smallest coalition with its fit in a fresh process."""
-        smallest = min(coalitions, key=training.cost)
-        order = replace(training.order, members=smallest, is_whole=training.is_whole)
-        try:
-            result = training.trainer.train_in_fresh_process(order)
-        except Exception as error:  # whatever pickling the data raises
-            result = FitFailed(f"{type(error).__name__}: {error}")
-        described_coalition = f"coalition {list(smallest)}, trained in a fresh process"
-        if isinstance(result, FitFailed):
-            yield f"{described_coalition}, has failed ({result}), so that it could not be compared"
-            return
-        stored_utilities = self.store.rows(run.seed, smallest)[-1]
-        utilities = result.scored[-1].utilities
-        if utilities != stored_utilities:
-            yield (
-                f"{described_coalition}, has another score ({utilities} instead of {stored_utilities}): the run and "
-                "its coalitions share something that the program keeps, such as a cache"
-            )
 
 
 def open_store(

@@ -36,11 +36,12 @@ from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule
 from flsv.games.judges import ClientJudges
 from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
+from flsv.games.module_copies import ScoringEffects
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.utility_store import NO_ROUND, ScoredModel
+from flsv.retraining.utility_store import NO_ROUND, ScoredModel, column_name
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
@@ -106,6 +107,7 @@ class CoalitionScoring(L.Callback):
         self._models = FitModels(initial=initial_model, trained=initial_model)
         self._scoring = ModelScoring(self._measures, partial(self._make_evaluator, trainer, loop))
         for evaluator in self._scoring.evaluators.values():
+            evaluator.copies_module = False
             check_scored("retraining", loop.share, evaluator)
         if self._order.scores_untrained:
             self._untrained = self._scoring.score(module)
@@ -113,11 +115,13 @@ class CoalitionScoring(L.Callback):
     def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. Of a seed's
-        coalitions, one tries scoring, since a truth of the benchmark has no run that has tried it.
+        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. Without a run
+        that has tried scoring, one of a seed's coalitions tries it.
         """
         module = trainer.lightning_module
-        is_tried = not self._order.scores_untrained
+        effects = self._order.effects.get(column_name(measure))
+        if effects is None and not self._order.scores_untrained:
+            effects = ScoringEffects()
         if isinstance(measure, ModelScore) and measure.judged:
             judges = ClientJudges(loop.space, loop.clients, self._data, measure, module.device)
             judges.check(loop.space.read(module))
@@ -131,7 +135,7 @@ class CoalitionScoring(L.Callback):
                 validation_loader,
                 measures={"the utility": measure},
                 seed=loop.state.seed,
-                is_tried=is_tried,
+                effects=effects,
             )
             return evaluators[measure.evaluator_key]
         return classifier_evaluator(
@@ -139,7 +143,7 @@ class CoalitionScoring(L.Callback):
             loop.space,
             all_on_device(trainer, validation_loader),
             num_classes=self._data.known_num_classes,
-            is_tried=is_tried,
+            effects=effects,
         )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -305,6 +309,7 @@ def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
     callbacks = callbacks_that_train(trainer, order.keeps_checkpoints)
     loops: Any = filter(is_loop, callbacks)
     for loop in loops:
+        identity = loop.run_state.identity
         change_in_place(
             loop,
             sampler=loop.config.sampler.among(order.members),
@@ -314,6 +319,7 @@ def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
             reporting=Reporting(table=False, figures=0, files=False),
             evaluation=ClientEvaluation(),
         )
+        loop.inherited_identity = identity  # all samples would be hashed again
     return callbacks
 
 
@@ -335,11 +341,19 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
 
 #: Packages whose code may read a fit, since it does not train by what it reads.
 _PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
-_METRICS_OF_TRAINER = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+#: Attributes of a Trainer that are others in a fit without validations.
+_VALIDATION_ATTRIBUTES = (
+    "callback_metrics",
+    "logged_metrics",
+    "progress_bar_metrics",
+    "num_val_batches",
+    "val_dataloaders",
+    "enable_validation",
+)
 
 
 class ProgramReads:
-    """What code other than Lightning's and flsv's reads of a fit: logged values, and callbacks with checkpoints."""
+    """What a program's code and callbacks read of a fit: results of validations, and callbacks with checkpoints."""
 
     def __init__(self) -> None:
         self.values = False
@@ -350,13 +364,15 @@ class ProgramReads:
 
         def note_values() -> None:
             frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
-            if not _is_of_the_fit(frame_of_reader):
-                self.values = True
-                if not is_whole:
-                    raise NeedsValidation
+            is_of_callback = _is_of_callback_that_trains(frame_of_reader, trainer)
+            if _is_of_the_fit(frame_of_reader) and not is_of_callback:
+                return
+            self.values = True
+            if not is_whole:
+                raise NeedsValidation
 
         owner, name, patched_class = property_patch(
-            trainer, dict.fromkeys(_METRICS_OF_TRAINER, note_values)
+            trainer, dict.fromkeys(_VALIDATION_ATTRIBUTES, note_values)
         )
         setattr(owner, name, patched_class)
 
@@ -383,8 +399,23 @@ class ProgramReads:
 
 
 def _is_of_the_fit(frame: FrameType) -> bool:
+    return _package_of(frame) in _PACKAGES_OF_THE_FIT
+
+
+def _package_of(frame: FrameType) -> str:
     package, _, _ = str(frame.f_globals.get("__name__")).partition(".")
-    return package in _PACKAGES_OF_THE_FIT
+    return package
+
+
+def _is_of_callback_that_trains(frame: FrameType, trainer: L.Trainer) -> bool:
+    """Return whether ``frame`` is Lightning's code of a callback that takes part in coalitions, such as a subclass of
+    EarlyStopping, or an EarlyStopping that another callback holds.
+    """
+    reader = frame.f_locals.get("self")
+    if not isinstance(reader, L.Callback) or _package_of(frame) != "lightning":
+        return False
+    is_in_list = any(callback is reader for callback in callbacks_of(trainer))
+    return not is_in_list or not only_watches_the_run(reader)
 
 
 _PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")

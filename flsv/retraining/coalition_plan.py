@@ -51,7 +51,7 @@ from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_site
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.scoring import ModelScoring
 from flsv.retraining.stored_values import values_of_rows
-from flsv.retraining.trial import Findings, client_on_trial, try_coalition
+from flsv.retraining.trial import Findings, NotRepeatable, client_on_trial, try_coalition
 from flsv.retraining.utility_store import (
     COALITIONS_FILE,
     NO_ROUND,
@@ -102,6 +102,7 @@ class CoalitionPlan(RunExtension):
         self._run_copy: CopyOfRun | None = None
         self._findings: Findings | None = None
         self._failure: ConfigurationError | None = None
+        self._why_no_values = ""
         # Names of callbacks that take no part in coalitions.
         self._left_out: list[str] = []
         self._first_round_time = time.monotonic()
@@ -137,6 +138,7 @@ class CoalitionPlan(RunExtension):
             return
         self._goes_on = trainer.current_epoch > 0
         if self._goes_on and self._run_copy is not None:
+            self._run_copy.folder.begin_run()
             return
         if self._goes_on:
             raise ConfigurationError(
@@ -147,7 +149,10 @@ class CoalitionPlan(RunExtension):
         client = client_on_trial(data)
         try:
             self._run_copy = copy_of_run(trainer, module, data, left_out)
+            self._run_copy.folder.begin_run()
             self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
+        except NotRepeatable as error:  # the run goes on without values
+            self._why_no_values = f"{error}"
         except ConfigurationError as error:  # told after other checks, which say more
             self._failure = error
 
@@ -211,6 +216,11 @@ class CoalitionPlan(RunExtension):
         if not run.resumed:
             self._score_untrained(run)
         num_clients = run.data.num_clients
+        if self._why_no_values:
+            rank_zero_warn(
+                f"{', '.join(self._metrics)}: there will be no values. {self._why_no_values}"
+            )
+            return
         plan = self._plan_in_words(num_clients)
         estimation = self._estimation_in_words(num_clients, run.games)
         rank_zero_info(f"flsv: {plan}{estimation}")
@@ -350,7 +360,7 @@ class CoalitionPlan(RunExtension):
         if not self._first_round_seconds:
             self._first_round_seconds = time.monotonic() - self._first_round_time
         state: FederationState = self._federation.state
-        if not self._trains_at_sites and (self._verifies_all or index < NUM_VERIFIED_ROUNDS):
+        if not self._trains_at_sites and index < NUM_VERIFIED_ROUNDS:
             self._memory["checked_round"] = index
             self._memory["first"] = state.model().cpu().clone()
 
@@ -377,15 +387,9 @@ class CoalitionPlan(RunExtension):
         return any(metric.is_due(index) for metric in metrics)
 
     def _add(self, members: Members, models: Mapping[int, ScoredModel]) -> None:
-        """Store models of the run, in memory alone if the disk is full."""
+        """Store models of the run."""
         assert self._store is not None
-        try:
-            self._store.add(self._federation.state.seed, members, models)
-        except OSError as error:
-            rank_zero_warn(
-                f"{', '.join(self._metrics)}: scores of the run are not in {COALITIONS_FILE} ({error}). A run that "
-                "goes on from a checkpoint computes them again."
-            )
+        self._store.add(self._federation.state.seed, members, models)
 
     # ---- after the last round
 
@@ -438,6 +442,8 @@ class CoalitionPlan(RunExtension):
 
     def _train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that the store lacks. Return all, bool ``[K, n]``."""
+        if self._why_no_values:
+            raise NoValues(self._why_no_values)
         assert self._run_copy is not None
         assert self._findings is not None
         assert self._store is not None
@@ -450,13 +456,16 @@ class CoalitionPlan(RunExtension):
             start_hash=self._memory["start"] if run.resumed else None,
             checked_round=self._memory.get("checked_round", 0),
             checked_model=self._memory.get("first"),
-            verifies_all=self._verifies_all,
             space=self._federation.space,
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         masks = training.train(run)
         self._federation.coalition_differences += training.doubts
         return masks
+
+    def close(self) -> None:
+        if self._run_copy is not None:
+            self._run_copy.folder.end_run()
 
     def _leave_out_rounds(self, masks: Tensor, seed: int) -> None:
         """Value the rounds after which the store has the models of all coalitions, since no site trains them again."""
@@ -471,10 +480,6 @@ class CoalitionPlan(RunExtension):
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
         self._store.sort()
-
-    @property
-    def _verifies_all(self) -> bool:
-        return any(metric.verify == "all" for metric in self._metrics.values())
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

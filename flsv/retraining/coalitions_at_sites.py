@@ -38,6 +38,7 @@ def doubtful_own_models(
     initial_model: Tensor,
     federation_model: Tensor,
     update_sums: Tensor,
+    has_others: Tensor | None = None,
 ) -> dict[int, str]:
     """Find clients whose own model was probably not trained by them alone.
 
@@ -50,10 +51,13 @@ def doubtful_own_models(
         initial_model: ``[P]``, the initial model.
         federation_model: ``[P]``, the federation's model that clients were sent last.
         update_sums: ``[n, P]``, the sums of the clients' updates in the federation so far.
+        has_others: bool ``[n]``, whether another client's update is part of ``federation_model``. Without another one
+            a client's own model may be the federation's. None: of all clients it is.
 
     Returns:
-        ``{client: reason}``. With fewer than three clients, and for a client without an update, only the first check
-        is made.
+        ``{client: reason}``. A client whose own model has not moved, since its replies were lost, is in no doubt. The
+        second check is made among clients whose own model has moved, if these are three or more, and of those with an
+        update.
 
     Example:
         >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -64,29 +68,36 @@ def doubtful_own_models(
     moves = own_models - initial_model  # [n, P]
     distances_to_federation = (own_models - federation_model).norm(dim=1)  # [n]
     is_near = distances_to_federation < MIN_RELATIVE_DISTANCE * moves.norm(dim=1)
+    if has_others is not None:
+        is_near &= has_others
     near_clients = is_near.nonzero().flatten().tolist()
     reasons = dict.fromkeys(near_clients, "its own model is the federation's")
-    if len(own_models) < 3:
+
+    # A move or an update of length zero has no direction to compare.
+    has_moved = moves.norm(dim=1) > 0
+    has_update = update_sums.norm(dim=1) > 0
+    if has_moved.sum() < 3:
         return reasons
 
     cosines = _cosines(moves, update_sums)  # [n, n]
-    has_update = update_sums.norm(dim=1) > 0
-    clients_with_updates = has_update.nonzero().flatten().tolist()
-    for client in clients_with_updates:
-        reason = _reason_by_direction(client, cosines)
+    compared_clients = (has_moved & has_update).nonzero().flatten().tolist()
+    for client in compared_clients:
+        is_other = has_moved.clone()
+        is_other[client] = False
+        reason = _reason_by_direction(client, cosines[client], cosines[is_other.cpu()], has_update)
         if reason and client not in reasons:
             reasons[client] = reason
     return dict(sorted(reasons.items()))
 
 
-def _reason_by_direction(client: int, cosines: Tensor) -> str:
+def _reason_by_direction(
+    client: int, cosines_of_client: Tensor, cosines_of_others: Tensor, has_update: Tensor
+) -> str:
     """Return why a client's move is probably not its own, empty if it may be."""
-    # cosines [n, n]: a row for the move of each client's own model, a column for each client's updates
-    cosines_of_client = cosines[client]  # [n]
-    is_other = torch.arange(len(cosines)) != client
-    cosines_of_others = cosines[is_other]  # [n - 1, n]
+    # Cosines [n] of the client's move, and [others, n] of the others' moves, with each client's updates.
     typical_cosines = cosines_of_others.median(0).values
     agreement = cosines_of_client - typical_cosines  # [n]
+    agreement[~has_update.cpu()] = -torch.inf
 
     closest = int(agreement.argmax())
     if cosines_of_client[closest] > cosines_of_client[client]:
@@ -294,6 +305,8 @@ class CoalitionsAtSites(Strategy):
 
         global_model = round.global_vector  # the last that clients have seen
         self._update_sums = self._update_sums.to(global_model)
+        has_update_before = self._update_sums.norm(dim=1) > 0
+        num_others_before = has_update_before.sum() - has_update_before.long()
         is_same_training = round.round_index == 0 and self._are_updates_whole
         for update in self._updates:
             client = update.client_id
@@ -313,6 +326,7 @@ class CoalitionsAtSites(Strategy):
             self._initial_model.to(global_model),
             federation_model=global_model,
             update_sums=self._update_sums,
+            has_others=num_others_before > 0,
         )
         for client, reason in reasons.items():
             self._run.note(client, reason, OF_VALUES)

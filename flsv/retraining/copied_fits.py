@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from flsv._lightning.patches import callbacks_of, do_nothing
 from flsv.engines.ranks import FederatedStrategy
-from flsv.retraining.coalition_fit import NeedsValidation, prepare_coalition_fit
+from flsv.retraining.coalition_fit import prepare_coalition_fit
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.own_folder import ProgramFolder
 from flsv.scores.performance import ModelScore
@@ -44,6 +44,13 @@ from flsv.utilities.run_copy import RunCopy
 
 #: The performance measures by which models of coalitions are scored, by name.
 Measures = Mapping[str, str | ModelScore]
+
+#: What to do if a coalition finds files otherwise than the run.
+HOW_TO_MAKE_AGAIN = (
+    "A coalition repeats the run, and finds files elsewhere as they are now. Let the program accept what is there "
+    "(exist_ok=True, mode 'w'), name files by paths relative to the working folder, or leave the callback out, "
+    "ShadowShapley(leave_out=['ItsClass'])."
+)
 
 
 class CopyOfRun(RunCopy):
@@ -131,17 +138,32 @@ def train_coalition(
     """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
     try:
         with in_quiet() as changed_tensors:
-            try:
-                result = _fit_copy(run_copy, measures, order)
-            except NeedsValidation:
-                order_with_validations = replace(order, is_whole=True)
-                result = _fit_copy(run_copy, measures, order_with_validations)
+            result = _fit_with_what_it_needs(run_copy, measures, order)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
         raise
+    except FileExistsError as error:
+        return FitFailed(f"{error}. {HOW_TO_MAKE_AGAIN}")
     except Exception as error:
         return FitFailed(f"{type(error).__name__}: {error}")
+
+
+def _fit_with_what_it_needs(
+    run_copy: CopyOfRun,
+    measures: Measures,
+    order: FitOrder,
+) -> FitResult:
+    """Fit a copy of the run, and if this fails without validations, fit it with them."""
+    if order.is_whole:
+        return _fit_copy(run_copy, measures, order)
+    try:
+        return _fit_copy(run_copy, measures, order)
+    except (ConfigurationError, TimeoutError):
+        raise
+    except Exception:  # NeedsValidation, or an error of a hook that misses what validations leave
+        order_with_validations = replace(order, is_whole=True)
+    return _fit_copy(run_copy, measures, order_with_validations)
 
 
 def _fit_copy(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
@@ -258,32 +280,25 @@ class CopiedFits:
 
     def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         """Train the coalitions. Yield each order with its result or error, in any order if there are several jobs."""
-        if not _has_workers():
+        shares_files = any(self.copy_of(order.seed).folder.shares_files for order in orders[:1])
+        if shares_files or not _has_workers():
             for order in orders:
                 run_copy = self.copy_of(order.seed)
                 result = train_coalition(run_copy, self._measures, order)
                 yield order, result
             return
-        # None: the number of jobs of joblib.parallel_config.
-        yield from self._train_at_workers(orders, num_jobs=None)
-
-    def train_in_fresh_process(self, order: FitOrder) -> FitResult | FitFailed:
-        """Train a coalition in a new process."""
-        # With one job joblib would train in this process.
-        ((_, result),) = self._train_at_workers([order], num_jobs=2)
-        return result
+        yield from self._train_at_workers(orders)
 
     def copy_of(self, seed: int) -> CopyOfRun:
         """Return the copy of the run for a seed."""
         if self._copy is None or self._seed_of_copy != seed:
             self._copy = self._make_copy(seed)
             self._seed_of_copy = seed
+            self._copy.folder.take_over_run()
         return self._copy
 
     def _train_at_workers(
-        self,
-        orders: Sequence[FitOrder],
-        num_jobs: int | None,
+        self, orders: Sequence[FitOrder]
     ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
         train_at_worker = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
@@ -292,25 +307,32 @@ class CopiedFits:
             num_threads=torch.get_num_threads(),
             process=os.getpid(),
         )
-        calls = (
-            train_at_worker(
-                program_state,
-                index,
-                run_copy=self.copy_of(order.seed),
-                measures=self._measures,
-                order=order,
-            )
-            for index, order in enumerate(orders)
-        )
+        folders: list[ProgramFolder] = []
+
+        def calls() -> Iterator[Any]:
+            for index, order in enumerate(orders):
+                run_copy = self.copy_of(order.seed)
+                folders.insert(0, run_copy.folder)
+                yield train_at_worker(
+                    program_state,
+                    index,
+                    run_copy=run_copy,
+                    measures=self._measures,
+                    order=order,
+                )
+
         parallel = joblib.Parallel(
-            num_jobs,
             return_as="generator_unordered",
             pre_dispatch="n_jobs",
         )
-        for index, result in parallel(calls):
-            if isinstance(result, ConfigurationError):
-                raise result
-            yield orders[index], result
+        try:
+            for index, result in parallel(calls()):
+                if isinstance(result, ConfigurationError):
+                    raise result
+                yield orders[index], result
+        finally:
+            for folder in folders:
+                folder.put_back()
 
 
 def _has_workers() -> bool:

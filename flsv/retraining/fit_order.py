@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
+from flsv.games.module_copies import ScoringEffects
 from flsv.retraining.utility_store import NO_ROUND, ScoredModel
 
 
@@ -24,6 +25,8 @@ class FitOrder:
     # Whether the module is scored after the rounds, and before the first.
     scores_rounds: bool = True
     scores_untrained: bool = False
+    # What scoring by each measure changes, as the run has tried.
+    effects: Mapping[str, ScoringEffects] = field(default_factory=dict)
     # Whether Lightning validates, as in the run.
     is_whole: bool = True
     # Whether Lightning's ModelCheckpoint and EarlyStopping take part, since training reads them.

@@ -1,40 +1,49 @@
-"""ProgramFolder: a program's folders as they were at one time, of which each coalition gets a copy to work in."""
+"""ProgramFolder: a program's folders as they were at one time, of which each coalition has its own to work in."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: The most bytes and files of which coalitions have copies, those that were written last. Others are links.
-MAX_COPIED_BYTES = 2**30
-MAX_COPIED_FILES = 100
-#: The most entries that are looked at. Folders beyond are links.
-MAX_ENTRIES = 100_000
-#: Folders, beside hidden ones, and files that are always links.
-_CODE_FOLDER = "__pycache__"
-_CODE_SUFFIXES = (".py", ".pyc", ".pyi", ".typed")
-#: Inode, size and time of a file, by which a change is noticed. Of a folder that it is one.
-Signature = tuple[int, ...]
+from filelock import FileLock, Timeout
+
+from flsv.utilities.file_writes import (
+    CHANGES,
+    KeptFiles,
+    is_large,
+    remove,
+    resolved,
+    unwatch,
+    unwatched,
+    watch,
+    watched,
+)
+
+#: The most entries of a folder beside or above the working folder that are linked before they are opened.
+MAX_NEIGHBORS = 200
+#: The most entries that are looked at after a run, to find what was written there and not told.
+MAX_ENTRIES = 10_000
+_PREFIX = "flsv-coalitions-"
 
 
 class ProgramFolder:
     """The folders that a program works in, as they are now.
 
-    A coalition sees the working folder, the folders beside and above it, and further folders. In the working folder
-    and the further ones folders are made, and files are copies, or links if they are large or many. So what it writes
-    there by a relative path is its own.
+    In a coalition's own folder each entry is a link, which becomes a copy just before it is written. What it writes
+    elsewhere is put back after its fit. What a run writes in these folders is kept before.
 
     Args:
         further: folders elsewhere that the program writes into by absolute paths.
 
     Attributes:
-        changed_files: files of the program that changed while a coalition trained, by it or by another program.
+        changed_files: files that a coalition, or the run, has changed, and that were too large to be copied before.
+        shares_files: whether coalitions read what they have written elsewhere, so that no two may train at a time.
     """
 
     def __init__(self, further: Sequence[str] = ()) -> None:
@@ -42,197 +51,256 @@ class ProgramFolder:
         # {a folder: its path below a coalition's folder}
         self.locations = {self.path: ""}
         for folder in further:
-            is_inside = any(_is_inside(folder, location) for location in self.locations)
-            if not is_inside and not _is_inside(self.path, folder):
-                self.locations[folder] = f"folder_{len(self.locations)}"
+            is_known = self._location(folder) is not None
+            if is_known or _is_inside(self.path, folder):
+                continue
+            location = f"folder_{len(self.locations)}"
+            self.locations[folder] = location
+            self.locations[os.path.realpath(folder)] = location
 
-        # How entries of a coalition's folder are made, by path: folders, links to a source, copies of a source.
-        self._folders: list[str] = []
+        _put_back_after_kills()
+        self._process = os.getpid()
+        self._home = _new_folder(self)
+        self._lock = FileLock(os.path.join(self._home, "lock"))
+        self._lock.acquire()
+        self._start_time = os.stat(self._home).st_ctime_ns
+        self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
+        self._files_elsewhere = KeptFiles(os.path.join(self._home, "elsewhere"))
+        # {path below a coalition's folder: where its link leads}
         self._links: dict[str, str] = {}
-        self._copies: dict[str, str] = {}
-        self._num_entries = 0
-        # {path: entry}
-        files: dict[str, os.DirEntry[str]] = {}
         for folder, location in self.locations.items():
-            if location:
-                self._folders.append(location)
-            real_path = os.path.realpath(folder)
-            files |= self._files_in(folder, location, inside=(real_path,))
-
-        self._home: str | None = self._new_folder()
-        self._copy_latest(files, Path(self._home, "copies"))
-        self._own_folder: Path | None = None
+            for entry in _entries(folder):
+                path = os.path.join(location, entry.name)
+                self._links[path] = entry.path
+        # {path below a coalition's folder: what was there before the run, and where it is now}
+        self._originals: dict[str, tuple[str, str]] = {}
+        self._own_folder = ""
+        # The first parts of paths at which a coalition has written.
+        self._changed_names: set[str] = set()
         self.changed_files: list[str] = []
+        self.shares_files = False
 
     def __getstate__(self) -> dict[str, object]:
         # For a worker, which makes a folder of its own.
-        return {**vars(self), "_home": None, "_own_folder": None}
+        return {**vars(self), "_own_folder": "", "_lock": None}
 
-    def _files_in(
-        self,
-        folder: str,
-        location: str,
-        inside: tuple[str, ...],
-    ) -> dict[str, os.DirEntry[str]]:
-        """Return the files in a folder and below, and note folders and links. ``inside`` are the folders around."""
-        files: dict[str, os.DirEntry[str]] = {}
-        for entry in _entries(folder):
-            self._num_entries += 1
-            path = os.path.join(location, entry.name)
-            try:
-                is_folder = entry.is_dir()
-                entry.stat()
-            except OSError:  # a link that leads nowhere
-                continue
+    def _location(self, path: str) -> str | None:
+        """Return the path below a coalition's folder of a path, None if it is elsewhere."""
+        for folder, location in self.locations.items():
+            if _is_inside(path, folder):
+                relative_path = os.path.relpath(path, folder)
+                return os.path.normpath(os.path.join(location, relative_path))
+        return None
 
-            if is_folder:
-                real_path = os.path.realpath(entry.path)
-                is_hidden = entry.name.startswith(".") or entry.name == _CODE_FOLDER
-                is_beyond = self._num_entries > MAX_ENTRIES
-                if is_hidden or real_path in inside or is_beyond:
-                    self._links[path] = entry.path
-                else:
-                    self._folders.append(path)
-                    files |= self._files_in(entry.path, path, inside=(*inside, real_path))
-            elif entry.is_file() and not entry.name.endswith(_CODE_SUFFIXES):
-                files[path] = entry
-            else:
-                self._links[path] = entry.path
-        return files
+    # ---- the run
 
-    def _copy_latest(
-        self,
-        files: Mapping[str, os.DirEntry[str]],
-        copies_folder: Path,
-    ) -> None:
-        """Copy the files that were written last. Coalitions have links to the others."""
-        copies_folder.mkdir()
-        num_bytes = 0
-        for path in sorted(files, key=lambda path: _time_of(files[path]), reverse=True):
-            entry = files[path]
-            num_bytes_with_file = num_bytes + entry.stat().st_size
-            has_all_files = len(self._copies) == MAX_COPIED_FILES
-            if has_all_files or num_bytes_with_file > MAX_COPIED_BYTES:
-                self._links[path] = entry.path
-                continue
+    def begin_run(self) -> None:
+        """Keep what is written in the program's folders, before it is, until :meth:`end_run`."""
+        watch(self._keep)
 
-            target = copies_folder / str(len(self._copies))
-            try:
-                shutil.copy2(entry.path, target)
-            except OSError:  # it may not be read, or has gone
-                continue
-            num_bytes = num_bytes_with_file
-            self._copies[path] = str(target)
+    def end_run(self) -> None:
+        """Undo :meth:`begin_run`."""
+        unwatch(self._keep)
+
+    def _keep(self, path: str, access: str) -> None:
+        if access == "read" or _is_inside(path, self._home):
+            return
+        real_path = os.path.realpath(path)
+        for name in (path, resolved(path), real_path):
+            if self._location(name) is not None:
+                with suppress(OSError):  # coalitions then see what the run has written
+                    self._files_of_run.keep(name, access)
+
+    def take_over_run(self) -> None:
+        """Let coalitions have the folders as they were before a run, though it has written there.
+
+        They have copies of what has changed since without being told.
+        """
+        originals = self._files_of_run.originals()
+        for path, (kind, _) in originals.items():
+            self._files_of_run.kinds[path] = kind  # also what forks have kept
+        for path in self._changed_untold():
+            originals[path] = "changed", path
+        for path, original in originals.items():
+            location = self._location(path) or ""
+            self._originals[location] = original
+
+    def _changed_untold(self) -> Iterator[str]:
+        """Yield files that are newer than this object, of which nobody was told."""
+        pending = deque(self.locations)
+        num_entries = 0
+        while pending and num_entries < MAX_ENTRIES:
+            for entry in _entries(pending.popleft()):
+                num_entries += 1
+                if entry.is_symlink() or entry.path in self._files_of_run.kinds:
+                    continue
+                if entry.is_dir():
+                    pending.append(entry.path)
+                elif entry.stat().st_ctime_ns >= self._start_time:
+                    yield entry.path
+
+    # ---- a coalition
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """Work in a coalition's folder. At the end :attr:`changed_files` names what has been written by a link."""
+        """Work in a coalition's folder."""
         program_folder = os.getcwd()
-        if self._own_folder is None:
-            self._make()
-        assert self._own_folder is not None
-
-        self.changed_files = []
-        linked_files = self._signatures_of_sources()
+        with unwatched():
+            self._make_folder()
+            self._make_links()
         os.chdir(self._own_folder)
         try:
-            yield str(self._own_folder)
+            with watched(self._before_access):
+                yield self._own_folder
         finally:
             os.chdir(program_folder)
-            unchanged_paths = set(self._unchanged_in(str(self._own_folder), location=""))
-            for path in self._signatures:
-                if path not in unchanged_paths:
-                    self._make_entry(path)
+            self.changed_files = []
+            for files in (self._files_elsewhere, self._files_of_run):
+                self.changed_files += [f"the file {path}" for path in files.changed_files()]
+            is_at_worker = os.getpid() != self._process
+            has_parent = is_at_worker and os.path.exists(self._home)
+            if not has_parent:  # else it does so, when no other worker writes there
+                self.put_back()
 
-        for path, signature in self._signatures_of_sources().items():
-            if linked_files.get(path) != signature:
-                self.changed_files.append(f"the file {path}")
+    def put_back(self) -> None:
+        """Put back what coalitions have written elsewhere."""
+        self._files_elsewhere.put_back()
 
-    def _new_folder(self) -> str:
-        """Make a folder that goes with this object."""
-        folder = tempfile.mkdtemp(prefix="flsv-coalitions-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+    def _before_access(self, path: str, access: str) -> None:
+        """Make what a coalition is about to write its own, or keep it."""
+        if _is_inside(path, self._own_folder):
+            if access != "read":
+                self._make_own(os.path.relpath(path, self._own_folder), access)
+            return
+        self._link_neighbor(path)
+        files = self._files_elsewhere
+        if files.kinds and access in ("read", "update"):
+            is_written = os.path.realpath(path) in files.kinds
+            self.shares_files = self.shares_files or is_written
+        files.keep_to_put_back(path, access)
 
-    def _make(self) -> None:
-        """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
-        if self._home is None:  # at a worker
-            self._home = self._new_folder()
-
-        parent = Path(self._home, "root")
-        parent.mkdir()
-        present_folder = os.sep
-        names = Path(self.path).parts[1:] or [""]
+    def _make_own(self, location: str, access: str) -> None:
+        """Replace links on a path below a coalition's folder, the last one only if its content is written."""
+        names = Path(location).parts
+        self._changed_names.update(names[:1])
+        path = self._own_folder
+        if access not in (*CHANGES, "tree"):
+            names = names[:-1]
         for name in names:
-            for entry in _entries(present_folder):
-                if entry.name != name:
-                    os.symlink(entry.path, parent / entry.name)
-            present_folder = os.path.join(present_folder, name)
-            parent = parent / name
-            parent.mkdir(exist_ok=True)
+            path = os.path.join(path, name)
+            if os.path.islink(path):
+                with FileLock(f"{self._root}.lock"):  # other threads and forks may be here, too
+                    self._break_link(path, access)
 
-        self._signatures: dict[str, Signature | None] = {}
-        self._own_folder = parent
-        for path in (*self._folders, *self._links, *self._copies):
-            self._make_entry(path)
+    def _break_link(self, link: str, access: str) -> None:
+        """Replace a link by a folder of links or by a copy, but for one to a large file that may only be read."""
+        source = os.path.realpath(link)
+        is_of_coalition = _is_inside(source, self._own_folder)
+        if is_of_coalition or not os.path.islink(link):
+            return  # another thread was first, or a coalition has made it
+        if access == "update" and is_large(source):
+            self._files_elsewhere.keep(source, access)
+            return
+        os.unlink(link)
+        if os.path.isdir(source):
+            os.mkdir(link)
+            for entry in _entries(source):
+                link_of_entry = os.path.join(link, entry.name)
+                os.symlink(entry.path, link_of_entry)
+        elif access != "overwrite" and os.path.exists(source):
+            shutil.copy2(source, link)
 
-    def _make_entry(self, path: str) -> None:
-        target = os.path.join(str(self._own_folder), path)
-        if path in self._links:
-            os.symlink(self._links[path], target)
-        elif path not in self._copies:
-            os.mkdir(target)
-        elif os.path.exists(self._copies[path]):  # not at a worker on another machine
-            shutil.copy2(self._copies[path], target)
-        self._signatures[path] = _signature(target)
+    # ---- the folder of coalitions
 
-    def _unchanged_in(self, folder: str, location: str) -> Iterator[str]:
-        """Yield the paths of a folder's entries that are as they were made. Others are removed."""
-        for entry in _entries(folder):
-            path = os.path.join(location, entry.name)
-            if self._signatures.get(path) != _signature(entry.path):
-                _remove(entry.path)
+    def _make_folder(self) -> None:
+        """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
+        if self._own_folder:
+            return
+        is_at_worker = os.getpid() != self._process
+        home = _new_folder(self) if is_at_worker else self._home
+        self._root = os.path.join(home, "root")
+        self._own_folder = self._root + self.path
+        os.makedirs(self._own_folder)
+        for folder in Path(self.path).parents:
+            neighbors = _entries(str(folder))
+            if len(neighbors) > MAX_NEIGHBORS:
                 continue
-            yield path
-            if entry.is_dir(follow_symlinks=False):
-                yield from self._unchanged_in(entry.path, path)
+            for entry in neighbors:
+                link = self._root + entry.path
+                if not os.path.exists(link):
+                    os.symlink(entry.path, link)
 
-    def _signatures_of_sources(self) -> dict[str, Signature | None]:
-        """Return the signatures of files to which there are links."""
-        signatures = {}
-        for source in self._links.values():
-            signatures[source] = _signature(source, os.stat)
-        return signatures
+    def _link_neighbor(self, path: str) -> None:
+        """Make a link on the way to a path beside or above a coalition's folder, if it leads somewhere."""
+        if not _is_inside(path, self._root):
+            return
+        link = self._root
+        for name in Path(path).relative_to(self._root).parts:
+            link = os.path.join(link, name)
+            source = link.removeprefix(self._root)
+            if os.path.lexists(link):
+                continue
+            if os.path.exists(source):
+                os.symlink(source, link)
+            return
+
+    def _make_links(self) -> None:
+        """Make the links of a coalition's folder that are not there, and the entries that the run has changed."""
+        names = set()
+        for entry in _entries(self._own_folder):
+            is_changed = entry.name in self._changed_names
+            if entry.is_symlink() and not is_changed:
+                names.add(entry.name)
+            else:
+                remove(entry.path)
+        self._changed_names.clear()
+        for location in self.locations.values():
+            folder = os.path.join(self._own_folder, location)
+            os.makedirs(folder, exist_ok=True)
+        for path, source in self._links.items():
+            if path not in names:
+                link = os.path.join(self._own_folder, path)
+                os.symlink(source, link)
+        for path, (kind, source) in self._originals.items():
+            self._make_original(path, kind, source)
+
+    def _make_original(self, path: str, kind: str, source: str) -> None:
+        self._make_own(path, "content" if kind == "folder" else "entry")
+        entry = os.path.join(self._own_folder, path)
+        is_there = os.path.lexists(entry)
+        if kind == "folder" and os.path.isdir(entry):
+            return
+        remove(entry)
+        if kind == "folder":
+            os.makedirs(entry)
+        elif kind == "changed" and is_there:
+            shutil.copy2(source, entry)
+        elif kind in ("file", "link"):
+            os.symlink(source, entry)
 
 
-def _signature(
-    path: str,
-    status_of: Callable[[str], os.stat_result] = os.lstat,
-) -> Signature | None:
-    """Return by what a change of an entry is noticed, None if it is not there."""
-    try:
-        status = status_of(path)
-    except OSError:
-        return None
-    if stat.S_ISDIR(status.st_mode):
-        return (0,)
-    return (
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-    )
+def _new_folder(owner: ProgramFolder) -> str:
+    """Make a folder that goes with its owner."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX))
+    weakref.finalize(owner, _remove_untold, folder)
+    return folder
 
 
-def _time_of(entry: os.DirEntry[str]) -> int:
-    status = entry.stat()
-    return max(status.st_mtime_ns, status.st_ctime_ns)
+def _remove_untold(folder: str) -> None:
+    with unwatched():
+        remove(folder)
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        os.unlink(path)
+def _put_back_after_kills() -> None:
+    """Put back what coalitions of killed processes have written elsewhere."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock_file = folder / "lock"
+        with suppress(OSError, Timeout):  # it is in use, or has just gone
+            is_ours = folder.lstat().st_uid == os.getuid()
+            if is_ours and lock_file.exists():
+                with FileLock(lock_file, timeout=0):
+                    KeptFiles(str(folder / "elsewhere")).put_back()
+                    _remove_untold(str(folder))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -246,4 +314,5 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 def _is_inside(path: str, folder: str) -> bool:
     if path == folder:
         return True
-    return path.startswith(folder.rstrip(os.sep) + os.sep)
+    prefix = folder.rstrip(os.sep) + os.sep
+    return path.startswith(prefix)

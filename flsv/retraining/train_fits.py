@@ -12,10 +12,9 @@ from torch import Tensor
 from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
-from flsv.results.text import joined
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
-from flsv.retraining.utility_store import NO_ROUND, UtilityStore
+from flsv.retraining.utility_store import NO_ROUND, UtilityStore, clients_text
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Errors if weights are drawn anew.
@@ -50,18 +49,13 @@ class FitsFailed(ConfigurationError):
 
         reasons = []
         for reason, coalitions in coalitions_by_reason.items():
-            reasons.append(f"{listed(coalitions, show=_clients)}: {reason}")
+            reasons.append(f"{listed(coalitions, show=clients_text)}: {reason}")
         plural = "s" if len(failed) > 1 else ""
         super().__init__(f"{len(failed)} coalition{plural} failed to train, {'; '.join(reasons)}.")
 
     def __reduce__(self) -> tuple[type, tuple[Mapping[Members, FitFailed]]]:
         """Let a rank send the error to the others, which make it anew from the coalitions."""
         return type(self), (self.failed,)
-
-
-def _clients(members: Members) -> str:
-    plural = "s" if len(members) > 1 else ""
-    return f"client{plural} {joined(map(str, members))}"
 
 
 class CoalitionTraining:

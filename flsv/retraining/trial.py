@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from flsv._lightning.data_source import kept_data_generators
 from flsv._lightning.patches import callbacks_of
 from flsv.data import FederatedDataModule
 from flsv.retraining.coalition_fit import (
@@ -19,7 +20,13 @@ from flsv.retraining.coalition_fit import (
     only_watches_the_run,
     prepare_coalition_fit,
 )
-from flsv.retraining.copied_fits import CopyOfRun, KeptRun, fit_quietly, in_quiet
+from flsv.retraining.copied_fits import (
+    HOW_TO_MAKE_AGAIN,
+    CopyOfRun,
+    KeptRun,
+    fit_quietly,
+    in_quiet,
+)
 from flsv.retraining.fit_order import FitOrder
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
@@ -36,6 +43,10 @@ _SHARED_TYPES = (
     DataLoader,
     Optimizer,
 )
+
+
+class NotRepeatable(Exception):
+    """Error: a coalition finds a file or folder otherwise than the run."""
 
 
 class Findings(NamedTuple):
@@ -75,6 +86,7 @@ def try_coalition(
 
     Raises:
         ConfigurationError: it fails. The message says where.
+        NotRepeatable: it fails at a file or folder.
     """
     order = FitOrder(
         members=(client,),
@@ -85,17 +97,26 @@ def try_coalition(
     )
     kept_run = KeptRun(trainer)
     try:
-        with in_quiet(), run_copy.folder.entered() as folder:
+        with (
+            in_quiet(),
+            kept_data_generators(trainer),
+            run_copy.folder.entered() as folder,
+        ):
             findings = _fit_on_trial(run_copy, order, folder)
             run_copy.load()  # as for the next coalition
         if run_copy.folder.changed_files:
             raise ConfigurationError(
-                f"a coalition has written into {listed(run_copy.folder.changed_files)}, of which it has no copy of its "
-                "own, since the folder has too many or too large files. Start the program in a folder with fewer."
+                f"a coalition has changed {listed(run_copy.folder.changed_files)}, which is too large to be copied "
+                "before. Open it to be read only (mode='r' of np.memmap), or leave ShadowShapley out."
             )
         return findings
     except ConfigurationError:
         raise
+    except OSError as error:
+        raise NotRepeatable(
+            f"A trial of client {client}'s first round in a copy of the run has failed{_place_of(error)}: {error}. "
+            f"{HOW_TO_MAKE_AGAIN}"
+        ) from error
     except Exception as error:
         raise ConfigurationError(
             f"ShadowShapley trains coalitions in copies of the run, and a trial of client {client}'s first round has "

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks
 from flsv.games.members import Members, members_of
+from flsv.results.text import joined
 from flsv.scores.performance import ModelScore
 from flsv.utilities.atomic_files import replacing, whole_lines
 from flsv.utilities.csv_files import Cell, parse_float, parse_int, read_rows
+from flsv.utilities.errors import listed
+from flsv.utilities.plain_values import digest
 from flsv.utilities.result_file import ResultFile, members_text, read_members, stored_settings
 
 #: File in a run's folder with the utilities of the coalitions that were trained after the run.
@@ -63,7 +67,8 @@ class UtilityStore:
 
     Each rank holds all utilities, and the first rank writes them as soon as they are known. The coalition of all
     clients is the run itself. The empty coalition has the model before the first round, which has no round. Utilities
-    that are not finite are held, but not written.
+    that are not finite are held, but not written. If a coalition cannot be written, such as to a full disk, it is held,
+    and :meth:`sort` warns.
 
     Example:
         >>> import tempfile
@@ -99,6 +104,8 @@ class UtilityStore:
         self._by_round = by_round
         self.measures_with_outputs = frozenset(outputs)
         self._models: dict[Training, dict[int, ScoredModel]] = {}
+        # Why coalitions could not be stored.
+        self._errors: dict[Training, OSError] = {}
         self._file: ResultFile | None = None
         self._outputs_folder: Path | None = None
 
@@ -241,11 +248,24 @@ class UtilityStore:
                 if name in self.measures_with_outputs
             }
             stored_models[round_index] = ScoredModel(model.utilities, outputs)
-            if outputs and self._outputs_folder is not None:
-                self._outputs_folder.mkdir(parents=True, exist_ok=True)
-                name = outputs_file((seed, members), round_index)
-                with replacing(self._outputs_folder / name) as file:
-                    torch.save(outputs, file)
+        try:
+            self._write(seed, members, rounds=list(models))
+        except OSError as error:
+            self._errors[seed, members] = error
+
+    def _write(
+        self,
+        seed: int,
+        members: Members,
+        rounds: Sequence[int],
+    ) -> None:
+        """Write a coalition's outputs, and then its rows."""
+        models = {}
+        for round_index in rounds:
+            model = self._models[seed, members][round_index]
+            models[round_index] = model
+            if model.outputs and self._outputs_folder is not None:
+                write_outputs(self._outputs_folder, (seed, members), round_index, model.outputs)
         lines = self._lines(seed, members, models)
         if self._file is not None and lines:
             self._file.add(lines)
@@ -256,9 +276,26 @@ class UtilityStore:
             self._models.pop((seed, members), None)
 
     def sort(self) -> None:
-        """Write the file with the rows of the rounds alone, sorted, whatever the order in which trainings ended."""
+        """Write the file with the rows of the rounds alone, sorted, whatever the order in which trainings ended.
+
+        What could not be stored is a warning.
+        """
         if self._file is None or not self._models:
             return
+        try:
+            self._write_sorted(self._file)
+        except OSError as error:
+            rank_zero_warn(f"the rows of coalitions are not sorted ({error}).")
+        if self._errors:
+            trainings = listed(self._errors, show=_training_text)
+            first_error, *_ = self._errors.values()
+            rank_zero_warn(
+                f"the scores of these coalitions could not be stored: {trainings} ({first_error}). The values count "
+                "them, but a later command may train these coalitions again."
+            )
+            self._errors = {}
+
+    def _write_sorted(self, file: ResultFile) -> None:
         lines = []
         names_of_outputs = set()
         for training in sorted(self._models, key=_sort_key):
@@ -269,7 +306,7 @@ class UtilityStore:
                     models[round_index] = self._models[training][round_index]
                     names_of_outputs.add(outputs_file(training, round_index))
             lines += self._lines(seed, members, models)
-        self._file.replace(lines)
+        file.replace(lines)
         if self._outputs_folder is not None:
             for path in self._outputs_folder.glob("*.pt"):
                 if path.name not in names_of_outputs:
@@ -345,10 +382,41 @@ def _sort_key(training: Training) -> tuple[int, int, Members]:
     return seed, len(members), members
 
 
-def outputs_file(training: Training, round_index: int) -> str:
-    """Return the name of the file with the outputs of a coalition's model."""
+def clients_text(members: Members) -> str:
+    """Name the members of a coalition by their ids.
+
+    Example:
+        >>> clients_text((0, 2)), clients_text((1,)), clients_text(())
+        ('clients 0 and 2', 'client 1', 'no clients')
+    """
+    if not members:
+        return "no clients"
+    plural = "s" if len(members) > 1 else ""
+    return f"client{plural} {joined(map(str, members))}"
+
+
+def _training_text(training: Training) -> str:
     seed, members = training
-    return f"{seed}_{members_text(members)}_{round_index}.pt"
+    return f"{clients_text(members)} with seed {seed}"
+
+
+def outputs_file(training: Training, round_index: int) -> str:
+    """Return the name of the file with the outputs of a coalition's model, which has a digest of the members."""
+    seed, members = training
+    return f"{seed}_{digest(members).hex()[:16]}_{round_index}.pt"
+
+
+def write_outputs(
+    folder: Path,
+    training: Training,
+    round_index: int,
+    outputs: Outputs,
+) -> None:
+    """Write the outputs of a coalition's model by performance, with its members."""
+    _seed, members = training
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / outputs_file(training, round_index)) as file:
+        torch.save({"members": members, "outputs": dict(outputs)}, file)
 
 
 def read_outputs(
@@ -362,7 +430,12 @@ def read_outputs(
     path = folder / outputs_file(training, round_index)
     if not path.is_file():
         return {}
-    return torch.load(path, weights_only=True)
+    content = torch.load(path, weights_only=True)
+    _seed, members = training
+    if content["members"] != members:
+        return {}
+    outputs: Outputs = content["outputs"]
+    return outputs
 
 
 def copy_store(folder: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from flsv.scores import OWN_SCORES
 from flsv.utilities.host_copies import to_host
+from flsv.utilities.plain_values import to_three_digits
 
 
 def auroc(values: Tensor, labels: Tensor) -> Tensor:
@@ -209,11 +210,12 @@ def log_odds(logits: Tensor) -> Tensor:
 
 
 def plain_scores(counts: ClassScores) -> dict[str, float]:
-    """Return the scores as Python numbers by name, NaN before the first batch."""
+    """Return the scores by name, as Python numbers of three digits, NaN before the first batch."""
     if not counts.update_called:
         return dict.fromkeys(OWN_SCORES, NAN)
     scores = counts.compute()
-    return {name: score.item() for name, score in scores.items()}
+    # As clients tell them, in one process, too.
+    return {name: to_three_digits(score.item()) for name, score in scores.items()}
 
 
 class EpochScores(ClassScores):

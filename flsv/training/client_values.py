@@ -36,7 +36,10 @@ class ClientValues:
 
     def __init__(self) -> None:
         self._changes: list[ClientChanges] = []
+        # Paths of values that differ between clients and have no mean, after the last round.
+        self._paths_without_mean: list[str] = []
         self._has_informed = False
+        self._has_warned_of_logs = False
         self._has_warned = False
 
     def forget(self) -> None:
@@ -143,16 +146,28 @@ class ClientValues:
             is_buffer = path in initial.buffers  # such as BatchNorm's counters
             if differs and has_first_value and not is_buffer:
                 paths_without_mean.append(path)
-        self._inform_once(paths_without_mean)
+        self._paths_without_mean = paths_without_mean
         return merged_values
 
-    def _inform_once(self, paths_without_mean: Sequence[str]) -> None:
-        if paths_without_mean and not self._has_informed:
+    def describe_once(self, module: nn.Module, logged_names: Sequence[str]) -> None:
+        """Tell of values without a mean, given the names of what the module has logged at the round's end."""
+        paths = self._paths_without_mean
+        if not paths:
+            return
+        differences = f"flsv: clients end a round with different values of {listed(paths)}"
+        if logged_names and not self._has_warned_of_logs:
+            self._has_warned_of_logs = True
+            rank_zero_warn(
+                f"{differences}, and at the end of the epoch {type(module).__name__} has those of one client, the "
+                f"round's first. It logs {listed(logged_names)} there: what it computes from {listed(paths)} is that "
+                "client's alone. To count over all clients, update a torchmetrics object, append to a list, or call "
+                "self.log(name, value, on_step=False, on_epoch=True) in training_step."
+            )
+        elif not logged_names and not self._has_informed:
             self._has_informed = True
             rank_zero_info(
-                f"flsv: clients end a round with different values of {listed(paths_without_mean)}, which have no mean. "
-                "All clients start the next round with the values of this round's first client. Where validation or "
-                "forward reads them, the order of the clients matters."
+                f"{differences}, which have no mean. All clients start the next round with the values of this round's "
+                "first client. Where validation or forward reads them, the order of the clients matters."
             )
 
     def _warn_once(self, module: nn.Module, paths: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler
 
 from flsv._lightning.patches import new_optimizers
 from flsv.training.client_batches import LocalSteps
@@ -145,6 +146,12 @@ class Optimizers:
                 )
         return moved_states
 
+    def write_model(self) -> None:
+        """Let schedule-free optimizers write the averaged weights, the client's model, into the module."""
+        for swapped_optimizer in self._swapped_optimizers:
+            if swapped_optimizer.is_entered:
+                swapped_optimizer.switch_to("eval")
+
     def write_upload(self) -> bool:
         """Let optimizers overwrite the module's weights by those to send, and return whether any did."""
         is_written = False
@@ -189,23 +196,37 @@ class Schedules:
     def __init__(self, trainer: L.Trainer, steps: LocalSteps) -> None:
         self._trainer = trainer
         self._steps = steps
+        self._is_manual = not trainer.lightning_module.automatic_optimization
+        self._sort({})
+        self._check_schedulers()
+        # By the numbers of steps and batches for which they are made, and their positions.
+        self._schedulers_by_length: dict[Any, _SchedulersOfLength] = {}
+        self._states_before_client: list[Any] | None = None
+        self._round_states_before_client: list[Any] | None = None
+
+    def _sort(self, states: Mapping[int, Any]) -> None:
+        """Tell schedulers of clients from those of rounds, given the ``states`` that the present client has stored.
+
+        With manual optimization a module steps its schedulers itself, whatever their interval is. One that has been
+        stepped between rounds is a scheduler of rounds.
+        """
         self._schedulers: list[Any] = []  # those that step per batch
         self._indices: list[int] = []  # their positions in the trainer's list
         self._round_schedulers: list[Any] = []  # those that step per round
         self._round_optimizers: list[Optimizer] = []  # the optimizers of these
-        for index, config in enumerate(trainer.lr_scheduler_configs):
-            if config.interval == "step":
-                self._schedulers.append(config.scheduler)
+        for index, config in enumerate(self._trainer.lr_scheduler_configs):
+            scheduler: Any = config.scheduler
+            is_stepped_between_rounds = _has_stepped(scheduler)
+            if config.interval != "step" and index in states and is_stepped_between_rounds:
+                raise _stepped_by_both(scheduler)
+            is_stepped_by_hand = self._is_manual and not is_stepped_between_rounds
+            if config.interval == "step" or is_stepped_by_hand:
+                self._schedulers.append(scheduler)
                 self._indices.append(index)
             else:
-                self._round_schedulers.append(config.scheduler)
-                self._round_optimizers.append(config.scheduler.optimizer)
-        self._check_schedulers()
-        # By the numbers of steps and batches for which they are made.
-        self._schedulers_by_length: dict[tuple[float, int], _SchedulersOfLength] = {}
+                self._round_schedulers.append(scheduler)
+                self._round_optimizers.append(scheduler.optimizer)
         self._attributes = [vars(scheduler) for scheduler in self._schedulers]
-        self._states_before_client: list[Any] | None = None
-        self._round_states_before_client: list[Any] | None = None
 
     def has_round_scheduler(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer's scheduler steps once per round."""
@@ -213,8 +234,10 @@ class Schedules:
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Set the schedulers to the client's last ``states``, or without these to its first step."""
-        # A module with manual optimization steps its schedulers itself, and may step those of rounds within a client.
-        if not self._trainer.lightning_module.automatic_optimization:
+        self._stored = states or {}
+        if self._is_manual:
+            self._sort(self._stored)
+            self._check_schedulers()
             self._round_states_before_client = _copy_states(self._round_schedulers)
         if not self._schedulers:
             return
@@ -224,15 +247,23 @@ class Schedules:
         client_schedulers = self._schedulers_for(client)
         if client_schedulers is not None:
             client_schedulers.load_into(self._schedulers)
-        for index, state in (states or {}).items():
-            self._schedulers[index].load_state_dict(deepcopy(state))
+        for index, scheduler in zip(self._indices, self._schedulers):
+            if index in self._stored:
+                scheduler.load_state_dict(deepcopy(self._stored[index]))
+        self._states_at_entry = _copy_states(self._schedulers)
 
     def leave(self) -> dict[int, Any]:
-        """Return the client's scheduler states, and reset the schedulers."""
+        """Return the client's scheduler states by position, and reset the schedulers."""
         self._check_round_schedulers()
         if self._states_before_client is None:
             return {}
-        client_states = _copy_states(self._schedulers)
+        client_states = dict(self._stored)
+        for index, scheduler, state_at_entry in zip(
+            self._indices, self._schedulers, self._states_at_entry
+        ):
+            state = deepcopy(scheduler.state_dict())
+            if not are_equal(state, state_at_entry):
+                client_states[index] = state
         for scheduler, attributes, state in zip(
             self._schedulers, self._attributes, self._states_before_client
         ):
@@ -240,7 +271,7 @@ class Schedules:
             scheduler.__dict__ = attributes
             scheduler.load_state_dict(deepcopy(state))
         self._states_before_client = None
-        return dict(enumerate(client_states))
+        return client_states
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
         """Return schedulers for the client's steps and batches, None for the fit's."""
@@ -249,12 +280,13 @@ class Schedules:
         lengths = self._steps.lengths_of(client)
         if lengths == self._steps.largest_lengths():
             return None  # the fit's own schedulers are made for them
-        if lengths not in self._schedulers_by_length:
+        key = lengths, tuple(self._indices)
+        if key not in self._schedulers_by_length:
             # configure_optimizers asks the trainer for these numbers, which are now this client's.
-            self._schedulers_by_length[lengths] = _SchedulersOfLength(
+            self._schedulers_by_length[key] = _SchedulersOfLength(
                 self._trainer, self._indices, self._steps
             )
-        return self._schedulers_by_length[lengths]
+        return self._schedulers_by_length[key]
 
     def _check_schedulers(self) -> None:
         for scheduler in self._schedulers:
@@ -279,11 +311,23 @@ class Schedules:
         self._round_states_before_client = None
         for scheduler, state in zip(self._round_schedulers, round_states):
             if not are_equal(scheduler.state_dict(), state):
-                raise ConfigurationError(
-                    f"{type(scheduler).__name__} is stepped while a client trains, and its interval is a round's: it "
-                    "would pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}, or step "
-                    "it in on_train_epoch_end only."
-                )
+                raise _stepped_by_both(scheduler)
+
+
+def _has_stepped(scheduler: Any) -> bool:
+    """Return whether a scheduler has been stepped, which is True of one that does not count its steps."""
+    if isinstance(scheduler, ChainedScheduler):
+        return any(map(_has_stepped, scheduler._schedulers))
+    num_steps: int = getattr(scheduler, "last_epoch", 1)
+    return num_steps > 0
+
+
+def _stepped_by_both(scheduler: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"{type(scheduler).__name__} is stepped while a client trains and between rounds: its state would pass from "
+        "client to client. Step it in training_step only, and return it with {'scheduler': ..., 'interval': 'step'}, "
+        "or step it in on_train_epoch_end only."
+    )
 
 
 class _SchedulersOfLength:

@@ -78,8 +78,17 @@ class SwappedOptimizer:
                 values[f"{self.name}.{name}"] = value
         return values
 
+    def switch_to(self, mode: Literal["train", "eval"]) -> None:
+        """Let a schedule-free optimizer, which has both modes, write the weights of one of them into the module: those
+        at which it takes gradients, or their average, which is the model.
+        """
+        has_modes = hasattr(self.optimizer, "train") and hasattr(self.optimizer, "eval")
+        if has_modes and self.outer_optimizer is None:
+            getattr(self.optimizer, mode)()
+
     def store_federation_options(self) -> None:
         """Store the options that :meth:`leave` restores."""
+        self.switch_to("eval")  # without a state this leaves the weights alone
         self._federation_options = options_of(self._groups)
 
     def enter(self, stored: StoredState | None, options: Options) -> None:
@@ -97,6 +106,7 @@ class SwappedOptimizer:
         else:
             state.update(_state_by_parameter(self.optimizer, stored["state"]))
             self._set_attributes(stored["attributes"])
+        self.switch_to("train")
         self.optimizer.zero_grad()
 
     def state(self) -> StoredState:

@@ -168,6 +168,7 @@ class TrainerState:
     def read(self, out: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the model ``[P]`` to send (in ``out``), the trained model, and the parameters that stay at the
         client."""
+        self.optimizers.write_model()
         self._check_non_finite()
         vector = self.space.read(self.module, out=out)
         private_entries = self.space.read_private(self.module)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, Refused
 
 
 def check_writable(folder: Path) -> None:
@@ -67,6 +68,25 @@ def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+@contextmanager
+def locked_json(path: Path, empty: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a JSON file, which no other process reads meanwhile, and write them, unless there is an
+    error. A file that is not there has the entries ``empty``.
+    """
+    with FileLock(f"{path}.lock"):
+        entries = dict(empty)
+        if path.is_file():
+            try:
+                entries = {**json.loads(path.read_text())}
+            except (ValueError, TypeError) as error:
+                raise Refused(
+                    f"{path} cannot be read: {error}. A backup forgets what came after it"
+                ) from error
+        yield entries
+        with replacing(path, private=True) as file:
+            file.write(json.dumps(entries).encode())
+
+
 def set_aside(path: Path) -> Path:
     """Rename a file to its name and the first free number, and return its new path."""
     return path.rename(numbered(path))
@@ -118,6 +138,8 @@ def whole_lines(path: Path) -> list[str]:
 
 def _add_path(error: BaseException, path: Path) -> BaseException:
     """Return an OSError with the file's name, other errors unchanged."""
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        error = error.__context__  # torch.save raises an error of its own after that of the file
     if not isinstance(error, OSError):
         return error
     reason = error.strerror or str(error)

@@ -23,5 +23,3 @@ Trainings = Literal[Which, "halves"]
 #: Who trains in a round of a coalition if the run draws a cohort in each round: as many members as the run's cohort
 #: has, or all members.
 Participation = Literal["drawn", "all"]
-#: Rounds in which the coalition of all clients is trained again and compared with the run: the first two, or all.
-Verify = Literal["start", "all"]

@@ -11,8 +11,6 @@ from pathlib import Path
 
 #: Confidence level of the intervals in the reports.
 INTERVAL_LEVEL = 0.9
-#: The promise of these intervals, in the words that all reports use.
-BRACKETS_NOTE = "The brackets hold the mean over many seeds in about 9 of 10 cases."
 #: Beginning of a performance's title if the clients judge the models.
 CLIENTS_PREFIX = "clients' "
 #: Largest number of characters of a name in a chart.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,21 @@ class ConfigurationError(ValueError):
         Traceback (most recent call last):
         ...
         flsv.utilities.errors.ConfigurationError: num_clients=1: a federation needs at least 2 clients.
+
+    Attributes:
+        without_data: the part of the message that quotes no samples, which a site may send to the server, if any.
     """
+
+    def __init__(self, *words: object, without_data: str | None = None) -> None:
+        super().__init__(*words)
+        self.without_data = without_data
+
+
+class Refused(ConfigurationError):
+    """Error: a site refuses a message because of its policy, other settings or lateness. Its text quotes no samples."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words, without_data=words)
 
 
 class VersionWarning(UserWarning):
@@ -128,3 +143,19 @@ def in_words(numbers: Sequence[int], limit: int = 6) -> str:
         else:
             words.append(", ".join(map(str, run)))
     return listed(words, limit)
+
+
+#: Two names are like each other if this part of their letters is the same, in order.
+MIN_LIKENESS = 0.7
+
+
+def is_like(name: str, expected: str) -> bool:
+    """Return whether ``name`` was probably meant to be ``expected``.
+
+    Example:
+        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
+        (True, False)
+    """
+    letters = re.sub("[^a-z]", "", name.lower())
+    expected_letters = re.sub("[^a-z]", "", expected.lower())
+    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS

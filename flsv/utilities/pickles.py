@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: How an object is pickled, as ``__reduce__`` returns it.
 Reduction = tuple[Any, ...]
+#: A reference of the program to a copy, and the original.
+Redirection = tuple["Reference", Any]
 #: Marks what a copy has in common with the run.
 SHARED = "shared"
 #: Marks a path in a folder of the run.
@@ -255,23 +257,25 @@ class Pickled:
         data: Any = None,
         *,
         copies_memory: bool = True,
-        as_program: bool = False,
+        redirected: list[Redirection] | None = None,
     ) -> Any:
         """Return a copy of the object.
 
         Args:
             data: the data to which it refers.
             copies_memory: whether it has memory of its own. The last copy may have that of the pickle.
-            as_program: whether the program refers to the copy from now on where it kept the original.
+            redirected: if given, the program refers to the copy from now on where it kept the original. The list gets
+                these references, each with the original.
         """
         unpickler = _Unpickler(self, data, copies_memory)
         value = unpickler.load()
-        if as_program and self.references:
+        if redirected is not None and self.references:
             copied_values = unpickler.load()
             for reference, copied_value in zip(self.references, copied_values):
                 # A member of an enumeration is its own copy, and cannot be written.
                 if copied_value is not reference.value:
                     reference.write(copied_value)
+                    redirected.append((reference._replace(value=copied_value), reference.value))
         return value
 
 

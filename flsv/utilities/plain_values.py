@@ -42,6 +42,32 @@ _SAVED_AS_THEY_ARE = (bool, int, float, complex, str, type(None))
 _KIND_KEY = "flsv_kind"
 
 
+_TENSOR_TYPES = {float: torch.float64, int: torch.int64}
+
+
+def to_three_digits(value: Any) -> Any:
+    """Round a number, or the numbers of a tensor, to three significant digits, whole ones towards zero.
+
+    Example:
+        >>> to_three_digits(0.123456), to_three_digits(torch.tensor([0, 87, 12_345]))
+        (0.123, tensor([    0,    87, 12300]))
+    """
+    if type(value) in (float, int):
+        return to_three_digits(torch.tensor(value, dtype=_TENSOR_TYPES[type(value)])).item()
+    if not isinstance(value, Tensor) or value.dtype == torch.bool:
+        return value
+    if value.is_floating_point():
+        rounded_numbers = [float(f"{number:.3g}") for number in value.flatten().tolist()]
+        return value.new_tensor(rounded_numbers).view(value.shape)
+    magnitude = value.abs()
+    step = torch.ones_like(value)
+    smallest = 1000  # of the numbers with one digit too many
+    while bool((magnitude >= smallest).any()):
+        step[magnitude >= smallest] = smallest // 100
+        smallest *= 10
+    return value - value.fmod(step)
+
+
 def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, a dense tensor, an array or a collection of plain values.
 

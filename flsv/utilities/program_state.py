@@ -188,9 +188,11 @@ class ProgramState:
                     references.append(reference)
         return references
 
-    def is_present(self) -> bool:
-        """Return whether the program is still in this state, but for generators and torch's settings."""
-        if dict(os.environ) != self._environment or _modules_of_program() != self._modules:
+    def is_present(self, modules: list[ModuleType] | None = None) -> bool:
+        """Return whether the program is still in this state, but for generators. ``modules`` are its present ones."""
+        if (modules or _modules_of_program()) != self._modules:
+            return False
+        if dict(os.environ) != self._environment or torch_settings() != self._torch_settings:
             return False
         if not all(namespace.is_same() for namespace in self._namespaces):
             return False
@@ -329,8 +331,9 @@ def present_state() -> ProgramState:
     """Return the program's state: one that is in use, if nothing has changed since. To look at a large program takes
     longer.
     """
+    modules = _modules_of_program()
     for state in list(_states_in_use):
-        if state.is_present():
+        if state.is_present(modules):
             return state
     return ProgramState()
 

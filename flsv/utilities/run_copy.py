@@ -105,7 +105,7 @@ class RunCopy:
         """Return a new Trainer, module and data module, and set generators and the program's globals as they were."""
         self._program.restore()
         data = copy.copy(self._data)
-        trainer, module = self._pickled.load(data, as_program=True)
+        trainer, module = self._pickled.load(data, redirected=[])
         return trainer, module, data
 
 

@@ -124,6 +124,17 @@ def restore_generator(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
+@contextmanager
+def kept_generators(generators: Iterable[Any]) -> Iterator[None]:
+    """Restore the states of random generators at the end of this context."""
+    states = [(generator, generator_state(generator)) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            restore_generator(generator, state)
+
+
 def global_rngs() -> tuple[Any, ...]:
     """Return the states of Python's, NumPy's and torch's global generators."""
     cuda_states = None

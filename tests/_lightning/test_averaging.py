@@ -85,6 +85,7 @@ def models_without_averaging(tmp_path_factory):
 
 
 # With 13 steps a round, round 2 has the steps 26 to 38.
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make_average", "average_by_hand", "is_before_loop"),
     [
@@ -131,6 +132,7 @@ def test_weight_averaging_averages_the_global_models_of_the_rounds(
         assert torch.equal(model, expected_model)
 
 
+@pytest.mark.slow
 def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path):
     def fit_and_read_average_and_model(saving, checkpoint_path=None):
         loop, callbacks, _ = make_loop_beside(make_moving_average(), is_before_loop=False)
@@ -170,6 +172,7 @@ def test_run_with_weight_averaging_resumes_bitwise_from_any_checkpoint(tmp_path)
         assert torch.equal(resumed_global_model, global_model), path
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make", "is_before_loop"), [(WeightAveraging, True), (make_moving_average, False)]
 )
@@ -210,6 +213,7 @@ class Fails(Plain):
         super().validation_step(batch, batch_idx)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("is_before_loop", [True, False])
 def test_an_exception_during_validation_leaves_the_global_model_in_the_module(
     tmp_path, is_before_loop
@@ -301,6 +305,7 @@ def utility_by_hand(module, data, judges):
     return -loss_sum / samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judges", ["server", "clients"])
 @pytest.mark.parametrize("callback", [make_moving_average, WeightAveraging, SeesThePlainModel])
 def test_every_round_scores_the_model_that_validation_sees(tmp_path, callback, judges):

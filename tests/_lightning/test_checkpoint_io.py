@@ -9,7 +9,7 @@ import torch
 
 from flsv._lightning.round_boundary import DurableCheckpointIO
 from flsv.federation import FederatedLoop
-from flsv.utilities.atomic_files import append
+from flsv.utilities.atomic_files import append, replacing
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit, trainer_for
@@ -60,6 +60,23 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_draft(tmp_path, monkey
 
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
     assert io.load_checkpoint(path)["round"] == 1
+
+
+def test_tensors_on_a_full_disk_raise_the_error_of_the_disk(tmp_path):
+    """torch.save raises a RuntimeError after the error of the file."""
+
+    class FullFile:
+        def write(self, content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def flush(self):
+            pass
+
+    path = tmp_path / "outputs.pt"
+    with pytest.raises(OSError, match=r"No space left on device.*outputs.pt"), replacing(path):
+        torch.save({"outputs": torch.zeros(1000)}, FullFile())
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_append_to_a_full_disk_leaves_the_file_unchanged(tmp_path, monkeypatch):

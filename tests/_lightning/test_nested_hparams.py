@@ -90,6 +90,7 @@ HERE = "_lightning.test_nested_hparams"
 OWN = {"batch_size": 8, "samples": 60}
 
 
+@pytest.mark.slow
 def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fit.py"])
     partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}

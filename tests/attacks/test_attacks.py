@@ -159,6 +159,7 @@ def test_custom_attack_that_changes_the_shape_is_refused():
         send_through([Short()])
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_false_reports_change_the_reported_loss_only(tmp_path, engine):
     def fit_with_attacks(attacks: list[Attack]) -> tuple[Tensor, Tensor]:

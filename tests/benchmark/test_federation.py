@@ -12,6 +12,7 @@ from flsv.cli import main
 from helpers import refused
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "name",
     [name for name in names() if name.startswith("digits")],
@@ -27,6 +28,7 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
     assert data.num_clients == 6
 
 
+@pytest.mark.slow
 def test_every_federation_belongs_to_exactly_one_set():
     sets = [names(set_name) for set_name in SETS]
     assert all(sets)
@@ -62,6 +64,7 @@ def test_federation_that_does_not_exist_is_refused():
         federation("nothing")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

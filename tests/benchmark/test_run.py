@@ -39,6 +39,7 @@ class Broken(Last):
         raise RuntimeError("no idea")
 
 
+@pytest.mark.slow
 def test_benchmark_run_computes_every_registered_metric_in_one_fit():
     run = run_metrics(make_small_federation(), METRICS, seed=0)
 
@@ -82,6 +83,7 @@ def test_regression_run_refuses_metrics_that_need_classes():
     assert all("no classes" in why for why in run.refused.values())
 
 
+@pytest.mark.slow
 def test_run_with_a_failing_metric_keeps_the_other_values():
     run = run_metrics(
         make_small_federation(),

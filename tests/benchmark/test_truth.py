@@ -103,6 +103,7 @@ def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_other
     assert truth.ceiling == pytest.approx(np.mean(correlations))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("name", names())
 def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name):
     truth = truth_table(federation(name))

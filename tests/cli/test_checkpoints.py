@@ -38,6 +38,7 @@ def trained_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -66,6 +67,7 @@ def printed_accuracy(output: str) -> float:
     return float(accuracy)
 
 
+@pytest.mark.slow
 def test_predictions_are_as_good_as_the_accuracy_that_lightning_prints(trained_run, capfd):
     assert run_command("predict", trained_run, "--ckpt_path", "best") == 0
     capfd.readouterr()
@@ -107,6 +109,7 @@ def test_ckpt_path_last_is_the_newest_file_of_the_runs_folder(tmp_path):
     assert find_checkpoint("last", trainer) == runs / "version_0/checkpoints/last.ckpt"
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -157,6 +160,7 @@ def fit_with_default_checkpoints(folder, module):
     return trainer
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "values", "best"),
     [
@@ -180,6 +184,7 @@ def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path
         find_checkpoint("best", trainer)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("preload", [True, False])
 def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_path):
     draws = random.Random(0)

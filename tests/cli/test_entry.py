@@ -54,6 +54,7 @@ def test_fit_and_report_print_folder_and_further_commands(tmp_path, monkeypatch,
     assert "report.html'" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_quiet_fit_and_report_print_the_folder_and_the_page_only(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     config = str(write_config(tmp_path / "federation.yaml"))
@@ -78,6 +79,7 @@ def closes_twice(*_):
     raise OSError("Writer is closed")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("epoch", "closing"),
     [
@@ -132,6 +134,7 @@ WRITING = {
 }
 
 
+@pytest.mark.fast_rows("value")
 @pytest.mark.parametrize("name", ["fit", "value"])
 def test_output_folder_below_a_file_is_refused(name, tmp_path, capsys):
     (tmp_path / "file").touch()
@@ -152,6 +155,7 @@ def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_pa
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "command",
     [
@@ -242,6 +246,7 @@ def main_without_a_reader(words: list[str]) -> int:
     return status
 
 
+@pytest.mark.fast_rows("data --config federation.yaml-0")
 @pytest.mark.parametrize(
     ("command", "num_checkpoints"),
     [("fit --config federation.yaml", 1), ("data --config federation.yaml", 0)],

@@ -32,6 +32,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return error
 
 
+@pytest.mark.fast_rows("retrain*", "report*", "bench*", "init*", "*lrr", "fit --model*")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -108,6 +109,7 @@ SLIPS = [
 ]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(("line", "message"), SLIPS)
 def test_slip_of_the_pen_is_answered_by_the_nearest_word(
     line, message, capsys, tmp_path, monkeypatch
@@ -191,6 +193,7 @@ MISSPELT = {
 }
 
 
+@pytest.mark.fast_rows("yaml")
 @pytest.mark.parametrize("name", MISSPELT)
 def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, tmp_path, capsys):
     text, word, advice = MISSPELT[name]
@@ -205,6 +208,7 @@ def test_misspelt_configuration_is_told_by_its_line_and_the_nearest_name(name, t
     assert advice in error
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("configs", "uploads", "aggregator"),
     [
@@ -283,6 +287,7 @@ ADAM = {
 }
 
 
+@pytest.mark.slow
 def test_optimizer_of_another_class_on_the_command_line_begins_anew(tmp_path):
     alone = load_config(tmp_path, ["adam"])
     for options in ADAM.values():
@@ -345,6 +350,7 @@ METRICS_OF_COMMAND_LINES = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", METRICS_OF_COMMAND_LINES)
 def test_metrics_of_the_command_line_are_merged_as_those_of_files(kind):
     *arguments, names = METRICS_OF_COMMAND_LINES[kind]

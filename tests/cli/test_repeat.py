@@ -8,11 +8,13 @@ from pandas import read_csv
 from scipy import stats
 
 from flsv.cli import main, saved_run as repeat
-from flsv.report import open_run, read_run
-from flsv.report.shares import basis_of
+from flsv.results import open_run, read_run
+from flsv.results.basis import basis_of
+from flsv.results.text import WORDS
 from helpers.runs import fit_by_command, read_rows, write_config, write_table
 
 
+@pytest.mark.slow
 def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     # One metric to pay by, and one that is not.
@@ -30,7 +32,7 @@ def test_repeat_prints_and_writes_means_over_seeds(tmp_path, capsys, monkeypatch
     assert "share" in of_sv
     assert "share" not in of_cssv
     assert "Do not base payments on these values" in of_cssv
-    assert "The brackets hold the mean over many seeds in about 9 of 10 cases." in of_cssv
+    assert WORDS["intervals"]["seeds"] in " ".join(of_cssv.split())
 
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
@@ -109,6 +111,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert not (out / "seed_2").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "coalitions",
     ["singles", pytest.param("both", marks=pytest.mark.slow)],
@@ -136,6 +139,7 @@ def test_a_run_its_repetition_and_its_retraining_give_the_same_values_and_bracke
         assert (table[["mean", "low", "high"]].to_numpy() == expected).all()
 
 
+@pytest.mark.slow
 def test_repeat_of_fewer_runs_than_there_are_averages_all_of_them(tmp_path, capsys):
     out = tmp_path / "out"
     config = write_config(tmp_path / "federation.yaml")

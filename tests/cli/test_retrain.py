@@ -10,8 +10,9 @@ from torch.testing import assert_close
 
 from flsv.cli import main
 from flsv.cli.retrain import retrain
-from flsv.report import open_run
-from flsv.report.basis import basis_by_retraining, read_case_values
+from flsv.results import open_run
+from flsv.results.basis import basis_by_retraining, read_case_values
+from flsv.results.text import WORDS
 from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
 from helpers.pages import text_of_page
@@ -78,6 +79,7 @@ def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):
         retrain(tmp_path, metric="per_class_accuracy")
 
 
+@pytest.mark.slow
 def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     copied_run, monkeypatch, capsys
 ):
@@ -99,7 +101,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
     assert main(["report", str(copied_run), "--out", str(page_path), "--budget", "100"]) == 0
 
     page = text_of_page(page_path)
-    assert "Brackets are for other cases, other seeds." in page
+    assert WORDS["intervals"]["seeds_and_samples"] in page
     for basis in ("by balanced accuracy", "by loss"):
         assert f" % {basis}" in page
 
@@ -119,6 +121,7 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
         assert row["share"] == row_beside_accuracy["share"]
 
 
+@pytest.mark.slow
 def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_values(copied_run):
     retrain(copied_run, "singles", rounds=1, seeds=2)
 
@@ -138,6 +141,7 @@ def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_va
     assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
 
 
+@pytest.mark.slow
 def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--trainings", "singles"]
     command += ["--seeds", "1", "--federation.optimizer_state=persist"]
@@ -160,6 +164,7 @@ def coalitions_of(run: Path, seed: int) -> set[str]:
     return {line.split(",")[1] for line in lines} - {"'-", "0+1+2"}
 
 
+@pytest.mark.slow
 def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     copied_run, monkeypatch, capsys
 ):
@@ -169,14 +174,14 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     assert main([*command, "singles"]) == 0
     output, _, _path = capsys.readouterr().out.partition("Retrained: ")
     text = output[output.index("accuracy, by retraining") :]
-    assert "Only each partner alone and all together were trained." in " ".join(text.split())
+    assert ALONE in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
     assert "\n%" not in text
 
     page = copied_run / "shares.html"
     report = ["report", str(copied_run), "--out", str(page), "--budget", "100"]
     assert main(report) == 0
-    assert "Only each partner alone and all together were trained." in text_of_page(page)
+    assert ALONE in text_of_page(page)
     assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
     assert main([*report, "--by", "cssv"]) == 0
     assert "cssv does not measure" in text_of_page(page)
@@ -188,7 +193,7 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     capsys.readouterr()
 
     assert main([*command, "both"]) == 0
-    assert "A single seed was used, and another gives other amounts" in read_output(capsys)
+    assert "Only one random seed was used" in read_output(capsys)
     assert trained == {(0, 1), (0, 2), (1, 2), (0, 1, 2)}
     assert coalitions_of(copied_run, SEED) == {"0", "1", "2", "0+1", "0+2", "1+2"}
 
@@ -210,6 +215,7 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
+@pytest.mark.slow
 def test_nothing_in_a_runs_checkpoint_is_executed(copied_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(copied_run, "run")
@@ -234,6 +240,7 @@ def run_with_other_weights(copied_run, tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
 
@@ -241,17 +248,22 @@ def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
 
     output = read_output(capsys)
     assert "each client alone and halves of unlike clients" in output
-    assert "Only each partner alone, halves, and all together were trained." in output
+    assert "for halves of the partners, and for all together" in output
     for seed in (SEED, SEED + 1):
         # Of three clients the other half is a client alone.
         (pair,) = coalitions_of(copied_run, seed) - {"0", "1", "2"}
         assert pair in {"0+1", "0+2", "1+2"}
 
 
+#: The beginning of a reservation.
+ALONE = "Models were trained for each partner alone and for all partners together"
+
+
 def retrain_singles(folder, *options):
     return main(["retrain", str(folder), "--trainings", "singles", "--seeds", "1", *options])
 
 
+@pytest.mark.slow
 def test_retrain_refuses_if_the_full_coalition_differs_from_the_checkpoint(
     run_with_other_weights, capsys
 ):

@@ -17,8 +17,9 @@ from flsv.metrics import (
     LeaveOneOut,
     PartialFederatedShapley,
 )
-from flsv.report import open_run, write_report
-from flsv.report.basis import basis_by_retraining
+from flsv.report import write_report
+from flsv.results import open_run
+from flsv.results.basis import basis_by_retraining
 from helpers import refused
 from helpers.forked import Forked
 from helpers.pages import text_of_page
@@ -81,6 +82,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     assert len(trained) == 7
 
 
+@pytest.mark.slow
 def test_retrain_takes_the_seed_of_the_federation_where_that_of_everything_is_another(tmp_path):
     options = {
         "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},  # of weights of its own
@@ -116,6 +118,7 @@ def test_retrain_measures_by_the_performance_of_the_runs_metrics():
         performance_and_mode(by_loss, LeaveOneOut())
 
 
+@pytest.mark.slow
 def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, monkeypatch, capsys):
     """An input of one clinic changes under an equal label, then there is a clinic that took no part."""
     table = [["clinic", "age", "dose", "ill"]]
@@ -211,6 +214,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
         retrain(run, seeds=1, judges="server")
 
 
+@pytest.mark.slow
 def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(tmp_path):
     """Each command in a process of its own, as from a shell."""
     config = write_config(

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flsv.cli import main
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.folder import RETRAINED
 
 SEED = 7
@@ -89,6 +89,7 @@ def fit_by_command(monkeypatch, folder, module_arguments, data_arguments):
     return open_run(folder / "lightning_logs/version_0").record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", SEEDS)
 def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch, where):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")

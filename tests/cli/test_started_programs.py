@@ -39,7 +39,7 @@ module = OwnModule("softmax", optimizer=lambda parameters: torch.optim.SGD(param
 FITTED = (
     MODULE_AND_DATA
     + """
-metric = ShadowShapley(performance="negative_loss", verify=(*sys.argv, "start")[1])
+metric = ShadowShapley(performance="negative_loss")
 loop = FederatedLoop(metrics={"value": metric})
 trainer = L.Trainer(max_epochs=3, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
 trainer.fit(module, data)
@@ -63,7 +63,7 @@ CELLS = """for cell in open("train.py").read().split("\\n\\n\\n"): exec(cell)"""
 COMMANDS = {
     "without a terminal": f"nohup {PYTHON} train.py > output.log 2>&1",
     "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
-    "in cells, compared with a fresh process": f"{PYTHON} -c '{CELLS}' all > output.log 2>&1",
+    "in cells": f"{PYTHON} -c '{CELLS}' > output.log 2>&1",
 }
 
 
@@ -87,7 +87,6 @@ def test_program_has_the_same_values_however_it_is_started(tmp_path, expected_va
 
     assert printed_values(log) == [expected_values]
     assert "came to another model" not in log
-    assert "fresh process" not in log
     # What coalitions print stays out of the log: the run has three rounds of 27 batches.
     assert log.count("a batch of") < 100
 

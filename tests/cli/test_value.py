@@ -65,6 +65,7 @@ def test_flagged_samples_have_their_index_in_the_data_set(tmp_path):
         assert labels[sample] == str(data.class_names[label])
 
 
+@pytest.mark.fast_rows("True-1")
 @pytest.mark.parametrize(
     ("validation", "seed"),
     [(False, 0), (True, 1)],

@@ -97,6 +97,7 @@ def test_command_writes_only_what_it_says(command, project_copy):
     assert bool(new_files) == (permitted != "nothing")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, project_copy):
     files = digests_of_files(project_copy)
@@ -104,6 +105,7 @@ def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, project_cop
     assert files.items() <= digests_of_files(project_copy).items()
 
 
+@pytest.mark.fast_rows("TensorBoardLogger")
 def test_fit_without_a_folder_leaves_the_users_configuration(project_copy, capsys):
     files = digests_of_files(project_copy)
     options = ["--config=federation.yaml", "--trainer.logger=false"]
@@ -111,6 +113,7 @@ def test_fit_without_a_folder_leaves_the_users_configuration(project_copy, capsy
     assert files.items() <= digests_of_files(project_copy).items()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("folder", [".", "here"])
 def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, project_copy, capsys):
     Path("here").mkdir()
@@ -126,6 +129,7 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, pr
 FIT = ["fit", "--config=federation.yaml", "--config=logger.yaml"]
 
 
+@pytest.mark.fast_rows
 def test_fit_refuses_the_folder_of_another_run(project_copy, capsys):
     files = digests_of_files(project_copy)
 
@@ -135,6 +139,7 @@ def test_fit_refuses_the_folder_of_another_run(project_copy, capsys):
     assert digests_of_files(project_copy) == files
 
 
+@pytest.mark.fast_rows
 def test_resumed_fit_keeps_the_metrics_of_the_runs_first_part(project_copy):
     """Under another name, where the logger writes them into a file."""
     metrics = project_copy / RUN_FOLDER / "metrics.csv"
@@ -149,6 +154,7 @@ def test_resumed_fit_keeps_the_metrics_of_the_runs_first_part(project_copy):
         assert renamed.read_bytes() == former_metrics
 
 
+@pytest.mark.fast_rows
 def test_predictions_outside_a_run_leave_the_users_file(project_copy):
     shutil.copy(f"{RUN_FOLDER}/checkpoints/last.ckpt", "model.ckpt")
     options = ["--config=federation.yaml", "--ckpt_path=model.ckpt"]

@@ -23,7 +23,6 @@ from compat.runs import ROUNDS, train_federated, train_with_values
 import flsv
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
-from helpers import slow_except
 from helpers.fits import assert_resumes, plain_trainer
 
 LIBRARIES = {**libraries.KINDS, **further_libraries.KINDS}
@@ -47,6 +46,7 @@ def pair(request, tmp_path_factory):
     return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
 
 
+@pytest.mark.fast_rows("wgan-spectral-norm", "hooks")
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
 
@@ -87,6 +87,7 @@ def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path
     assert {name: before_first_batch[name] for name in at_start} == at_start
 
 
+@pytest.mark.fast_rows("wgan-spectral-norm", "hooks")
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 
@@ -95,6 +96,7 @@ def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
 RETRAINED = ("wgan-spectral-norm", "vae", "byol", "manual-accumulation", "carried-lstm-state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RETRAINED, *OF_LIBRARIES])
 def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path, name):
     """And what compares all clients' second training with the run doubts nothing."""
@@ -103,7 +105,6 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
         coalitions="all",
         performance=kind.logged,
         mode="min",
-        verify="all" if name in libraries.KINDS else "start",
     )
     _, loop = train_federated(kind, tmp_path, metrics={"value": metric})
 
@@ -131,12 +132,12 @@ def test_values_by_retraining_every_kind_of_module_equal_those_by_hand(tmp_path,
     )
 
 
-#: State in odd places. Fast: two optimizers, a state that is carried on.
-RESUMED = ("byol", "backbone-finetuning", "hooks")
-FAST = ("wgan-spectral-norm", "carried-lstm-state")
+#: State in odd places: two optimizers, a state that is carried on.
+RESUMED = ("wgan-spectral-norm", "carried-lstm-state", "byol", "backbone-finetuning", "hooks")
 
 
-@pytest.mark.parametrize("name", slow_except(FAST, (*FAST, *RESUMED)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
 def test_kind_of_module_resumes_bitwise(tmp_path, name):
     kind = KINDS[name]
 

@@ -166,6 +166,7 @@ def fit_and_read_model(
     return torch.nn.utils.parameters_to_vector(tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer_state",
     ["reset", pytest.param("persist", marks=pytest.mark.slow)],

@@ -19,7 +19,7 @@ from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
 from flsv.utilities.seeding import seed_generators
-from helpers import kinds_of_attributes, kinds_of_modules, refused, slow_except, warns
+from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
 from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
 from helpers.kinds_of_attributes import FourGenerators, Slots
@@ -37,6 +37,7 @@ def update_of_client_2(kind, folder, cohort):
     return recorder.rounds[0][2]
 
 
+@pytest.mark.fast_rows("a teacher in a list", "a carried state", "training may freeze", "a closure")
 @pytest.mark.parametrize("name", TRAINED)
 def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_path, name):
     kind = KINDS[name]
@@ -67,24 +68,8 @@ def make_module_that_validates_by_steps(kind):
     return module
 
 
-#: A kind of each outcome, and of each holder of state.
-SCORED_FAST = (
-    "a deque and a list",
-    "buffers and objects made in training",
-    "generators of four kinds",
-    "a replaced method",
-    "hyperparameters that count",
-    "a function's cache",
-    "a temporary folder of `setup`",
-    "an open file",
-    "weights that are views",
-    "Lookahead that persists",
-    "torchmetrics in steps",
-    "training may add layer",
-)
-
-
-@pytest.mark.parametrize("name", slow_except(SCORED_FAST, KINDS))
+@pytest.mark.fast_rows("an open file")
+@pytest.mark.parametrize("name", KINDS)
 def test_scoring_by_a_logged_value_changes_no_training_or_is_refused(tmp_path, name):
     kind = KINDS[name]
     validating_kind = replace(
@@ -131,6 +116,7 @@ class ChangesPartsOfTheRun(Base):
         return [optimizer], [ExponentialLR(optimizer, 0.9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [PartialFederatedShapley, ShadowShapley])
 def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_path, metric):
     kind = Kind(ChangesPartsOfTheRun)
@@ -183,6 +169,7 @@ def test_next_round_begins_with_means_all_that_lists_got_and_else_the_first_clie
     assert module.count == rounds * num_batches[0]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "name",
     [
@@ -199,6 +186,7 @@ def test_state_of_a_module_resumes_bitwise(tmp_path, name):
     assert_resumes(partial(FederatedLoop, seed=SEED), tmp_path, kind.module, make_data)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("change", "message"),
     [

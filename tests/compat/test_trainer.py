@@ -117,6 +117,7 @@ AS_BY_HAND = {
 }
 
 
+@pytest.mark.fast_rows("precision-64-true", "clipping-by-value", "step-schedule")
 @pytest.mark.parametrize("option", AS_BY_HAND)
 def test_trainer_option_equals_the_loop_by_hand(tmp_path, option):
     train_both_ways(AS_BY_HAND[option], tmp_path).check()
@@ -178,6 +179,7 @@ CHANGES_NOTHING = {
 }
 
 
+@pytest.mark.fast_rows("barebones")
 @pytest.mark.parametrize("option", CHANGES_NOTHING)
 def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, option):
     assert_same_bits(
@@ -185,6 +187,7 @@ def test_trainer_option_leaves_the_fit_bitwise_unchanged(tmp_path, plain_state, 
     )
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("loop_is_first", [True, False], ids=["after-the-loop", "before-the-loop"])
 def test_lightnings_monitoring_callbacks_leave_the_fit_bitwise_unchanged(
     tmp_path,

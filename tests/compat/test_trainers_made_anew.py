@@ -116,6 +116,7 @@ def test_stochastic_weight_averaging_is_refused(tmp_path):
 # ---- optimizers that clients keep
 
 
+@pytest.mark.slow
 def test_two_adam_states_under_manual_optimization_persist_per_client(tmp_path):
     """By hand each client's Trainer goes on from the client's own checkpoint."""
     kind = KINDS["wgan-spectral-norm"]
@@ -137,6 +138,7 @@ def make_accumulating_module():
     return Small(lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5), frequency=2)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("module", "options"),
     [(Small, {}), (Small, {"accumulate_grad_batches": 2}), (make_accumulating_module, {})],

@@ -167,6 +167,7 @@ def are_equally_sized(data, sizes=(1, 1, 1, 1, 1)):
     return bool(((counts - part[:, None]).abs() <= 1).all()) and counts.sum() > 1000
 
 
+@pytest.mark.slow
 def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
     assert are_equally_sized(deal("guo_same"))
     assert are_equally_sized(deal("guo_sizes"), (2, 3, 4, 5, 6))

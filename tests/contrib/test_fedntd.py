@@ -47,6 +47,7 @@ def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int):
     train_with_loss(client, epochs, loss, LR, accumulated)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(("batch_norm", "accumulated"), [(True, 1), (False, 2)])
 def test_fedntd_equals_its_formula_by_hand(tmp_path, batch_norm, accumulated):
     net = network(batch_norm)
@@ -82,6 +83,7 @@ def test_a_module_that_training_step_does_not_call_is_refused(tmp_path):
         )
 
 
+@pytest.mark.fast_rows("*pickles", "*trains_alone", "*vmap_is_equal")
 @parametrize_with_checks([FedNTD()])
 def test_fedntd_passes_the_checks_of_client_algorithms(check):
     check()

@@ -246,6 +246,7 @@ def test_a_metric_whose_functions_read_what_it_does_not_say_is_refused():
 # ---- what is read without having been declared
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("options", "line"),
     [

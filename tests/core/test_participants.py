@@ -117,6 +117,7 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
             read(leaked_data[1])
 
 
+@pytest.mark.slow
 def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
     leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
 

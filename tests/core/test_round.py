@@ -213,6 +213,7 @@ def fit_and_inspect(folder, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -82,6 +82,7 @@ def assert_clients_are_evaluated_with_their_own_part(
         assert accuracy == pytest.approx(float(is_right.float().mean()))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("share", "private"),
     [
@@ -169,6 +170,7 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     assert module.shift.tolist() == no_shift
 
 
+@pytest.mark.slow
 def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
     def fit_with_share(share):
         metrics = {
@@ -360,6 +362,7 @@ def make_loop_with_everything(**changes):
     return make_loop_of_three_clients(**{**options, **changes})
 
 
+@pytest.mark.slow
 def test_shared_parts_resume_bitwise(tmp_path):
     federated = assert_resumes(make_loop_with_everything, tmp_path, data=make_unequal_data)
     assert all(

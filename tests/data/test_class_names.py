@@ -2,14 +2,21 @@
 
 from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, TensorDataset
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
+from flsv import FederatedDataModule, FederatedLoop
+from flsv.data import IIDPartitioner, Splits
 from flsv.data.labels import class_names_of
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import HuggingFace, Items, X, Y, set_up_data
+from helpers.fits import fit
+from helpers.models import Plain
 
 WORDS = (X, np.where(Y == 0, "ill", "well"))
 NUMBERS = (X, (Y > 0).astype(int))
@@ -117,3 +124,47 @@ def test_numbers_of_class_to_idx_are_those_of_the_samples():
     dataset = make_items(classes=["ill", "well"], class_to_idx=numbers)
     data = make_two_clients(dataset)
     assert data.class_names == ("well", "ill")
+
+
+# ---- classes that a data module declares
+
+
+class Declares(L.LightningDataModule):
+    """Its samples are of three of five classes."""
+
+    num_classes = 5
+
+    def train_dataloader(self):
+        labels = torch.arange(len(X)) % 3
+        return DataLoader(
+            TensorDataset(torch.tensor(X).float(), labels), batch_size=8, shuffle=True
+        )
+
+
+def test_classes_are_those_that_a_data_module_declares_though_samples_lack_some(tmp_path):
+    data = FederatedDataModule(Declares(), IIDPartitioner(3), splits=Splits(server_val=0.2))
+    num_features = X.shape[1]
+    five_classes = nn.Linear(num_features, Declares.num_classes)
+    metrics = {
+        "value": CumulativeShapley(),
+        "agreement": ClassSpecificShapley(),
+    }
+    loop = FederatedLoop(metrics=metrics, seed=1)
+
+    fit(loop, tmp_path, Plain(five_classes), data, rounds=1)
+
+    assert data.num_classes == Declares.num_classes
+    assert data.class_counts.shape == (3, Declares.num_classes)
+    assert data.class_counts[:, 3:].sum() == 0
+    assert loop.contributions["value"].isfinite().all()
+    assert loop.contributions["agreement"].isfinite().all()
+
+
+def test_declared_number_below_a_label_is_not_taken():
+    class DeclaresTooFew(Declares):
+        num_classes = 2
+
+    data = FederatedDataModule(DeclaresTooFew(), IIDPartitioner(3))
+    data.setup("fit")
+
+    assert data.num_classes == 3

@@ -1,7 +1,9 @@
 """Samples that two clients have are found in any data that hold them, and equal ones by chance are not."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
+from flsv.federation.data_events import events_of_copies
 from flsv.metrics import ShadowShapley
+from helpers import warns
 from helpers.fits import fit
 from helpers.models import Plainest
 
@@ -193,6 +197,81 @@ def test_too_few_copies_are_no_doubt() -> None:
     assert find_copies(hashes) == []
 
 
+def test_copies_are_those_that_pairs_of_clients_have() -> None:
+    """The index finds the same as comparing each pair of clients, sample by sample."""
+    generator = np.random.default_rng(0)
+    hashes = []
+    for client in range(30):
+        client_hashes = generator.integers(10**9, size=10 + client)
+        if client % 3 == 2:
+            num_copied = int(generator.integers(4, 12))
+            owner = int(generator.integers(client))
+            client_hashes[:num_copied] = hashes[owner][:num_copied]
+            client_hashes[num_copied : num_copied + 3] = client_hashes[0]
+        hashes.append(client_hashes)
+
+    shared_by_pair = {}
+    for copies in find_copies(hashes):
+        if copies.other_client is not None:
+            shared_by_pair[copies.client, copies.other_client] = (copies.count, copies.excess)
+
+    expected = {}
+    for client, other_client in combinations(range(30), 2):
+        is_shared = np.isin(hashes[client], hashes[other_client])
+        if is_shared.sum() >= 5:
+            expected[client, other_client] = (is_shared.sum(), is_shared.mean())
+    assert len(expected) >= 5
+    assert shared_by_pair == expected
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 3, 8, 9])
+def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: int) -> None:
+    """Each client has more samples twice than the one before it."""
+    hashes = []
+    shares_twice = []
+    chances = []
+    for client in range(num_clients):
+        num_twice = 7 + client**2
+        client_hashes = np.arange(1000 * client, 1000 * client + 200)
+        client_hashes[:num_twice] = client_hashes[-num_twice:]
+        hashes.append(client_hashes)
+        shares_twice.append(num_twice / 200)
+        chances.append(num_twice / (200 * 199 / 2))
+
+    excess_by_client = {}
+    for copies in find_copies(hashes):
+        excess_by_client[copies.client] = copies.excess
+
+    expected = {}
+    for client, share in enumerate(shares_twice):
+        usual_share = 0.0
+        if num_clients > 1:
+            usual_chance = np.median(np.delete(chances, client))
+            usual_share = max(np.median(np.delete(shares_twice, client)), 200 * usual_chance)
+        if share - usual_share > 0.05:
+            expected[client] = pytest.approx(share - usual_share)
+    assert excess_by_client == expected
+    assert len(expected) == {1: 0, 2: 0, 3: 0, 8: 2, 9: 2}[num_clients]
+
+
+def test_comparing_ten_thousand_clients_takes_no_pairs() -> None:
+    samples = np.arange(10 * 10_000)
+    hashes = list(samples.reshape(10_000, 10))
+
+    assert find_copies(hashes) == []
+
+
+def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> None:
+    hashes = [np.arange(10)] * 200
+
+    num_copies_by_client = Counter(copies.client for copies in find_copies(hashes))
+
+    expected = {}
+    for client in range(199):
+        expected[client] = min(50, 199 - client)
+    assert num_copies_by_client == expected
+
+
 def draw_ages_and_wards(num_rows: int, seed: int) -> Tensor:
     """Ages in tenths of years and one of two wards, of which many are equal by chance."""
     generator = np.random.default_rng(seed)
@@ -284,6 +363,7 @@ def test_images_in_two_folders_are_found_by_their_files(tmp_path: Path) -> None:
     assert facts_of(copies) == (0, 1, 12)
 
 
+@pytest.mark.slow
 def test_a_fit_on_copied_arrays_says_not_to_pay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,3 +412,55 @@ def make_module() -> Plainest:
     module = Plainest()
     module.net = torch.nn.Linear(12, 3)
     return module
+
+
+# ---- samples without a value
+
+
+def copies_of_clients(*inputs):
+    datasets = [TensorDataset(x, torch.arange(len(x)) % 2) for x in inputs]
+    hashes = [hash_samples(dataset, torch.arange(len(dataset))) for dataset in datasets]
+    return find_copies(hashes)
+
+
+def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
+    first_inputs = make_inputs(1, num_samples=12)
+    second_inputs = make_inputs(2)
+    first_inputs[:9] = torch.nan
+    second_inputs[:20] = torch.nan
+
+    texts = [copies.text(["a", "b"]) for copies in copies_of_clients(first_inputs, second_inputs)]
+
+    assert texts == [
+        "9 of 12 have no value: all their inputs are NaN",
+        "20 of 40 have no value: all their inputs are NaN",
+    ]
+
+
+def test_samples_with_one_value_and_gaps_are_there_twice():
+    inputs = make_inputs(1)
+    inputs[:20] = torch.nan
+    inputs[:20, 0] = 0.5
+
+    (copies,) = copies_of_clients(inputs, make_inputs(2))
+
+    assert copies.kind == "twice"
+    assert copies.client == 0
+
+
+def test_rows_without_a_value_are_an_event_of_the_run():
+    inputs = torch.cat([make_inputs(1), make_inputs(2)])
+    inputs[:12] = torch.nan
+    labels = torch.arange(len(inputs)) % 2
+    clients = {
+        "a": (inputs[:40], labels[:40]),
+        "b": (inputs[40:], labels[40:]),
+    }
+    validation = make_inputs(3), labels[:40]
+    data = FederatedDataModule(clients=clients, val=validation)
+    data.setup("fit")
+
+    with warns("samples of a: 12 of 40 have no value"):
+        (event,) = events_of_copies(data)
+
+    assert event.kind == "empty"

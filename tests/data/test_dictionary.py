@@ -245,7 +245,7 @@ def hospitals_with(dictionary: Any, folder: Path) -> FederatedDataModule:
     return data
 
 
-def test_merged_drafts_of_sites_are_the_dictionary_of_one_process(
+def test_merged_drafts_of_sites_are_nearly_the_dictionary_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three sites draft by the command line, and somebody merges their files, in any order."""
@@ -276,17 +276,20 @@ def test_merged_drafts_of_sites_are_the_dictionary_of_one_process(
     merged = Dictionary.from_file("merged.yaml")
     assert data.dictionary is not None
     for name, column in data.dictionary.columns.items():
-        assert merged.columns[name].mean == column.mean
-        assert merged.columns[name].scale == column.scale
+        merged_column = merged.columns[name]
+        assert merged_column.count == column.count
+        if column.has_numbers:
+            assert merged_column.mean == pytest.approx(column.mean, abs=0.03 * column.scale)
+            assert merged_column.scale == pytest.approx(column.scale, rel=0.03)
     assert merged.class_counts == data.dictionary.class_counts
 
     by_file = hospitals_with("merged.yaml", tmp_path)
     inputs, labels = by_file._source.tensors
     drafted_inputs, drafted_labels = data._source.tensors
+    assert "ward=rare" not in merged.feature_names
     names = list(data.dictionary.feature_names)
     positions = [names.index(name) for name in merged.feature_names]
-    assert "ward=rare" not in merged.feature_names
-    assert torch.equal(inputs, drafted_inputs[:, positions])
+    assert torch.allclose(inputs, drafted_inputs[:, positions], atol=0.1)
     assert torch.equal(labels, drafted_labels)
 
 
@@ -307,7 +310,9 @@ def test_drafts_that_disagree_are_merged_with_questions(
     first_question, second_question = sorted(merged.questions)
     assert first_question.startswith("age: numbers at Boston and categories at Lyon")
     assert second_question.startswith("lab: no such column at Lyon")
-    assert "? age: numbers at Boston" in capsys.readouterr().out.replace("\n", " ")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "? age: numbers at Boston" in printed
+    assert "each site says in its own data.dictionary" in printed
 
 
 def test_drafts_with_two_codings_of_the_classes_are_refused_by_site() -> None:

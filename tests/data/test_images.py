@@ -225,6 +225,7 @@ def write_pixels(path, dtype):
     Image.fromarray(np.full((10, 10), above_8_bits, dtype)).save(path)
 
 
+@pytest.mark.fast_rows("x.png-write_file1-more than 8 bits per pixel")
 @pytest.mark.parametrize(
     ("name", "write_file", "message"),
     [

@@ -91,6 +91,7 @@ class Transformed(Dataset):
         return transform(torch.zeros(1))
 
 
+@pytest.mark.fast_rows("*-0", "closure-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_draws_what_its_seed_says(kind, workers):

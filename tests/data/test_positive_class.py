@@ -68,6 +68,7 @@ def read_learning_report(folder):
     return read_record(path)["paid_in"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -260,6 +261,7 @@ def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path, make):
         data_without_pos_label.setup("fit")
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_the_other_positive_class(tmp_path):
     loop, module = fit_with_values(tmp_path, make_data(make_arrays("ja", "nein"), pos_label="ja"))
     module.trainer.save_checkpoint(tmp_path / "last.ckpt")

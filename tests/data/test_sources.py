@@ -293,6 +293,7 @@ def test_table_file_is_read_by_groups(table_file):
     assert by_list.num_clients == 3
 
 
+@pytest.mark.slow
 def test_parquet_files_are_read_and_broken_ones_refused(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pyarrow")
     file = tmp_path / "wards.parquet"

@@ -137,6 +137,7 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
         assert codes.isna().sum() == num_usual_gaps
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("texts", "question"),
     [
@@ -184,13 +185,15 @@ def test_what_cells_do_not_say_is_asked(
     ("texts", "kind"),
     [
         (["30", "4.5", "-1e3", ""], "numbers"),
+        (["+0.5", "+1", "0"], "numbers"),
+        (["+4930", "+4940"], "categories"),
         (["1.412", "0.873"], "numbers"),
         (["1.412", "1000"], "numbers"),
         (["7", "8", "NA"], "whole numbers"),
         (["-8", "12", "-07"], "categories"),
         (["1.2.3", "1.2.4", "2.0.1"], "categories"),
         (["True", "False", ""], "truth values"),
-        ([str(row) + " x" for row in range(50)], "categories"),
+        ([f"x{row}" for row in range(50)], "categories"),
     ],
 )
 def test_kinds_of_columns(

@@ -109,6 +109,7 @@ def train_by_hand(model_vector: Tensor, epochs: list[list[Any]]) -> Tensor:
     return space.read(model)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("count", "replacement"),
     [(SAMPLES, True), (2 * SAMPLES, True), (SAMPLES // 2, False)],

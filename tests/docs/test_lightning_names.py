@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import lightning
+import pytest
 
 import flsv
 
@@ -75,10 +76,12 @@ def private_names_by_file() -> dict[str, set[str]]:
     return names_by_file
 
 
+@pytest.mark.slow
 def test_private_lightning_names_in_use_are_those_listed():
     assert set().union(*private_names_by_file().values()) == NAMES
 
 
+@pytest.mark.slow
 def test_private_lightning_names_stand_in_one_package():
     for file, names in private_names_by_file().items():
         if not file.startswith("_lightning/"):

@@ -11,7 +11,7 @@ import pytest
 from pandas import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flsv.report import open_run
+from flsv.results import open_run
 from helpers import pages
 from helpers.retrained import retrained_rows
 from helpers.runs import read_rows
@@ -67,7 +67,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
     report = Path("report.html").read_text()
     for amount in amounts.values():
         assert f"{amount:,.2f}" in report
-    assert "evaluated on 1,000 cases" in report
+    assert "evaluated on 1,000 validation samples" in report
 
     if ssh_keygen is not None:
         signature = Path("report.html.sig").read_text()

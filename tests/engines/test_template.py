@@ -112,6 +112,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_killed_flower_app_is_started_again_until_the_run_finishes(tmp_path):
     process = run_deployment(tmp_path, THREE_FAILURES)
 
@@ -143,6 +144,18 @@ def test_running_flower_app_is_watched_and_not_started_again(tmp_path):
     assert read_statuses(tmp_path) == ["finished:completed"]
 
 
+def test_run_py_says_what_it_waits_for_and_ends_if_the_superlink_starts_no_app(tmp_path):
+    """As when the SuperLink's process flower-superexec has died: the run stays pending, and its log is empty."""
+    process = run_deployment(tmp_path, "time.sleep(1000)", status_before="pending")
+
+    assert process.returncode == 1
+    assert "run 0: waiting for the SuperLink to start the server's app (60 s)" in process.stdout
+    assert "has not started the server's app of run 0 within 300 s" in process.stderr
+    assert "flower-superexec, which starts apps, has probably ended" in process.stderr
+    assert read_statuses(tmp_path) == ["pending"]
+
+
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "events", ["end_run('stopped')", "write_status('failed')\nend_run('stopped')"]
 )
@@ -299,6 +312,7 @@ def test_log_of_nvflares_script_keeps_all_that_was_written(tmp_path):
     ]
 
 
+@pytest.mark.fast_rows("outcomes1-stopped-1")
 @pytest.mark.parametrize(
     ("outcomes", "status", "expected_code"),
     [

@@ -102,6 +102,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.fast_rows("batch norm", "two clients at once")
 @pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
 @pytest.mark.parametrize("name", PAIRS)
 def test_vmap_equals_the_sequential_engine(tmp_path, name):
@@ -146,6 +147,7 @@ def test_vmap_out_of_memory_names_half_the_number_of_clients(tmp_path, monkeypat
     assert "chunk=3" in notes
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("chunk", [2, None])
 def test_vmap_leaves_out_a_client_that_diverges(tmp_path, chunk):
     with warns("client"):
@@ -174,6 +176,7 @@ def make_resumable():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 def test_vmap_resumes_bitwise(tmp_path):
     assert_resumes(make_resumable, tmp_path, Plain, partial(toy_data, (4, 2, 1, 3)))

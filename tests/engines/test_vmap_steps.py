@@ -5,24 +5,10 @@ import pytest
 import torch
 
 from flsv import FederatedLoop, Reporting
-from helpers import refused, slow_except
+from helpers import refused
 from helpers.coalitions_by_hand import SEED, make_three_clients
 from helpers.fits import fit, state_vector
 from helpers.models import STEP_CASES
-
-#: One of each way in which a step could be another.
-FAST = (
-    "annealed per batch by a callback",
-    "annealed by current_epoch",
-    "a generator of NumPy",
-    "NumPy's own generator",
-    "a masked loss",
-    "torchmetrics",
-    "accumulated",
-    "a timer that clamps weights",
-    "a layer under two names",
-)
-NAMES = slow_except(FAST, STEP_CASES)
 
 
 def make_loop(**options):
@@ -61,8 +47,11 @@ def check_that_case_is_refused(name, folder, words):
     assert torch.equal(state_vector(module), initial_vector)
 
 
+@pytest.mark.fast_rows(
+    "annealed per batch by a callback", "torchmetrics", "accumulated", "a timer*"
+)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STEP_CASES)
 def test_vmap_clients_equal_sequential_ones_or_are_refused(tmp_path, name):
     _, _, words_of_refusal = STEP_CASES[name]
     if words_of_refusal is not None:

@@ -138,6 +138,7 @@ class Adds(Callback):
         pl_module.head = nn.Linear(CLASSES, CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
 def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path, performance):
     mode = "max" if performance == "val_acc" else None

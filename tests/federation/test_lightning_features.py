@@ -76,6 +76,7 @@ class Record(Callback):
         )
 
 
+@pytest.mark.slow
 def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
     loss = LeaveOneOut(performance="negative_loss")
     loop = FederatedLoop(
@@ -113,6 +114,7 @@ def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
     assert last_values == pytest.approx(expected.tolist())
 
 
+@pytest.mark.slow
 def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     """And what is known of absent clients is known after a resume, too."""
     cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
@@ -149,6 +151,7 @@ def test_absent_client_keeps_its_value_but_has_no_weight_in_the_round(tmp_path):
     assert [*half.logged_values, *resumed.logged_values] == whole.logged_values
 
 
+@pytest.mark.fast_rows("client_accuracy/mean-False")
 @pytest.mark.parametrize(
     ("name", "validation"),
     [
@@ -182,6 +185,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, nam
     assert Path(best.best_model_path).stem == f"epoch={best_round}"
 
 
+@pytest.mark.fast_rows("make_callback1")
 @pytest.mark.parametrize("make_callback", [EarlyStopping, partial(ModelCheckpoint, None, None)])
 def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(tmp_path, make_callback):
     callback = make_callback(monitor="value/client_0")
@@ -200,6 +204,7 @@ def test_monitor_of_values_that_come_after_the_run_is_refused_before_it(tmp_path
     assert loop.round_index == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", [ShadowShapley(), CumulativeShapley()])
 def test_metric_that_the_message_names_can_be_monitored_beside_late_values(tmp_path, metric):
     stop = EarlyStopping("sv/client_0", patience=5)
@@ -213,6 +218,7 @@ def test_metric_that_the_message_names_can_be_monitored_beside_late_values(tmp_p
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
 
 
+@pytest.mark.slow
 def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     tmp_path,
     capsys,
@@ -258,8 +264,8 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
         r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(",
         message,
     )
-    assert "Pay with this sentence: No model was trained" in message
-    assert "other seeds give other values" in message
+    assert "with one reservation:\n- No model was trained" in message
+    assert "five seeds: how far values vary" in message
 
     lines = [line for line in message.splitlines() if "flsv re" in line][-3:]
     folder = tmp_path / "run"
@@ -268,7 +274,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
 
     repeat_command = (
         "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2"
-        "  # other seeds give other values"
+        "  # five seeds: how far values vary"
     )
 
     assert lines[1].startswith(repeat_command)

@@ -56,6 +56,7 @@ def plan_more_rounds(trainer):
     trainer.fit_loop.max_epochs = 2 * ROUNDS
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make_other_module", "make_data", "adds_rounds", "message"),
     [
@@ -122,6 +123,7 @@ def test_a_resumed_run_without_rounds_writes_nothing(tmp_path):
     assert read_files(tmp_path / "run") == files
 
 
+@pytest.mark.slow
 def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path):
     at_once = make_loop()
     module_at_once = fit(
@@ -176,6 +178,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
         trainer.fit(module, make_three_clients())
 
 
+@pytest.mark.slow
 def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
     tmp_path,
 ):
@@ -223,6 +226,7 @@ def go_on_with(
     return list(resumed.run.coalition_differences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first_options", "new_options", "batch_size", "expected"),
     [
@@ -250,10 +254,12 @@ def test_settings_that_changed_on_resume_are_named_where_the_values_are_doubted(
     assert "a global" not in doubt
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path):
     assert go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.1}) == []
 
 
+@pytest.mark.slow
 def test_settings_that_changed_in_a_further_fit_of_a_trainer_are_named(tmp_path):
     trainer, module, loop = fit_once(tmp_path, make_loop)
     module.make_optimizer = partial(torch.optim.SGD, lr=0.7)

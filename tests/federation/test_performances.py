@@ -18,6 +18,7 @@ from helpers.pages import text_of_page
 from helpers.runs import read_output
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("performance", ["accuracy", "negative_loss", "auroc"])
 def test_performances_and_majority_class_are_in_record_terminal_and_page(
     tmp_path, capsys, performance
@@ -56,6 +57,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     assert f"The model's {sentence}." in page
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_the_initial_performance_of_the_first_fit(tmp_path):
     def fit_and_read_record(folder, rounds, ckpt_path=None):
         metrics = {"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}

@@ -79,6 +79,7 @@ class SaveAt(InRound):
             trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["an aggregator", "the values' file"])
 def test_a_round_that_fails_at_the_server_is_counted_once(
     tmp_path, uninterrupted_run, where, monkeypatch
@@ -192,6 +193,7 @@ class FollowsPlateau(Plain):
 HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end")
 
 
+@pytest.mark.slow
 def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
     tmp_path,
 ):

@@ -105,6 +105,7 @@ def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, chan
     assert not (tmp_path / "contributions.csv").exists()
 
 
+@pytest.mark.slow
 def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
     with refused("of round 2, and max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
@@ -127,6 +128,7 @@ def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_re
         resume_fit(path, tmp_path / "clip", make_module(), uploads=[with_other_clip])
 
 
+@pytest.mark.slow
 def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_checkpoint, tmp_path):
     path = tmp_path / "spoiled.ckpt"
     checkpoint = torch.load(saved_checkpoint, weights_only=True)
@@ -204,6 +206,7 @@ def test_a_learning_rate_given_on_resume_is_used(saved_checkpoint, tmp_path):
     assert any(not torch.equal(moved_state[name], saved_state[name]) for name in parameters)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 def test_learning_rate_that_a_scheduler_sets_cannot_be_changed_on_resume(tmp_path, interval):
     steps = partial(

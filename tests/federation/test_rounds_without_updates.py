@@ -54,6 +54,7 @@ def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_p
     assert event_of_client.first == 1
 
 
+@pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:.*The model stays")
 @pytest.mark.parametrize("first_rounds", [1, 2])
 def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_break(

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.metrics import LeaveOneOut, ShadowShapley
 from flsv.sampling import UniformSampler
-from helpers import slow_except, warns
+from helpers import warns
 from helpers.data import toy_data
 from helpers.fits import trainer_for
 from helpers.models import Plain, network
@@ -123,6 +123,7 @@ def planned_run(tmp_path_factory):
     return loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     tmp_path, planned_run, end
@@ -144,6 +145,7 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
 
 
+@pytest.mark.slow
 def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
     models = []
     for every in (0, 5):
@@ -156,6 +158,7 @@ def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
     assert torch.equal(models[0], models[1])
 
 
+@pytest.mark.slow
 def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     tmp_path,
 ):
@@ -168,6 +171,7 @@ def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
     assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
 
 
+@pytest.mark.slow
 def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="run", version="")
     shadow = ShadowShapley(coalitions="singles", every=PLANNED)
@@ -204,6 +208,7 @@ class Interrupts(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
     message = "scores of clients' own models: the run was stopped after round 2"
     with pytest.raises(SystemExit), warns(message):
@@ -213,7 +218,8 @@ def test_interrupted_run_names_what_is_of_an_earlier_round(tmp_path):
 # ---- runs that go on
 
 
-@pytest.mark.parametrize("sampler", slow_except([None], [None, UniformSampler(2)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_one(
     tmp_path, sampler
 ):
@@ -234,7 +240,8 @@ def test_run_resumed_from_a_checkpoint_saved_after_the_fit_equals_an_unbroken_on
     assert evaluations == unbroken.metrics["sv"].evaluations
 
 
-@pytest.mark.parametrize("saved", slow_except(["in the fit"], ["in the fit", "after the fit"]))
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("saved", ["in the fit", "after the fit"])
 def test_run_that_goes_on_after_early_stopping_counts_no_round_twice(tmp_path, saved):
     options = {
         "every": 3,

@@ -134,6 +134,7 @@ def assert_trained_as(module, expected):
     assert (trained - initial).abs().max() > 1e-2
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("batches_of_pass", "steps"),
     [
@@ -166,6 +167,7 @@ def score_by_hand(net, performance):
 
 
 # Classes that the data do not tell are those of the validation samples.
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"performance": "val_loss", "mode": "min"}, {}])
 def test_value_of_a_stream_is_that_of_all_that_it_trains_on(tmp_path, options):
     """Shapley values of two players: the mean of what one adds to nobody and to the other one."""

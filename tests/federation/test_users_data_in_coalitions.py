@@ -92,10 +92,8 @@ def exact_values():
     return ShadowShapley(performance="val_loss", mode="min", coalitions="all")
 
 
-LIST = pytest.param("list", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader", LIST])
+@pytest.mark.slow
+@pytest.mark.parametrize("label_source", ["data set", "attribute", "subset", "loader", "list"])
 def test_coalitions_have_class_weights_of_their_members(tmp_path, label_source):
     """A coalition's utility is that of a fit of the members with their class weights."""
     data = by_hospital(Hospitals(form=label_source))
@@ -135,6 +133,7 @@ def fit_members(members, folder):
     return module
 
 
+@pytest.mark.slow
 def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
     source = Hospitals()
     metrics = {"value": exact_values()}

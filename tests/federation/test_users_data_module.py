@@ -384,6 +384,7 @@ class Counter:
         self.count = 0
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("in_object", [False, True])
 def test_order_of_clients_does_not_matter_to_a_data_module_that_counts(tmp_path, in_object, engine):

@@ -65,6 +65,7 @@ def make_graphs():
     return FederatedDataModule(GraphModule(), GroupPartitioner(), groups=[i % 3 for i in range(N)])
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("module", "data"),
     [

@@ -27,7 +27,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.personalization import Standalone
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.round_result import faults_in
 from helpers import refused, warns
 from helpers.data import toy_data
@@ -60,6 +60,7 @@ class Huge(Attack):
         return sent
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("size", [1e10, 3e38])
 def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_path, size):
     loop = FederatedLoop(
@@ -126,6 +127,7 @@ METRICS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("aggregator", "factor"),
     [(GeometricMedian(), 100.0), (ShapleyWeighted("ssv"), 1e30)],
@@ -155,6 +157,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggreg
         assert has_value == [True, False, True, True, True], name
 
 
+@pytest.mark.slow
 def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
@@ -225,6 +228,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
         )
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("resumed", [False, True])
 def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
     """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""

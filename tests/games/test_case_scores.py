@@ -71,6 +71,7 @@ def make_outputs(masks: Tensor) -> Tensor:
     return noise + strengths[:, None] * is_label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["accuracy", "negative_loss", "balanced_accuracy"])
 def test_covariance_of_values_is_that_of_a_plain_bootstrap(measure):
     masks = all_coalitions(CLIENTS)

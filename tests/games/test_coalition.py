@@ -186,6 +186,7 @@ def naive_scores_of_coalitions(
     return scores
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
     [
@@ -219,6 +220,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     assert games.evaluations == 2 * len(MASKS)  # by both evaluators
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("weighting", "message"),
     [
@@ -251,6 +253,7 @@ def test_coalition_utility_with_wrong_masks_raises(masks):
         CoalitionUtility(round, evaluator)(masks)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_autocast_context_applies_to_the_forward_only(backend):
     net = make_network()
@@ -445,6 +448,7 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time():
     assert torch.equal(evaluator(round.client_vectors).value("negative_loss"), expected)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluator_changes_neither_module_nor_random_state(backend):
     net = make_network()

@@ -107,6 +107,7 @@ def parameter_names(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_parameters()]
 
 
+@pytest.mark.fast_rows("weight norm")
 @pytest.mark.parametrize("kind", [*RIGHT, "as Lightning unwraps it"])
 def test_copied_module_shares_no_weights_with_the_original(kind):
     if kind in RIGHT:
@@ -326,6 +327,7 @@ class ReachesGlobals(Kept):
         return loss * (1 + 0.01 * self.counter.num_calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "metric",
     [CumulativeShapley(performance="negative_loss"), ShadowShapley(performance="negative_loss")],
@@ -355,6 +357,7 @@ def installed_carry(folder: Path):
     return import_module("carries").Carry
 
 
+@pytest.mark.slow
 def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     values = []
@@ -380,6 +383,7 @@ def performance_and_values(request, tmp_path_factory):
     return request.param, values
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("round_index", [-1, 1], ids=["before training", "in round 2"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_part_that_no_score_uses_changes_no_value(
@@ -396,6 +400,7 @@ def test_part_that_no_score_uses_changes_no_value(
     assert torch.equal(values_with_part, values)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 @pytest.mark.parametrize(
     ("make_module", "kind"),
@@ -425,6 +430,7 @@ def make_with_file() -> MakesParts:
     return MakesParts(open_file, round_index=1, uses_part=True)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:value")
 @pytest.mark.parametrize("kind", METRICS)
 def test_part_that_scores_use_and_training_makes_ends_no_run(kind, tmp_path):
@@ -511,6 +517,7 @@ def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path, performance):
         fit_with_metric(module, tmp_path, performance)
 
 
+@pytest.mark.fast_rows("val_loss")
 @pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
 def test_frozen_layers_are_shared_and_scored(tmp_path, performance):
     module = Kept()

@@ -94,6 +94,7 @@ def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) ->
     return float(recalls.mean())
 
 
+@pytest.mark.slow
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     tmp_path,
 ):
@@ -131,6 +132,7 @@ def with_setup(client_data: FederatedDataModule) -> FederatedDataModule:
     return client_data
 
 
+@pytest.mark.slow
 def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path):
     metrics = {
         "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
@@ -152,7 +154,8 @@ def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_pa
 
     gain = loss_of(make_module()) - loss_of(model)
     sum_of_values = float(federated.contributions["loss"].sum())
-    assert sum_of_values == pytest.approx(gain, abs=1e-5)
+    # Clients answer in three digits.
+    assert sum_of_values == pytest.approx(gain, abs=5e-3)
     assert federated.contributions["roc"].isfinite().all()
 
 
@@ -241,6 +244,7 @@ def judge_or_lie(local: LocalData, models: Tensor, **options) -> Tensor:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("judge_models", "expected_events"),
     [(judge, []), (judge_or_lie, [(LIAR, UNLIKE_OTHERS_NOTE)])],
@@ -269,6 +273,7 @@ def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
     assert sum_of_values == pytest.approx(gain, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_path):
     """Each client predicts on its own samples, and tells of a class only if it holds out five samples."""
     client_data = with_setup(make_data())
@@ -343,6 +348,7 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
         fit(loop, tmp_path, make_module(), data)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("client_val", [0.0, 0.02])
 def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_share(
     tmp_path, client_val
@@ -355,6 +361,7 @@ def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_s
         flsv.retrain(trainer, make_module(), data, judges="clients")
 
 
+@pytest.mark.slow
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
     train, _ = toy_sets(130)
     x, y = train.tensors
@@ -446,6 +453,7 @@ def test_validation_masks_of_one_class_are_refused_before_training(tmp_path):
         fit(loop, tmp_path, make_untrainable(Segmentation), partition_in_three(data))
 
 
+@pytest.mark.slow
 def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path):
     metric = PartialFederatedShapley(performance="auroc", judges="clients")
     model = Plain(nn.Linear(FEATURES, 2))

@@ -78,6 +78,7 @@ def make_loop():
     return make_shadow_loop(metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MakesCallbacks, MakesOne, HasEvaluator])
 def test_values_by_what_own_callbacks_log_sum_to_the_gain(kind, tmp_path):
     torch.manual_seed(0)

@@ -172,6 +172,7 @@ def fit_module(
     return loop, messages
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 @pytest.mark.parametrize("make", [Registry, LateRegistry])
 def test_copies_that_lack_something_are_told_once(make, performance, tmp_path):
@@ -208,6 +209,7 @@ KINDS = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("metric", "performance"),
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],

@@ -36,6 +36,7 @@ from helpers.tasks import (
 )
 
 
+@pytest.mark.slow
 def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path):
     """Hooks see that it is a validation, whatever is evaluated."""
 
@@ -98,6 +99,7 @@ METRICS = [
 ]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "metric", "sign"),
     METRICS,
@@ -134,6 +136,7 @@ class Probability(OneLogit):
         return self.net(x).sigmoid()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [OneLogit, Probability])
 def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path, kind):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
@@ -245,6 +248,7 @@ class GivesProbabilities(OneLogit):
         return torch.cat([1 - share, share], 1)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [LeaveOneOut, ShadowShapley, GradientShapley])
 def test_loss_of_probabilities_is_refused_before_training(tmp_path, metric):
     """As of logits, its largest values would differ by little."""
@@ -261,6 +265,7 @@ LOGGED = {"performance": "val_correlation", "mode": "max"}
 OF_OUTPUTS = {"performance": torchmetrics.PearsonCorrCoef(), "mode": "max"}
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "metric", "measure", "message"),
     [
@@ -333,6 +338,7 @@ def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> floa
     return float(np.mean(by_class))
 
 
+@pytest.mark.fast_rows("average_precision-three logits")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCORES)
 def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name):
@@ -364,6 +370,7 @@ def test_auroc_average_precision_and_f1_of_models_equal_scikit_learns(kind, name
         assert values.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.fast_rows("two logits-auroc-labels2-all of class 1")
 @pytest.mark.parametrize(
     ("kind", "measure", "labels", "message"),
     [
@@ -466,6 +473,7 @@ def make_network(layer) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 1), layer())
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [*WITH_A_BOUND, *WITHOUT_A_BOUND, "a cosine"])
 def test_outputs_with_a_bound_are_known_before_training(kind):
     net = Cosine(3, 1)
@@ -496,6 +504,7 @@ def test_whole_numbers_are_scored_and_not_predicted():
     assert counts.form is None
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", ["a rate", "a positive number", "a share"])
 def test_predicted_outputs_are_such_that_forward_could_give(kind):
     """All outputs are above 0: the deviance of a number below 0 is an error."""

@@ -88,6 +88,7 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
     assert values[same].tolist() == [expected[row] for row in same]
 
 
+@pytest.mark.slow
 def test_several_loaders_are_averaged_by_size(tmp_path):
     module = SeveralLoaders()
     data = SeveralLoaders.data
@@ -167,6 +168,7 @@ class CountsLosses(Autoencoder):
         return self.num_losses * super().loss(batch)
 
 
+@pytest.mark.slow
 def test_equal_models_have_equal_values_whatever_their_validation_changes():
     module = CountsLosses()
     initial = copy.deepcopy(module.state_dict())
@@ -180,6 +182,7 @@ def test_equal_models_have_equal_values_whatever_their_validation_changes():
     assert value_of_one == value_of_other
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [Autoencoder, LanguageModel, SeveralLoaders])
 def test_gradient_of_a_logged_value_equals_difference_quotients(tmp_path, kind):
     class Probe(L.Callback):

@@ -184,3 +184,8 @@ def text_of_page(page: Path) -> str:
         if text:
             lines.append(text)
     return "\n".join(lines).replace("\u00a0", " ")
+
+
+def words_in(text: str) -> str:
+    """A text's words, without line ends and the bullets of a list."""
+    return " ".join(text.split()).replace(" - ", " ")

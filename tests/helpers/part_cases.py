@@ -31,28 +31,34 @@ from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_s
 
 # Of all parts.
 def parametrize_checks(tables: Iterable[Sequence[list[PartCheck]]], shared: Sequence[str]):
-    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is slow for two of three parts, the next
+    """As :func:`flsv.testing.parametrize_with_checks`. A check of ``shared`` is fast for every sixth part, the next
     check for other ones: fast tests have every check for parts of each table, and some of them for every part."""
-
-    def is_fast(row: int, name: str) -> bool:
-        if name not in shared:
-            return True
-        return (row + shared.index(name)) % 3 == 0
-
     cases = []
     for table in tables:
+        turns = min(6, len(table))
         for row, checks in enumerate(table):
             for check in checks:
-                marks = (
-                    []
-                    if is_fast(
-                        row,
-                        check.check.__name__,
-                    )
-                    else [pytest.mark.slow]
+                is_fast = True
+                name = check.check.__name__
+                if name in shared:
+                    turn = row + shared.index(name)
+                    is_fast = turn % turns == 0
+
+                marks = []
+                if not is_fast:
+                    marks.append(pytest.mark.slow)
+
+                case = pytest.param(
+                    check,
+                    marks=marks,
                 )
-                cases.append(pytest.param(check, marks=marks))
-    return pytest.mark.parametrize("check", cases, ids=str)
+                cases.append(case)
+
+    return pytest.mark.parametrize(
+        "check",
+        cases,
+        ids=str,
+    )
 
 
 def repr_is_code(case: Case):

@@ -60,6 +60,7 @@ def declared() -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_imported_packages_are_exactly_the_declared_dependencies():
     packages = set()
     for name in imported():

@@ -45,6 +45,7 @@ def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
     return state_vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
 
 
+@pytest.mark.fast_rows("two sides")
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
 def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, name):

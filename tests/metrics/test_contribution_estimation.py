@@ -79,6 +79,7 @@ def accuracy_at_client(vector: torch.Tensor, dealt: FederatedDataModule, client:
     return float(torch.cat(is_right).mean())
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("combine", ["times", "plus"])
 def test_contribution_estimation_of_a_federation_equals_that_by_hand(tmp_path, combine):
     aggregator = Kept()
@@ -127,6 +128,7 @@ class Constant(Upload):
         return torch.full_like(update, 0.3)
 
 
+@pytest.mark.slow
 def test_client_subtracts_its_sent_model_from_the_aggregate(tmp_path):
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator = Kept()

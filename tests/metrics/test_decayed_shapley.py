@@ -102,6 +102,7 @@ class Watch:
         return exact_shapley(utility, players)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "server_lr"),
     [("fixed", 1.0), ("renormalized", 0.5)],
@@ -187,6 +188,7 @@ def test_blended_contribution_equals_its_formula_with_an_absent_client():
     assert_allclose(gain_reported, gain[:3], rtol=1e-5)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "server_lr", "cohort_size"),
     [("renormalized", 0.7, 3), ("fixed", 0.7, 2)],
@@ -227,6 +229,7 @@ def test_one_round_shapley_models_are_the_start_plus_members_updates(
         assert -loss == pytest.approx(utility, abs=1e-5)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("rounds", [3, 4])
 def test_one_round_shapley_evaluates_the_game_of_a_shorter_run_at_its_end(tmp_path, rounds):
     loops = {}

@@ -33,6 +33,7 @@ from helpers.models import Plain, adam, network
 from helpers.runs import read_rows
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("momentum", "window", "epochs", "limit", "every"),
     [
@@ -93,6 +94,7 @@ def test_in_run_value_of_every_sample_equals_that_by_hand(
     assert uploaded.tolist() == [len(rounds[0].global_vector) + CLASSES]
 
 
+@pytest.mark.slow
 def test_a_client_cannot_raise_its_value_by_its_report(tmp_path):
     class RaisesItsReport(InRunValues):
         def report(self, local):

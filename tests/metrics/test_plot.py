@@ -130,6 +130,30 @@ def test_metric_plots_show_client_names_class_names_and_units():
     assert cssv.guide()["unit"] == "cosine with the aggregate"
 
 
+def test_waterfall_leads_from_the_untrained_models_score_to_that_of_all():
+    values = torch.tensor([0.5, -0.25, 0.25])
+    intervals = (values - 0.125, values + 0.125)
+
+    _, axis = plot_contributions(
+        values,
+        intervals=intervals,
+        waterfall_from=0.125,
+    )
+
+    heights = [bar.get_height() for bar in axis.patches]
+    bottoms = [bar.get_y() for bar in axis.patches]
+    heights_of_scores = [0.125, 0.625]
+    assert heights == [*heights_of_scores, 0.5, -0.25, 0.25]
+    assert bottoms == [0, 0, 0.125, 0.625, 0.375]
+
+
+def test_waterfall_of_values_per_class_is_refused():
+    metric = ClassSpecificShapley(num_clients=2, num_classes=2)
+
+    with pytest.raises(ValueError, match="one value per client"):
+        metric.plot(torch.rand(2, 2), kind="waterfall")
+
+
 def test_plot_of_a_sampled_metric_has_its_standard_errors():
     metric = CumulativeShapley(
         num_clients=3, estimator="permutation", estimator_args={"budget": 20}
@@ -141,3 +165,64 @@ def test_plot_of_a_sampled_metric_has_its_standard_errors():
     _, axis = metric.plot()
 
     assert any(getattr(bars, "has_yerr", False) for bars in axis.containers)
+
+
+def make_many_values() -> torch.Tensor:
+    """Return the values of 1,000 clients. Only those of the clients 100 to 299 are known, and they ascend."""
+    values = torch.full((1000,), NAN)
+    values[100:300] = torch.arange(200.0)
+    return values
+
+
+NAMES_OF_MANY = [f"hospital {client}" for client in range(1000)]
+#: The 25 clients with the lowest values and the 25 with the highest.
+EXPECTED_OF_MANY = NAMES_OF_MANY[100:125] + NAMES_OF_MANY[275:300]
+NOTE = "(50 of 1,000 clients: the highest and the lowest values)"
+
+
+def test_bars_of_many_clients_are_those_of_the_highest_and_lowest_values():
+    values = make_many_values()
+    intervals = (values - 1, values + 2)
+
+    _, axis = plot_contributions(values, client_names=NAMES_OF_MANY, intervals=intervals)
+
+    assert label_texts(axis.get_xticklabels()) == EXPECTED_OF_MANY
+    heights = [bar.get_height() for bar in axis.patches]
+    assert heights == [*range(25), *range(175, 200)]
+    (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
+    (error_lines,) = bars.lines[2]
+    assert error_lines.get_segments()[-1][:, 1].tolist() == [198, 201]
+    assert axis.get_xlabel() == f"client {NOTE}"
+
+
+def test_heatmap_of_many_clients_has_a_row_for_the_highest_and_lowest_values():
+    values = make_many_values()
+    values_by_class = torch.stack([values, torch.full_like(values, NAN)], dim=1)
+
+    _, axis = plot_contributions(values_by_class, client_names=NAMES_OF_MANY)
+
+    (image,) = axis.images
+    assert image.get_array().shape == (50, 2)
+    assert image.get_array()[:, 0].tolist() == [*range(25), *range(175, 200)]
+    assert label_texts(axis.get_yticklabels()) == EXPECTED_OF_MANY
+    assert axis.get_ylabel() == f"client {NOTE}"
+
+
+def test_lines_of_many_clients_are_those_of_the_highest_and_lowest_values():
+    values = make_many_values()
+    later_values = torch.full_like(values, NAN)
+    later_values[0] = -1.0  # the lowest of all, known in the last round only
+
+    _, axis = plot_contributions([values, later_values], client_names=NAMES_OF_MANY)
+
+    assert len(axis.lines) == 50
+    *_, lowest_client = label_texts(axis.get_legend().get_texts())
+    assert "hospital 0" in lowest_client
+    assert axis.get_xlabel() == f"round {NOTE}"
+
+
+def test_many_clients_of_whom_none_has_a_value_can_be_drawn(tmp_path):
+    figure, axis = plot_contributions(torch.full((1000,), NAN))
+
+    assert len(axis.texts) == 50
+    save_figure(figure, tmp_path)

@@ -21,7 +21,7 @@ from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
-from helpers import refused, slow_except, warns
+from helpers import refused, warns
 from helpers.coalitions_by_hand import (
     ROUNDS,
     SEED,
@@ -56,13 +56,8 @@ FEDERATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_except(
-        ("CGSV", "many at once", "excluded", "attacks"),
-        FEDERATIONS,
-    ),
-)
+@pytest.mark.fast_rows("CGSV")
+@pytest.mark.parametrize("name", FEDERATIONS)
 def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     optimizer = partial(torch.optim.SGD, lr=0.1) if "algorithm" in name else sgd
     module = Plain(network(batch_norm=False), optimizer)
@@ -112,6 +107,7 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     assert federation.metrics["classes"].intervals() is None
 
 
+@pytest.mark.slow
 def test_shadow_values_are_computed_every_n_rounds_and_at_the_end(tmp_path):
     loops = {}
     for every in (1, 2):
@@ -196,6 +192,7 @@ def test_shadow_values_of_an_earlier_round_have_no_interval():
     assert (low < high).all()
 
 
+@pytest.mark.slow
 def test_retrained_values_of_two_seeds_are_the_mean_of_each_seeds(tmp_path):
     def retrained_values(seed, num_seeds):
         loop = FederatedLoop(seed=seed)

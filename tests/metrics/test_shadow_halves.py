@@ -60,6 +60,7 @@ def trained_coalitions(folder):
     return coalitions - {max(coalitions, key=len)}
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
     halvings = 2
     loop = make_loop(ShadowShapley(coalitions="halves", halvings=halvings))
@@ -124,6 +125,7 @@ def test_a_halving_costs_one_more_run(num_clients, halvings):
     assert equivalent_runs(masks) == pytest.approx(1 + halvings)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     assert_resumes(
         lambda: make_loop(ShadowShapley(coalitions="halves")),

@@ -205,6 +205,7 @@ def outputs_of(module, x: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "uniform"),
     [
@@ -279,6 +280,7 @@ def test_predicted_values_are_those_of_plain_fits_of_each_client(tmp_path, name,
         assert (metric.errors > 0).all()
 
 
+@pytest.mark.slow
 def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
     whole = assert_resumes(
         lambda: make_shadow_loop(ShadowShapley()), tmp_path, Plain, make_three_clients

@@ -106,6 +106,7 @@ def test_training_step_is_the_cross_entropy():
     assert_close(loss, cross_entropy(client.network(x), y))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("class_weights", [None, [1.0, 2.0, 1.0, 5.0, 1.0] * 2])
 def test_classifier_scores_over_the_whole_set_equal_scikit_learns(trainer, class_weights):
     client = ClassifierClient(

@@ -166,6 +166,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("form", ["state_dict", "arrays", "fabric"])
 def test_value_round_of_state_dicts_or_arrays_equals_that_of_vectors(trained_run, form):
     module, data, _, rounds = trained_run

@@ -61,6 +61,7 @@ def losses_by_hand(
     return losses
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_fedfomo_weights_follow_equation_3(tmp_path, sampler):
     personalizer = FedFomo(num_downloads=2)
@@ -202,6 +203,7 @@ class LogsItsLoss(Plain):
         self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
+@pytest.mark.slow
 def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path):
     values_of_runs = []
     for measure in ({}, {"performance": "my/loss", "mode": "min"}):

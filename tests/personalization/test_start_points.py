@@ -38,6 +38,7 @@ from helpers.fits import client_tensors, fit
 from helpers.models import Plain, loop_of, network, sgd
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
 def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_path, sampler):
     personalizer = SparsifiedReward(beta=1.0)
@@ -247,6 +248,7 @@ def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 
+@pytest.mark.slow
 def test_ifca_clusters_equal_those_by_hand(tmp_path):
     """Four clients, two and two with the same classes, and three clusters."""
     personalizer = IFCA(3)

@@ -159,6 +159,7 @@ def argument_spy():
     return Spy(data.class_counts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:metrics")
 def test_no_method_of_a_part_reads_the_class_counts_of_private_clients(argument_spy, tmp_path):
     fit_watched(argument_spy, tmp_path)

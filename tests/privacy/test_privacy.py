@@ -257,6 +257,7 @@ def test_fit_stops_before_the_privacy_budget_is_exceeded(tmp_path):
     assert "2,epsilon/affordable,0,,0" in rows
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])
 def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
     def loop() -> FederatedLoop:

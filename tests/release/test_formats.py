@@ -60,6 +60,7 @@ def test_checkout_that_is_not_installed_has_a_version(monkeypatch):
     assert package_versions()["flsv"] == flsv.__version__
 
 
+@pytest.mark.slow
 def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(stored_run, tmp_path):
     config = stored_run / "config.yaml"
     checkpoint = stored_run / "checkpoints" / "last.ckpt"
@@ -82,6 +83,7 @@ def test_run_of_an_earlier_version_goes_on_from_its_checkpoint(stored_run, tmp_p
     assert len(read_contributions(resumed, before_round=3)) == len(stored) * 3 / 2
 
 
+@pytest.mark.slow
 def test_values_by_retraining_of_an_earlier_version_are_computed_again_and_kept(stored_run, capsys):
     assert main(["report", str(stored_run)]) == 2
 

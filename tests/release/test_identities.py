@@ -14,6 +14,7 @@ text = path.read_text()
 STORED_PARTS = json.loads(text)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("class_path", STORED_PARTS)
 def test_identity_of_a_part_is_that_of_stored_runs(class_path):
     """A change needs another format of checkpoints, or stored runs do not go on."""

@@ -349,6 +349,7 @@ def make_loop(case: Case) -> FederatedLoop:
     )
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("name", CASES)
 def test_federation_resumed_after_two_rounds_equals_the_plain_loop(name, tmp_path):
     """A whole fit is the same to the bit, as tests/federation/test_resume.py shows."""

@@ -133,6 +133,7 @@ def write_contributions(path: Path, names: tuple[str, ...], last_values: dict[in
         file.append(rows)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("clients", "readers"),
     [

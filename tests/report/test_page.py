@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import flsv.metrics
-from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import preferred_basis
+from flsv.report import Budget, page, write_report
 from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.report.shares import fraction_moved
+from flsv.results import open_run
+from flsv.results.basis import preferred_basis
 from flsv.results.text import NO_NUMBER, WORDS, format_number
 from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import BRACKETS_NOTE
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
 from helpers.runs import (
@@ -70,6 +70,7 @@ def front_page_of(folder: Path, **options) -> str:
     return text_of_page(write_report(folder, **options)).partition("\nAppendix\n")[0]
 
 
+@pytest.mark.slow
 def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     def made(
         name: str,
@@ -85,10 +86,10 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
     )
     cases = {
         made("metric"): {"metric"},
-        gone: {"unfinished"},
+        gone: {"unfinished", "metric"},
         made("rounds", of_rounds="NVFlare"): {"rounds"},
         make_run(tmp_path / "cssv"): {"unsuitable"},
-        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain"},
+        made("no_gain", (0.04, -0.1, 0.05, -0.02)): {"no_gain", "metric"},
         make_shadow_run(made("no_values", NO_VALUES), end=0.58): {"no_values"},
         make_shadow_run(made("alone"), alone_only=True): {
             "one_seed",
@@ -98,14 +99,17 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             "one_seed",
             "halves",
         },
-        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking"},
+        make_shadow_run(made("ranking"), alone_only=True, source="scores"): {"ranking", "one_seed"},
         make_shadow_run(made("pairs")): {"one_seed"},
         make_shadow_run(made("scores"), source="scores"): {
             "one_seed",
             "scores",
         },
-        make_shadow_run(made("judged"), judges="clients"): {"judged"},
-        make_shadow_run(made("guess"), end=0.25): {"majority"},  # 0.2 and 1.6 times 0.04
+        make_shadow_run(made("judged"), judges="clients"): {"judged", "one_seed"},
+        make_shadow_run(made("guess"), end=0.25): {
+            "majority",
+            "one_seed",
+        },  # 0.2 and 1.6 times 0.04
         make_shadow_run(made("better"), end=0.28): {"one_seed"},
         make_shadow_run(made("small", (0.08, 0.04, 0.01, 0.01))): {
             "one_seed",
@@ -128,7 +132,7 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             text = text_of_page(write_report(folder, client))
             assert all(reason in text for reason in reasons.values())
             assert basis.verdict().title in text
-            assert ("Suitable as a basis for payment" in text) == (not expected)
+            assert ("can be a basis for payment: models" in text) == (not expected)
 
     assert "82.0 % of the validation set is one class" in front_page_of(tmp_path / "majority")
 
@@ -191,25 +195,20 @@ def add_case_covariance(folder: Path, deviation: float) -> Path:
     return make_shadow_run(folder, case_covariance=rows)
 
 
-def test_page_names_two_brackets_and_pays_by_the_one_for_other_cases(tmp_path):
+def test_page_has_one_interval_with_and_without_a_budget(tmp_path):
     folder = add_case_covariance(make_game(tmp_path, VALUES), deviation=0.04)
 
     page = front_page_of(folder)
     page_with_budget = front_page_of(folder, budget=Budget(1000.0))
 
-    brackets = re.search(
-        r"\| Boston \| 0.400 \[0.370 to 0.430\] \|  \| \[(.*) to (.*)\] \|",
-        page,
-    )
+    brackets = re.search(r"\| Boston \| 0.400 \[(.*) to (.*)\] \|", page)
     assert brackets is not None
     low, high = brackets.groups()
     # 1.645 times the root of 0.04 squared and the square of the deviation between seeds, 0.03 / 1.645.
     half_width = math.hypot(1.645 * 0.04, 0.03)
     assert float(low) == pytest.approx(0.4 - half_width, abs=0.003)
     assert float(high) == pytest.approx(0.4 + half_width, abs=0.003)
-    assert "Brackets are for this validation set, other seeds." in page
-
-    assert "Brackets are for other cases, other seeds." in page_with_budget
+    assert WORDS["intervals"]["seeds_and_samples"] in page.replace("\n", " ")
     assert f"| Boston | 0.400 [{low} to {high}] |" in page_with_budget
 
 
@@ -219,8 +218,8 @@ def test_brackets_in_the_appendix_say_for_what_they_are(tmp_path):
 
     _, _, appendix = text_of_page(write_report(folder)).partition("\nAppendix\n")
 
-    assert re.search(r"\| partner \|.* sv, other seeds \|", appendix)
-    assert "loo, other seeds" not in appendix
+    assert re.search(r"\| partner \|.* sv, interval over seeds \|", appendix)
+    assert "loo, interval over seeds" not in appendix
 
 
 def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
@@ -237,7 +236,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
         rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
     )
     assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
-    assert BRACKETS_NOTE in front
+    assert WORDS["intervals"]["seeds"] in front.replace("\n", " ")
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
@@ -245,7 +244,7 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
 def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path):
     run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05])
     (tmp_path / "runs.csv").unlink()
-    assert WORDS["no_brackets"] in front_page_of(run).replace("\n", " ")
+    assert WORDS["intervals"]["none"] in front_page_of(run).replace("\n", " ")
 
 
 def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path):
@@ -313,6 +312,33 @@ def test_bars_reach_to_values_and_lines_to_the_ends_of_intervals():
     assert not missing.title
 
 
+def test_steps_lead_from_the_untrained_models_score_to_that_of_all():
+    estimates = pandas.DataFrame(
+        {
+            "value": [0.5, 0.25],
+            "low": [0.4, NAN],
+            "high": [0.6, NAN],
+        }
+    )
+
+    first_step, second_step = bar_cells(estimates, bases=[0.25, 0.75])
+
+    # The scale is from 0 to 1.
+    assert ") 25.0% 75.0%, transparent" in first_step.style
+    assert "var(--ink) 65.0% 85.0%" in first_step.style
+    assert ") 75.0% 100.0%, transparent" in second_step.style
+
+
+def test_page_of_values_that_add_up_has_the_models_two_scores(tmp_path):
+    front = front_page_of(make_game(tmp_path, {"sv": [0.3, 0.2, 0.1]}, initial=0.25))
+
+    names = re.findall(r"\| ([\w ]+) \| [\d.]+", front)
+    clients = ["Boston", "Lyon", "Graz"]
+    assert names == ["untrained model", *clients, "model of all"]
+    assert "| untrained model | 25.0 % |" in front
+    assert "| model of all | 85.0 % |" in front  # 0.25 + 0.3 + 0.2 + 0.1
+
+
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
@@ -321,8 +347,8 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
-def test_page_of_a_killed_run_says_that_it_has_not_ended(tmp_path):
-    assert "2 of 2 rounds (not ended)" in front_page_of(
+def test_page_of_a_killed_run_says_that_it_was_stopped(tmp_path):
+    assert "2 of 2 rounds (stopped)" in front_page_of(
         make_run(tmp_path / "killed", ended=False, rounds=2)
     )
     assert "0 rounds" in front_page_of(make_run(tmp_path / "early", ended=False, rounds=0))
@@ -340,7 +366,9 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
     assert WORDS["dash"] in front
 
 
-def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tmp_path):
+def test_page_says_that_its_intervals_leave_out_validation_samples_if_their_part_is_not_known(
+    tmp_path,
+):
     folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
     metrics = json.loads((folder / "run.json").read_text())["metrics"]
     without_covariance = make_game(tmp_path / "without", VALUES)
@@ -349,7 +377,7 @@ def test_page_without_a_covariance_of_cases_says_that_brackets_do_not_hold_it(tm
 
     page = front_page_of(without_covariance, budget=Budget(1000.0))
 
-    assert WORDS["brackets"]["cases_not_counted"] in page
+    assert WORDS["intervals"]["seeds"] in page.replace("\n", " ")
 
 
 def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path):
@@ -365,7 +393,7 @@ def test_page_shows_no_intervals_of_metrics_that_train_no_coalitions(tmp_path):
     # Brackets hold the mean over many seeds, and these do not.
     front, _, _ = page.partition("\nAppendix\n")
     assert "[" not in front
-    assert BRACKETS_NOTE not in page
+    assert WORDS["intervals"]["none"] in page.replace("\n", " ")
 
 
 def test_every_metric_has_caveats_for_the_report():
@@ -374,3 +402,21 @@ def test_every_metric_has_caveats_for_the_report():
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
     assert WORDS["caveats"].keys() <= exported
+
+
+def test_page_shows_the_first_hashes_and_says_where_the_others_are(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    hashes = {"server": "hash of the server"}
+    for client in range(4):
+        hashes[str(client)] = f"hash of client {client}"
+    change_record(tmp_path, hashes=hashes)
+
+    whole_page = text_of_page(write_report(tmp_path))
+    monkeypatch.setattr(page, "MAX_HASHES_SHOWN", 2)
+    short_page = text_of_page(write_report(tmp_path))
+
+    assert "hash of client 3" in whole_page
+    assert "hashes. All are in run.json" not in whole_page
+    assert "hash of client 0" in short_page
+    assert "hash of client 1" not in short_page
+    assert f"The first 2 of {len(hashes)} hashes. All are in run.json" in short_page

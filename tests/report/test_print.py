@@ -70,6 +70,7 @@ def make_few(folder: Path) -> Path:
     return make_game(folder, values, events=[event])
 
 
+@pytest.mark.slow
 def test_report_on_screen_phone_and_paper_cuts_off_no_text(tmp_path):
     runs = {
         "few": make_few(tmp_path / "few"),

@@ -12,9 +12,10 @@ import flsv
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
-from flsv.report import Budget, open_run, write_report
-from flsv.report.basis import basis_of
+from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
+from flsv.results import open_run
+from flsv.results.basis import basis_of
 from flsv.results.record import write_record
 from flsv.results.run_table import read_contributions
 from helpers import refused
@@ -163,6 +164,7 @@ def test_invalid_line_of_contributions_csv_is_reported_with_its_number(tmp_path,
         open_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_contributions_csv_cut_at_any_byte_is_read_up_to_its_last_whole_line(tmp_path):
     folder = make_run(
         tmp_path, clients=2, classes=1, rounds=1, names=("Málaga", "=1+1"), stderr=False

@@ -1,21 +1,40 @@
 """One verdict on whether to pay by values: on pages, in the file, in the terminal and in Python."""
 
 import contextlib
+import html
 import io
+import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
 from flsv.cli import main
-from flsv.report import Budget, open_run
+from flsv.core.state import OF_VALUES
+from flsv.federation import FederatedLoop
+from flsv.metrics import ShadowShapley
+from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
+from flsv.results import open_run, preferred_basis
+from flsv.results.terminal import print_contributions
 from flsv.results.text import WORDS
 from flsv.results.verdict import Verdict
-from helpers.pages import text_of_page
-from helpers.runs import fit_by_command, read_rows, write_config
-
-#: What the terminal says of a run's own values, whose line on retraining answers the others.
-NOT_AFTER_A_FIT = ("one_seed", "alone")
+from helpers.data import toy_data
+from helpers.fits import fit
+from helpers.pages import text_of_page, words_in
+from helpers.retrained import CLASS, add_retrained_runs
+from helpers.runs import (
+    change_record,
+    fit_by_command,
+    make_game,
+    make_repeated_runs,
+    make_run,
+    read_rows,
+    write_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +61,17 @@ def trained_run(tmp_path_factory):
     return run, words_in(output.getvalue())
 
 
-def words_in(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_verdict_on_a_run_is_the_same_after_the_fit_and_in_reports(trained_run, capsys):
     run, fit_output = trained_run
     budget = Budget(100.0, by="value")
     verdict = shares_of(open_run(run), budget).verdict
     assert {"alone", "best_alone", "one_seed"} <= verdict.reasons.keys()
 
-    assert_says(verdict.without(NOT_AFTER_A_FIT), fit_output)
+    assert_says(verdict, fit_output)
     assert_reports_say(verdict, run, "value", capsys)
 
 
+@pytest.mark.slow
 def test_verdict_on_a_run_is_the_same_after_retraining_and_in_reports(trained_run, capsys):
     run, _ = trained_run
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
@@ -97,3 +113,165 @@ def assert_says(verdict: Verdict, text: str):
         assert is_told == (name in verdict.reasons), name
     if verdict.reasons:
         assert verdict.title in text
+
+
+# ---- one verdict on twelve kinds of runs
+
+
+def make_one_seed(folder: Path) -> Path:
+    """A run whose single seed has trained each client alone."""
+    run = make_game(folder, {"value": [0.3, 0.2, 0.1]})
+    record = json.loads((run / "run.json").read_text())
+    performance = record["paid_in"]["value"]
+    performance["source"] = "outputs"
+    performance["alone_only"] = True
+    return change_record(
+        run,
+        metrics={"value": CLASS},
+        paid_in={"value": performance},
+    )
+
+
+def stop(run: Path) -> Path:
+    record = json.loads((run / "run.json").read_text())
+    del record["ended"]
+    (run / "run.json").write_text(json.dumps(record))
+    return run
+
+
+def kill(run: Path) -> Path:
+    """A stopped run, which was killed while it wrote a line."""
+    table = run / "contributions.csv"
+    table.write_text(table.read_text() + "2,value,0,,0.1")
+    return stop(run)
+
+
+def add_event(run: Path, **event: Any) -> Path:
+    rounds = {"first": 0, "last": 1}
+    return change_record(run, events=[{**rounds, **event}])
+
+
+def judge_by_clients(run: Path) -> Path:
+    judged = {**CLASS, "judges": "clients"}
+    return change_record(run, metrics={"value": judged})
+
+
+def lose_a_reply(run: Path) -> Path:
+    return add_event(
+        run,
+        client=1,
+        what="no reply within 60 s",
+        kind=OF_VALUES,
+        times=2,
+    )
+
+
+def doubt_a_unit(run: Path) -> Path:
+    return add_event(
+        run,
+        client=1,
+        what="doubt",
+        column="creatinine",
+        text="another unit?",
+        strength=99.0,
+    )
+
+
+def share_rows(run: Path) -> Path:
+    return add_event(
+        run,
+        client=0,
+        what="doubt",
+        others=[1],
+        text="9 of 9 are samples of Lyon, too",
+    )
+
+
+VALUES = [0.3, 0.2, 0.1]
+OTHER_VALUES = [0.2, 0.3, 0.1]
+WITHOUT_GRAZ = [0.3, 0.2, math.nan]
+
+
+def retrain_all(folder: Path) -> Path:
+    return add_retrained_runs(make_one_seed(folder), VALUES, trainings="all")
+
+
+RUNS: dict[str, Callable[[Path], Path]] = {
+    "finished": lambda folder: make_game(folder, {"sv": VALUES}),
+    "stopped": lambda folder: stop(make_one_seed(folder)),
+    "killed": lambda folder: kill(make_one_seed(folder)),
+    "one seed": make_one_seed,
+    "retrained": retrain_all,
+    "repeated": lambda folder: make_repeated_runs(folder, VALUES, OTHER_VALUES),
+    "at sites": lambda folder: lose_a_reply(make_one_seed(folder)),
+    "judged by clients": lambda folder: judge_by_clients(make_one_seed(folder)),
+    "without a validation set": lambda folder: make_run(folder, clients=3),
+    "doubtful data": lambda folder: doubt_a_unit(make_one_seed(folder)),
+    "equal rows": lambda folder: share_rows(make_one_seed(folder)),
+    "one client left out": lambda folder: make_game(folder, {"sv": WITHOUT_GRAZ}),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_terminal_page_shares_and_notebook_have_the_same_verdict(kind, tmp_path, capsys):
+    folder = RUNS[kind](tmp_path / "run")
+    run = open_run(folder)
+    basis = preferred_basis(run)
+    assert basis is not None
+    verdict = basis.verdict()
+
+    print_contributions(run, where=[])
+    assert_says(verdict, words_in(capsys.readouterr().out))
+
+    budget = Budget(100.0, by=basis.key)
+    page = text_of_page(write_report(folder, budget=budget))
+    assert_says(verdict, words_in(page))
+    rows = read_rows(folder / "shares.csv")
+    assert {row["verdict"] for row in rows} == {verdict.text}
+
+    assert_says(verdict, html.unescape(basis._repr_html_()))
+
+
+#: Texts of five pages. A page whose file is missing is written, to be read before it is committed.
+GOLDEN_PAGES = Path(__file__).with_name("golden_pages")
+PAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "all_partners": ("one seed", {}),
+    "one_partner": ("one seed", {"client": "Lyon"}),
+    "budget": ("one seed", {"budget": Budget(1000.0, currency="EUR")}),
+    "stopped": ("stopped", {}),
+    "retrained": ("retrained", {"budget": Budget(1000.0, currency="EUR")}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_reads_as_its_golden_file(name, tmp_path):
+    kind, options = PAGES[name]
+    folder = RUNS[kind](tmp_path / "run")
+
+    text = text_of_page(write_report(folder, **options))
+
+    golden_file = GOLDEN_PAGES / f"{name}.txt"
+    if not golden_file.exists():
+        golden_file.write_text(text)
+        pytest.fail(f"{golden_file} is new: read it")
+    assert text == golden_file.read_text()
+
+
+class StopsInRoundTwo(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_terminal_says_that_the_user_stopped_the_training(tmp_path, capsys):
+    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
+
+    with pytest.raises(SystemExit):
+        fit(loop, tmp_path, rounds=3, data=toy_data(server_val=0.3), callbacks=[StopsInRoundTwo()])
+
+    printed = words_in(capsys.readouterr().out)
+    assert "The training was stopped after 1 of 3 rounds." in printed
+    assert "There are no values. The training was stopped before they were computed." in printed
+    basis = preferred_basis(open_run(tmp_path))
+    assert basis is not None
+    assert_says(basis.verdict(), printed)

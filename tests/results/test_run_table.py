@@ -14,7 +14,7 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.results.round_result import RoundResult, Row
-from flsv.results.rows import changed_rows, client_rows
+from flsv.results.rows import COLUMNS as BY_COLUMN, ENDS, OVERALL, changed_numbers, client_rows
 from flsv.results.run_table import (
     COLUMNS,
     CSV,
@@ -33,19 +33,19 @@ NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")
 
 
-def make_rows(values: list[float], low: list[float], high: list[float]) -> list[Row]:
-    intervals = dict(enumerate(zip(low, high)))
-    return client_rows(0, "sv", dict(enumerate(values)), NAMES, intervals=intervals)
+def make_numbers(values: list[float], low: list[float], high: list[float]) -> dict:
+    intervals = torch.tensor([low, high]).T
+    return {("sv", OVERALL): torch.tensor(values), ("sv", ENDS): intervals}
 
 
-def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval():
+def test_changes_of_a_round_hold_only_numbers_with_a_new_value_or_interval():
     values = [1.0, 2.0, NAN]
     low = [0.0, 1.0, NAN]
     high = [2.0, 3.0, NAN]
     other_low = [0.5, 1.0, NAN]
     unknown_low = [NAN, 1.0, NAN]
     unknown_high = [NAN, 3.0, NAN]
-    earlier_rows = make_rows(values, low, high)
+    earlier_numbers = make_numbers(values, low, high)
     cases = [
         (values, low, high, []),
         ([1.0, 2.5, NAN], low, high, [1]),
@@ -56,11 +56,32 @@ def test_changes_of_a_round_hold_only_rows_with_a_new_value_or_interval():
         ([NAN, 2.0, NAN], unknown_low, unknown_high, []),
     ]
     for new_values, new_low, new_high, changed_clients in cases:
-        new_rows = make_rows(new_values, new_low, new_high)
-        changes = changed_rows(new_rows, earlier_rows)
-        assert [row.client for row in changes] == changed_clients
+        new_numbers = make_numbers(new_values, new_low, new_high)
+        changes = changed_numbers(new_numbers, earlier_numbers)
+        assert known_clients(changes["sv", OVERALL]) == changed_clients
 
-    assert changed_rows(earlier_rows, []) == earlier_rows
+    changes = changed_numbers(earlier_numbers, {})
+    assert known_clients(changes["sv", OVERALL]) == [0, 1]
+    earlier_values = {("sv", OVERALL): torch.tensor(values)}  # without intervals
+    changes = changed_numbers(earlier_numbers, earlier_values)
+    assert known_clients(changes["sv", OVERALL]) == [0, 1]
+
+
+def known_clients(values: torch.Tensor) -> list[int]:
+    return (~values.isnan()).nonzero().flatten().tolist()
+
+
+def test_changes_by_class_are_those_of_single_numbers():
+    by_class = torch.tensor([[1.0, 2.0], [3.0, NAN]])
+    later_by_class = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
+    numbers = {("cssv", BY_COLUMN): later_by_class, ("cssv/total", OVERALL): torch.tensor(7.0)}
+    earlier_numbers = {("cssv", BY_COLUMN): by_class, ("cssv/total", OVERALL): torch.tensor(7.0)}
+
+    changes = changed_numbers(numbers, earlier_numbers)
+
+    is_known = ~changes["cssv", BY_COLUMN].isnan()
+    assert is_known.tolist() == [[False, True], [False, True]]
+    assert changes["cssv/total", OVERALL] == 7.0  # of the whole federation
 
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path):
@@ -235,8 +256,8 @@ def make_late_rounds(value: float) -> list[RoundResult]:
     rows_of_round_0 = client_rows(0, "value", {0: value, 1: value}, NAMES)
     rows_of_round_1 = client_rows(1, "value", {0: value + 1, 1: value}, NAMES)
     return [
-        RoundResult(0, rows_of_round_0, changed_rows(rows_of_round_0, [])),
-        RoundResult(1, rows_of_round_1, changed_rows(rows_of_round_1, rows_of_round_0)),
+        RoundResult(0, table=rows_of_round_0, changes=rows_of_round_0),
+        RoundResult(1, table=rows_of_round_1, changes=rows_of_round_1[:1]),
     ]
 
 
@@ -298,6 +319,7 @@ def test_value_written_twice_is_read_as_the_later_one(tmp_path):
     assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
+@pytest.mark.slow
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path):
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     loop = FederatedLoop(

@@ -296,12 +296,8 @@ def write_end(
     game = {"by": "accuracy", "start": None, "end": accuracy}
     result = RunResult(
         round_index=4,
-        rounds=5,
         table=frame(rows),
-        columns={},
-        to_pay_by=(),
-        learning_record={"paid_in": {"gain": game}},
-        logged={"val_loss": float("nan")},
+        record={"paid_in": {"gain": game}, "logged": {"val_loss": float("nan")}},
         pictures={},
     )
     sink.finish(result)
@@ -387,6 +383,7 @@ class Dies(InRound):
             raise KeyError("killed")
 
 
+@pytest.mark.slow
 def test_tensorboard_curves_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
     """The run is killed, goes on with more rounds, and goes on from a checkpoint before that. What it trains again, it
     draws again at the same points."""
@@ -435,6 +432,7 @@ def picture_rounds(
     return [picture.step for picture in read_events(folder / "run").Images("Contributions/value")]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [ClassSpecificShapley, ShadowShapley])
 @pytest.mark.parametrize(
     ("figures", "max_part", "rounds"),

@@ -2,9 +2,11 @@
 wide as the terminal, never with a number cut."""
 
 import io
+import math
 import re
 from contextlib import redirect_stdout
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +15,14 @@ from pandas import Series
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
-from flsv.results.round_result import RunResult
-from flsv.results.rows import client_rows
+from flsv.results.reading import Run
 from flsv.results.run_table import frame
 from flsv.results.terminal import print_contributions, print_table, shown_clients
-from flsv.utilities.display import BRACKETS_NOTE
+from flsv.results.text import WORDS
 from helpers.data import toy_data
 from helpers.fits import fit
 from helpers.models import Plain, network
+from helpers.pages import words_in
 
 
 class Shows(Plain):
@@ -28,6 +30,7 @@ class Shows(Plain):
         self.log("val_acc", torch.tensor(0.5), prog_bar=True)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley(leave_out=["Look"])])
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
 def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
@@ -88,6 +91,7 @@ class LogsByGroup(Plain):
         self.log("lr-SGD", 0.1)  # as a LearningRateMonitor
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("metrics", "head", "classes"),
     [
@@ -146,57 +150,80 @@ def test_table_without_values_shows_the_first_and_last_ten_clients():
     assert shown_clients(None, 50) == [*range(10), *range(40, 50)]
 
 
-def test_table_fits_100_columns_and_says_how_far_to_trust_the_values():
-    def said(values: list[float], half_width: float | None = None, **changes) -> str:
-        numbers = dict(enumerate(values))
-        intervals = {}
-        if half_width is not None:
-            for client, value in numbers.items():
-                intervals[client] = (value - half_width, value + half_width)
-        rows = [
-            *client_rows(19, "value", numbers, names, intervals=intervals),
-            *client_rows(19, "weight", numbers, names),
-            *client_rows(19, "accuracy", numbers, names),
-            *client_rows(19, "samples", dict.fromkeys(numbers, 20.0), names),
-        ]
-        result = RunResult(
-            19,
-            20,
-            frame(rows),
-            {"value": "class"},
-            ["value"],
-            {},
-            {},
-            {},
-            trained=["value"],
-        )
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            redirect_stdout(io.StringIO()) as out,
-        ):
-            patch.setenv("COLUMNS", "100")
-            print_contributions(replace(result, **changes), names, [])
+NAMES_OF_FIVE = [str(client) for client in range(5)]
 
-        return out.getvalue()
 
-    names = [str(client) for client in range(5)]
-    values = [0.193, 0.204, 0.126, 0.112, 0.191]
-    text = said(values)
+def print_of_run(
+    values: list[float],
+    half_width: float = math.nan,
+    metric_class: str = "ShadowShapley",
+    **entries: Any,
+) -> str:
+    """What a terminal of 100 columns shows of a run of 20 rounds, whose record has further entries."""
+    rows = []
+    for client, value in enumerate(values):
+        name = NAMES_OF_FIVE[client]
+        interval = (value - half_width, value + half_width)
+        rows.append([19, "value", client, "", value, name, "", *interval])
+    record = {
+        "metrics": {
+            "value": {
+                "class": metric_class,
+                "to_pay_by": True,
+                "columns": None,
+                "higher_is_better": True,
+            }
+        },
+        "clients": NAMES_OF_FIVE,
+        "samples": [20] * 5,
+        "settings": {},
+        "events": [],
+        "rounds": 20,
+        "ended": "2026-01-02T04:04:05+00:00",
+    }
+    run = Run(Path("runs"), {**record, **entries}, frame(rows))
 
-    assert text.splitlines()[1].split() == ["client", "samples", "value", "share"]
-    assert BRACKETS_NOTE not in text
-    assert BRACKETS_NOTE in said(values, half_width=0.04)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as out,
+    ):
+        patch.setenv("COLUMNS", "100")
+        print_contributions(run, [])
+    return out.getvalue()
 
+
+VALUES = [0.193, 0.204, 0.126, 0.112, 0.191]
+
+
+def test_table_has_values_and_shares_and_says_for_what_intervals_are():
+    without_intervals = print_of_run(VALUES)
+    with_intervals = print_of_run(VALUES, half_width=0.04)
+
+    assert without_intervals.splitlines()[1].split() == ["client", "samples", "value", "share"]
+    assert WORDS["intervals"]["none"] in words_in(without_intervals)
+    assert WORDS["intervals"]["seeds"] in words_in(with_intervals)
+    assert max(map(len, with_intervals.splitlines())) <= 100
+
+
+def test_values_of_a_small_gain_are_printed_with_a_reservation():
+    tenth = [value / 10 for value in VALUES]
     game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
-    tenth = [value / 10 for value in values]
-    small = said(tenth, half_width=0.004, learning_record=game)
 
-    assert "raised this score by less than 0.15." in " ".join(small.split())
+    printed = print_of_run(tenth, half_width=0.004, **game)
 
-    noise = said(tenth, half_width=1, learning_record=game)
+    assert "raised this score by less than 0.15." in words_in(printed)
 
-    assert noise.splitlines()[1].split() == ["client", "samples", "value"]
-    assert "Do not pay by these values: All data together did not" in " ".join(noise.split())
-    assert "No model was trained without any of the partners." in " ".join(
-        said(values, trained=[]).split()
-    )
+
+def test_values_that_are_mostly_chance_are_printed_without_shares():
+    tenth = [value / 10 for value in VALUES]
+
+    printed = print_of_run(tenth, half_width=1)
+
+    assert printed.splitlines()[1].split() == ["client", "samples", "value"]
+    assert "Do not pay by these values: All data together did not" in words_in(printed)
+
+
+def test_values_without_trained_coalitions_are_printed_with_a_reservation():
+    printed = print_of_run(VALUES, metric_class="CumulativeShapley")
+
+    assert "No model was trained without any of the partners." in words_in(printed)

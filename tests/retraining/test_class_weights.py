@@ -99,6 +99,7 @@ def values_by_hand(folder, performance):
     return estimate.values.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"performance": "negative_loss"}, {"performance": "val_loss", "mode": "min"}],

@@ -12,6 +12,7 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 
+@pytest.mark.slow
 def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
     logged = {"performance": "val_acc", "mode": "max"}
     messages = []
@@ -63,6 +64,7 @@ def make_two_clients_by_class():
     )
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make_data", "coalitions", "is_warned"),
     [

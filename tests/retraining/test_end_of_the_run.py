@@ -4,6 +4,7 @@ import weakref
 from pathlib import Path
 
 import lightning as L
+import pytest
 import torch
 
 from flsv.retraining.copied_fits import CopyOfRun
@@ -37,6 +38,7 @@ class SavesTheModule(L.Callback):
         torch.save(pl_module, "by_callback.pt")
 
 
+@pytest.mark.slow
 def test_coalitions_train_after_the_modules_teardown(
     tmp_path,
     monkeypatch,
@@ -53,6 +55,7 @@ def test_coalitions_train_after_the_modules_teardown(
     assert Path("by_callback.pt").is_file()
 
 
+@pytest.mark.slow
 def test_one_copy_of_the_run_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """Its parts refer to each other, so that it is there until garbage is collected."""
     references = []

@@ -1,9 +1,12 @@
 """A file that training writes and reads: flsv retrain has no values, since it reads what the run has written."""
 
+import pytest
+
 from flsv.cli import main
 from helpers.runs import fit_by_command, write_config
 
 
+@pytest.mark.slow
 def test_flsv_retrain_has_no_values_if_training_depends_on_a_file_that_the_run_has_changed(
     tmp_path, monkeypatch, capsys
 ):

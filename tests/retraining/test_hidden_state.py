@@ -62,6 +62,7 @@ def fit_alone(name, members):
     return fit_members_alone(kind.alone or kind, members)
 
 
+@pytest.mark.fast_rows("a closure")
 @pytest.mark.parametrize("name", parameters())
 def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
     kind = KINDS[name]

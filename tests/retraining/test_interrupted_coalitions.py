@@ -38,6 +38,7 @@ def interrupted_after_one(monkeypatch):
         yield patch
 
 
+@pytest.mark.fast_rows
 @pytest.mark.usefixtures("interrupted_after_one")
 @pytest.mark.parametrize(
     ("writes_files", "message"),
@@ -69,6 +70,7 @@ class Looks(L.Callback):
         self.first_lines.append(self.path.read_text().splitlines()[0])
 
 
+@pytest.mark.slow
 def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path):
     path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
@@ -86,6 +88,7 @@ def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_p
     assert first_head == second_head != "of an earlier run"
 
 
+@pytest.mark.slow
 def test_bar_counts_the_coalitions_that_are_trained(tmp_path, monkeypatch):
     counts = set()
 
@@ -194,6 +197,7 @@ def fit_with_checkpoints(
     return loop.contributions["shadow"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "rounds"),
     [(1000, 2), (None, 2), (1000, 5)],
@@ -216,6 +220,7 @@ def test_interrupted_coalitions_have_values_when_the_fit_is_resumed(
         assert torch.equal(resumed, whole)
 
 
+@pytest.mark.slow
 def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
     """Those of the run itself, too."""
     folder = tmp_path / "run"

@@ -25,6 +25,7 @@ def record_game(folder, module, rounds=3, **trainer_options):
     return metric
 
 
+@pytest.mark.slow
 def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
     tmp_path,
 ):
@@ -42,6 +43,7 @@ def scored_on_all_batches(
     return record_game(folder, Base())
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "trainer_options",
     [

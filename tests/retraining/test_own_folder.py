@@ -1,10 +1,20 @@
 """What a coalition writes is its own: the files of a program are those of its run, to the byte."""
 
+import errno
+import logging
+import multiprocessing
 import os
 import shutil
-from contextlib import chdir
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from contextlib import chdir, closing
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,13 +25,26 @@ from helpers.fits import fit
 from helpers.hidden_state import SEED, Base, fit_valued, make_data
 
 
-def contents(*folders):
-    bytes_by_path = {}
-    for folder in folders:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                bytes_by_path[path] = path.read_bytes()
-    return bytes_by_path
+def entries(folder):
+    """Return the content, mode and target of each entry of a folder, by path."""
+    entry_by_path = {}
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else None
+        target = os.readlink(path) if path.is_symlink() else None
+        entry_by_path[str(path.relative_to(folder))] = content, path.lstat().st_mode, target
+    return entry_by_path
+
+
+def contents(folder):
+    """Return the contents of a folder's files by path, also of those in folders to which there are links."""
+    content_by_path = {}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if name != "itself"]
+        for name in names:
+            path = Path(parent, name)
+            if path.exists():
+                content_by_path[os.path.relpath(path, folder)] = path.read_bytes()
+    return content_by_path
 
 
 @pytest.fixture
@@ -42,45 +65,139 @@ def program(tmp_path):
         Path("log.csv").write_text("earlier\n")
         os.utime("log.csv", (0, 0))
         Path("empty").mkdir()
+        Path("data").mkdir()
+        Path("data/a.txt").write_text("a")
         yield folder
 
 
-def append_to_log():
-    with open("log.csv", "a") as file:
+def append(folder):
+    with open(folder / "log.csv", "a") as file:
         file.write("more\n")
 
 
-def replace_log():
-    Path("new.csv").write_text("more\n")
-    os.replace("new.csv", "log.csv")
+def append_by_a_descriptor(folder):
+    descriptor = os.open(folder / "log.csv", os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, b"more\n")
+    os.close(descriptor)
 
 
-def copy_with_an_old_time():
-    Path("source").write_text("more\n")
-    os.utime("source", (0, 0))
-    shutil.copy2("source", "log.csv")
+def replace(folder):
+    (folder / "new.csv").write_text("more\n")
+    os.replace(folder / "new.csv", folder / "log.csv")
 
 
+def copy_with_an_old_time(folder):
+    (folder / "source").write_text("more\n")
+    os.utime(folder / "source", (0, 0))
+    shutil.copy2(folder / "source", folder / "log.csv")
+
+
+def log_by_a_handler(folder):
+    handler = logging.FileHandler(folder / "log.csv")
+    handler.emit(logging.LogRecord("name", logging.INFO, "", 0, "more", (), None))
+    handler.close()
+
+
+def write_an_array(folder):
+    np.save(folder / "array.npy", np.ones(3))
+    array = np.memmap(folder / "log.csv", dtype=np.uint8)  # mode r+
+    array[0] = 0
+    array.flush()
+
+
+def write_a_database(folder):
+    with closing(sqlite3.connect(folder / "table.db")) as connection:
+        connection.execute("create table if not exists t (x)")
+        connection.execute("insert into t values (1)")
+        connection.commit()
+
+
+def move_a_folder(folder):
+    os.rename(folder / "data", folder / "moved")
+    (folder / "moved" / "a.txt").write_text("more")
+
+
+def write_in_a_thread(folder):
+    thread = threading.Thread(target=append, args=[folder])
+    thread.start()
+    thread.join()
+
+
+def write_in_a_fork(folder):
+    process = multiprocessing.get_context("fork").Process(target=append, args=[folder])
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def write_in_another_folder(folder):
+    with chdir(folder / "data"):
+        Path("a.txt").write_text("more")
+        Path("../log.csv").unlink()
+
+
+def write_in_a_temporary_folder(folder):
+    with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
+        Path(temporary_folder, "x").write_text("x")
+
+
+def link_and_write(folder):
+    os.link(folder / "log.csv", folder / "linked.csv")
+    (folder / "linked.csv").write_text("more\n")
+    os.symlink(folder / "data", folder / "way")
+    (folder / "way" / "a.txt").write_text("more")
+
+
+def replace_a_folder_by_a_file(folder):
+    shutil.rmtree(folder / "data")
+    (folder / "data").write_text("a file")
+    (folder / "log.csv").unlink()
+    (folder / "log.csv").mkdir()
+
+
+#: Functions that write into a folder.
 WRITES = {
-    "a file that is a link": lambda: torch.save(torch.ones(2), "final.pt"),
-    "a file in a linked folder": lambda: torch.save(torch.ones(2), "out/weights.pt"),
-    "a new file in an empty folder": lambda: Path("empty/new").touch(),
-    "a log": append_to_log,
-    "a file in place of another": replace_log,
+    "a file that is a link": lambda folder: torch.save(torch.ones(2), folder / "final.pt"),
+    "a file in a linked folder": lambda folder: torch.save(
+        torch.ones(2), folder / "out/weights.pt"
+    ),
+    "a new file in an empty folder": lambda folder: (folder / "empty/new").touch(),
+    "a log": append,
+    "a log by a descriptor": append_by_a_descriptor,
+    "a log by a handler": log_by_a_handler,
+    "a log in a thread": write_in_a_thread,
+    "a log in a fork, as workers of a DataLoader are": write_in_a_fork,
+    "a shorter file": lambda folder: os.truncate(folder / "log.csv", 1),
+    "a file in place of another": replace,
     "a file with an old time": copy_with_an_old_time,
-    "a file at the end of a link that led nowhere": lambda: Path("nowhere").write_text("x"),
-    "a removed folder": lambda: shutil.rmtree("empty"),
-    "a removed file": lambda: os.unlink("log.csv"),
+    "a file at the end of a link that led nowhere": lambda folder: (folder / "nowhere").write_text(
+        "x"
+    ),
+    "a table": lambda folder: pd.DataFrame({"a": [1]}).to_csv(folder / "log.csv"),
+    "arrays": write_an_array,
+    "a database": write_a_database,
+    "new folders": lambda folder: (folder / "data/new/folder").mkdir(parents=True),
+    "a moved folder": move_a_folder,
+    "a temporary folder": write_in_a_temporary_folder,
+    "files by paths relative to another folder": write_in_another_folder,
+    "links": link_and_write,
+    "a folder in place of a file": replace_a_folder_by_a_file,
+    "another mode": lambda folder: (folder / "log.csv").chmod(0o600),
+    "a removed folder": lambda folder: shutil.rmtree(folder / "empty"),
+    "a removed file": lambda folder: os.unlink(folder / "log.csv"),
 }
 
 
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["own", "elsewhere"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_what_is_written_in_a_coalitions_folder_changes_no_other(
+def test_what_a_coalition_writes_changes_no_file(
     program,
     tmp_path,
     write,
+    is_elsewhere,
 ):
-    initial_contents = contents(tmp_path)
+    initial_entries = entries(tmp_path)
     folder = ProgramFolder()
 
     for _ in range(2):  # the second finds what the first has found
@@ -90,23 +207,157 @@ def test_what_is_written_in_a_coalitions_folder_changes_no_other(
             assert Path("final.pt").read_text() == "earlier"
             assert Path("out/weights.pt").read_text() == "earlier"
             assert Path("empty").is_dir()
-            write()
+            write(program if is_elsewhere else Path("."))
 
-    assert contents(tmp_path) == initial_contents
+        assert entries(tmp_path) == initial_entries
+        assert folder.changed_files == []
     assert Path.cwd() == program
 
 
-def test_large_file_that_is_written_is_named(program, monkeypatch):
-    monkeypatch.setattr("flsv.retraining.own_folder.MAX_COPIED_BYTES", 0)
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_what_the_run_writes_is_not_there_in_a_coalition(program, tmp_path, write):
+    for path in (program / "final.pt", program / "out/weights.pt"):
+        content = path.read_bytes()  # each a file of its own
+        path.unlink()
+        path.write_bytes(content)
+    initial_contents = contents(program)
+    folder = ProgramFolder()
+    folder.begin_run()
+
+    write(Path("."))
+    entries_of_run = entries(tmp_path)
+    folder.end_run()
+    folder.take_over_run()
+    with folder.entered() as own_folder:
+        assert contents(own_folder) == initial_contents
+        write(Path("."))
+
+    assert entries(tmp_path) == entries_of_run
+
+
+def test_folders_beside_many_others_are_linked_when_they_are_opened(program, monkeypatch):
+    monkeypatch.setattr("flsv.retraining.own_folder.MAX_NEIGHBORS", 0)
+    initial_entries = entries(program.parent)
+    folder = ProgramFolder()
+    folder.begin_run()
+    (program / "data" / "of_run.txt").write_text("x")
+    folder.take_over_run()
+
+    for _ in range(2):
+        with folder.entered():
+            assert Path("data/a.txt").read_text() == "a"
+            assert not Path("data/of_run.txt").exists()
+            assert Path("../data/table.csv").read_text() == "a,b\n"
+            Path("data/a.txt").write_text("more")
+            Path("data/b.txt").write_text("more")
+            Path("empty").rmdir()
+
+    folder.end_run()
+    (program / "data" / "of_run.txt").unlink()
+    assert entries(program.parent) == initial_entries
+
+
+@pytest.mark.parametrize("name", ["log.csv", "nowhere", "data/a.txt"])
+def test_large_file_is_read_by_its_link_and_named_if_it_is_changed(program, monkeypatch, name):
+    (program / "nowhere").unlink()
+    for path in (program / "nowhere", program / "data/a.txt"):
+        path.write_text("earlier\n")
+    monkeypatch.setattr("flsv.utilities.file_writes.MAX_COPIED_BYTES", 0)
     folder = ProgramFolder()
 
-    with folder.entered():
-        append_to_log()
+    for path in (Path(name), program / name):
+        (program / name).write_text("earlier\n")
+        with folder.entered():
+            assert np.memmap(path, dtype=np.uint8).tobytes() == b"earlier\n"
+            assert Path(name).is_symlink() or path.is_absolute()
+        assert folder.changed_files == []
 
-    assert folder.changed_files == [f"the file {program / 'log.csv'}"]
-    with folder.entered():
-        pass
-    assert folder.changed_files == []
+        with folder.entered(), open(path, "r+") as file:
+            file.write(f"{path} more")
+        assert folder.changed_files == [f"the file {program / name}"]
+
+
+def test_what_python_does_not_know_to_be_written_is_a_copy(program):
+    folder = ProgramFolder()
+    subprocess.run("echo more >> log.csv; echo more >> data/a.txt", shell=True, check=True)
+    contents_of_run = contents(program)
+    folder.take_over_run()
+
+    for _ in range(2):
+        with folder.entered():
+            assert Path("log.csv").read_text() == "earlier\nmore\n"
+            subprocess.run(
+                "echo again >> log.csv; echo again >> data/a.txt", shell=True, check=True
+            )
+
+    assert contents(program) == contents_of_run
+
+
+def test_threads_of_the_run_write_while_a_coalition_trains(program, tmp_path):
+    """Such as one that writes checkpoints."""
+    begins = threading.Event()
+
+    def write_later():
+        begins.wait()
+        (tmp_path / "checkpoint").write_text("x")
+
+    thread = threading.Thread(target=write_later)
+    thread.start()
+    with ProgramFolder().entered():
+        begins.set()
+        thread.join()
+
+    assert (tmp_path / "checkpoint").read_text() == "x"
+
+
+def test_full_disk_fails_a_coalition_and_no_run(program, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "history.csv").write_text("earlier\n")
+    folder = ProgramFolder()
+    folder.begin_run()
+    monkeypatch.setattr("flsv.utilities.file_writes.shutil.copy2", fail)
+    Path("log.csv").write_text("of the run")
+
+    with pytest.raises(OSError, match="No space"), folder.entered():
+        (tmp_path / "history.csv").write_text("of a coalition")
+
+    folder.end_run()
+    assert (tmp_path / "history.csv").read_text() == "earlier\n"
+    assert Path("log.csv").read_text() == "of the run"
+
+
+def test_killed_coalition_is_put_back_when_another_begins(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    history = tmp_path / "history.csv"
+    history.write_text("earlier\n")
+
+    def train_and_die():
+        with ProgramFolder().entered():
+            history.write_text("of a coalition")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=train_and_die)
+    process.start()
+    process.join()
+    assert history.read_text() == "of a coalition"
+    ProgramFolder()
+
+    assert history.read_text() == "earlier\n"
+    assert not list(tmp_path.glob("flsv-*"))
+
+
+def test_nobody_is_told_of_writes_after_a_run(program):
+    folder = ProgramFolder()
+    folder.begin_run()
+    folder.end_run()
+    append(program)
+    folder.take_over_run()
+
+    with folder.entered():  # found by its time
+        assert Path("log.csv").read_text() == "earlier\nmore\n"
+    assert not Path(folder._home, "run").exists()
 
 
 class WritesFiles(Base):
@@ -132,6 +383,7 @@ class WritesFiles(Base):
         torch.save(self.state_dict(), "final.pt")
 
 
+@pytest.mark.slow
 def test_files_of_a_run_are_those_without_the_metric(tmp_path):
     for name in ("plain", "valued"):
         (tmp_path / name).mkdir()

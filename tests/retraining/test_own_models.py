@@ -176,3 +176,28 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     for coalition in coalitions.state_dict()["coalitions"].values():
         counts = [state["count"] for state in coalition["parts"] if "count" in state]
         assert counts == list(range(8))
+
+
+@pytest.mark.parametrize("clients", [3, 4, 6])
+def test_client_whose_own_model_has_not_moved_is_not_doubted_and_makes_no_other_doubtful(clients):
+    """Its replies to its own coalition's training were lost, and its updates in the federation were not."""
+    for seed in range(20):
+        cohort = UnequalClients(clients, seed)
+        cohort.moves[1] = 0
+        assert cohort.doubts() == {}, seed
+
+
+def test_client_moves_as_no_other_that_has_sent_no_update():
+    cohort = UnequalClients(4, seed=0)
+    cohort.updates[2] = 0
+    cohort.moves[1] = -cohort.moves[1]
+    assert cohort.doubts()[1] != "its own model moves as client 2's updates do"
+
+
+def test_federation_of_one_client_so_far_has_that_clients_own_model():
+    cohort = UnequalClients(3, seed=0)
+    cohort.moves[1] = cohort.model
+    moves = cohort.moves, torch.zeros(1000), cohort.model, cohort.updates
+
+    assert doubtful_own_models(*moves).keys() == {1}
+    assert doubtful_own_models(*moves, torch.tensor([True, False, True])) == {}

@@ -59,18 +59,19 @@ def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     torch.testing.assert_close(values, expected.double(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
     tmp_path,
 ):
-    folder_of_weights = tmp_path / "weights"
-    folder_of_weights.mkdir()
+    # It is open, so that what coalitions write into it stays.
+    descriptor = os.open(tmp_path / "weights", os.O_RDWR | os.O_CREAT)
 
     def make_module():
-        """A module with random weights, of which the first names a file: other processes make modules, too."""
+        """A module with random weights, of which the first is written into a file."""
         weight = torch.randn(8, 6)
         module = Manual()  # which sets a seed of its own
         module.net[0].weight.data = weight
-        (folder_of_weights / f"{weight[0, 0]:.6f}").touch()
+        os.write(descriptor, f"{weight[0, 0]:.6f}\n".encode())
         return module
 
     table = flsv.retrain(
@@ -82,7 +83,8 @@ def test_retrain_with_a_module_factory_initializes_weights_anew_for_each_seed(
         **LOSS,
     )
 
-    first_weights = [path.name for path in folder_of_weights.iterdir()]
+    os.close(descriptor)
+    first_weights = set((tmp_path / "weights").read_text().split())
     assert len(first_weights) == 2  # one of each seed
     assert (table["low"] < table["value"]).all()
     # The outputs of coalitions that are not trained are predicted.
@@ -187,6 +189,7 @@ class EndsWithTheBest(Manual):
         self.load_state_dict(best["state_dict"])
 
 
+@pytest.mark.slow
 def test_retrained_runs_have_the_model_checkpoint_that_the_module_reads(tmp_path):
     """Expect them as in a run, whose values are the same to the bit, and not in the run's folder."""
 

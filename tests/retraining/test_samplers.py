@@ -77,6 +77,7 @@ def assert_near(values, expected):
     torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_coalitions_with_a_sampler_are_fits_that_draw_among_their_members(tmp_path):
     """The values of flsv.retrain are of the last round, the metric's the mean over three rounds."""
     sampler = BernoulliSampler(1.5)
@@ -153,6 +154,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", REFUSED)
 def test_samplers_that_cannot_draw_within_a_coalition_are_refused(tmp_path, sampler):
     match, make = REFUSED[sampler]
@@ -177,6 +179,7 @@ def test_sampler_that_draws_outside_of_a_coalition_is_refused_before_training(
         fit(loop, tmp_path, Plain(network(batch_norm=False)), make_three_clients(), 1)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [UniformSampler(2), BernoulliSampler(1.5)])
 @pytest.mark.parametrize(
     "members",

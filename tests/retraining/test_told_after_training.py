@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flsv.metrics import ShadowShapley
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.round_result import UNLIKE_RUN
 from flsv.results.verdict import inputs_of_events
 from helpers import refused, warns
@@ -26,6 +26,7 @@ class CountsInC(Base):
         return super().training_step(batch, batch_idx) * (1 + 0.02 * count_by_c_memory())
 
 
+@pytest.mark.slow
 def test_training_by_what_nothing_copies_has_values_and_the_verdict_says_why_to_doubt_them(
     tmp_path,
 ):
@@ -64,11 +65,12 @@ def test_doubt_says_how_far_from_the_run_the_twin_is_and_in_what(tmp_path):
 
 
 TOOL = """
+import os
 import lightning as L
 
 class Reports(L.Callback):
-    def __init__(self, path):
-        self.report = lambda number: path.open("a").write(f"{number}\\n")
+    def __init__(self, descriptor):
+        self.report = lambda number: os.write(descriptor, f"{number}\\n".encode())
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.report(trainer.current_epoch)
@@ -86,6 +88,7 @@ def install_package(folder, requirement):
     (metadata / "top_level.txt").write_text("searches_rates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requirement", "options", "takes_part"),
     [
@@ -109,12 +112,13 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
     monkeypatch.syspath_prepend(packages)
     monkeypatch.delitem(sys.modules, "searches_rates", raising=False)
     reports = import_module("searches_rates")
-    path = Path(tempfile.mkdtemp(), "study.txt")
-
     metric = ShadowShapley(coalitions="singles", **options)
-    fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[reports.Reports(path)])
+    with tempfile.TemporaryFile() as study:  # it is open, so that coalitions write into it
+        callback = reports.Reports(study.fileno())
+        fit_valued(tmp_path / "run", Base(), metric=metric, callbacks=[callback])
+        study.seek(0)
+        is_told_of_coalitions = study.read() != b"0\n1\n"
 
-    is_told_of_coalitions = path.read_text() != "0\n1\n"
     assert is_told_of_coalitions == takes_part
 
 
@@ -128,6 +132,7 @@ class Saves(L.Callback):
         trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
     path = tmp_path / "mine.ckpt"
     module = Base()

@@ -1,5 +1,7 @@
 """A trial before the first round shows what coalitions need, and what fails."""
 
+import copy
+import math
 import os
 import tempfile
 import threading
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -23,6 +26,7 @@ def saves_best():
     return ModelCheckpoint(tempfile.mkdtemp(), monitor="val_loss")
 
 
+@pytest.mark.slow
 def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
     saved = []
 
@@ -94,6 +98,7 @@ class FailsAtTheEnd(Base):
         raise LookupError("no such thing")
 
 
+@pytest.mark.slow
 def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
     callback = Holds(make_ring())
     with refused(r"Holds\.part .Node. cannot be pickled"):
@@ -163,6 +168,7 @@ class AsksLogger(Base):
         assert logger.version == "v1"
 
 
+@pytest.mark.slow
 def test_logger_of_a_copy_is_of_its_class_and_logs_nothing(tmp_path):
     loggers = [
         TensorBoardLogger(tmp_path, "logs", version="v1"),
@@ -190,6 +196,7 @@ class Remembers(Base):
         os.environ["FLSV_TEST_FITS"] = str(Remembers.num_fits)
 
 
+@pytest.mark.slow
 def test_globals_class_attributes_and_environment_are_those_of_the_run(
     tmp_path,
     monkeypatch,
@@ -222,6 +229,7 @@ class Registered(Base):
         return super().loss(batch)
 
 
+@pytest.mark.slow
 def test_weights_of_the_run_that_coalitions_reach_are_written_back(tmp_path):
     module = Registered()
     fit(FederatedLoop(seed=SEED), tmp_path / "plain", module, make_data(), rounds=2)
@@ -248,6 +256,7 @@ class WaitsAlone(Base):
             threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_coalition_that_waits_for_ever_is_given_up_by_name(
     tmp_path,
     monkeypatch,
@@ -256,3 +265,141 @@ def test_coalition_that_waits_for_ever_is_given_up_by_name(
 
     with warns("client 0, client 1, client 2: TimeoutError"):
         fit_valued(tmp_path, WaitsAlone())
+
+
+# ---- callbacks that read a validation's values
+
+
+class Stops(EarlyStopping):
+    """Overrides nothing."""
+
+
+class SavesBest(ModelCheckpoint):
+    """Loads the best weights of the rounds when training ends."""
+
+    def on_train_end(self, trainer, pl_module):
+        if self.best_model_path:
+            checkpoint = torch.load(self.best_model_path, weights_only=False)
+            pl_module.load_state_dict(checkpoint["state_dict"])
+
+
+class StopsLate(EarlyStopping):
+    """Reads nothing in the first round, the only one of the trial."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch > 0:
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+class HoldsEarlyStopping(L.Callback):
+    def __init__(self):
+        self.early_stopping = EarlyStopping("val_loss", patience=50)
+
+    def setup(self, trainer, pl_module, stage):
+        self.early_stopping.setup(trainer, pl_module, stage)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.early_stopping.on_train_epoch_end(trainer, pl_module)
+
+
+class CountsValidationBatches(L.Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        (num_batches,) = trainer.num_val_batches
+        assert num_batches > 0
+
+
+class ReadsValidationLoop(L.Callback):
+    """Fails by an attribute that is None until Lightning validates."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        assert validation._combined_loader.limits
+
+
+class LowersItsRate(Base):
+    """Its schedule is made of a subclass of ReduceLROnPlateau."""
+
+    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        pass
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        plateau = self.Plateau(optimizer, patience=50)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
+        }
+
+
+def values_with(folder, module, callbacks):
+    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+    loop = fit_valued(folder, module, callbacks=callbacks, enable_checkpointing=saves)
+    return loop.contributions["shadow"]
+
+
+READERS = [
+    lambda: Stops("val_loss", patience=50),
+    lambda: StopsLate("val_loss", patience=50),
+    HoldsEarlyStopping,
+    CountsValidationBatches,
+    ReadsValidationLoop,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make_reader", READERS[1:])
+def test_callback_that_reads_validations_has_them_in_coalitions(tmp_path, make_reader):
+    check_values_of_reader(tmp_path, make_reader())
+
+
+def test_subclass_of_early_stopping_has_validations_in_coalitions(tmp_path):
+    make_stops = READERS[0]
+    check_values_of_reader(tmp_path, make_stops())
+
+
+def check_values_of_reader(folder, reader):
+    """Check that values are those without the callback, which changes nothing."""
+    values = values_with(folder / "reads", Base(), [reader])
+    values_without = values_with(folder / "plain", Base(), [])
+
+    assert torch.equal(values, values_without)
+    assert values.isfinite().all()
+
+
+@pytest.mark.slow
+def test_schedule_by_a_subclass_of_plateau_has_validations_in_coalitions(tmp_path):
+    values = values_with(tmp_path / "plateau", LowersItsRate(), [])
+    assert torch.equal(values, values_with(tmp_path / "plain", Base(), []))
+
+
+class KeepsBest(L.Callback):
+    """Does by hand what SavesBest does by files."""
+
+    lowest_loss = math.inf
+
+    def on_validation_end(self, trainer, pl_module):
+        loss = float(trainer.callback_metrics["val_loss"])
+        if loss < self.lowest_loss and not trainer.sanity_checking:
+            self.lowest_loss = loss
+            self.weights = copy.deepcopy(pl_module.state_dict())
+
+    def on_train_end(self, trainer, pl_module):
+        pl_module.load_state_dict(self.weights)
+
+
+class Diverges(Base):
+    """Its best weights are those of the first round."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=30.0)
+
+
+@pytest.mark.slow
+def test_subclass_of_checkpoint_that_loads_the_best_weights_does_so_in_coalitions(tmp_path):
+    saves_best = SavesBest(tmp_path / "best", monitor="val_loss")
+    values = values_with(tmp_path / "saves", Diverges(), [saves_best])
+    expected = values_with(tmp_path / "keeps", Diverges(), [KeepsBest()])
+    values_of_last_models = values_with(tmp_path / "plain", Diverges(), [])
+
+    assert torch.equal(values, expected)
+    assert not torch.equal(values, values_of_last_models)

@@ -8,9 +8,10 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
+from flsv.retraining import utility_store
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
-from flsv.retraining.utility_store import NO_ROUND, ScoredModel, UtilityStore
+from flsv.retraining.utility_store import NO_ROUND, ScoredModel, UtilityStore, outputs_file
 from helpers import refused
 
 MASKS = few_coalitions(3, "all")
@@ -233,7 +234,42 @@ def test_rows_of_other_rounds_and_their_outputs_go_when_the_file_is_sorted(tmp_p
     assert first_line.startswith("7,0+2,0,")
     assert last_line.startswith("7,0+2,3,")
     names = [file.name for file in (tmp_path / "game").iterdir()]
-    assert sorted(names) == ["7_0+2_0.pt", "7_0+2_3.pt"]
+    assert sorted(names) == [outputs_file((7, (0, 2)), 0), outputs_file((7, (0, 2)), 3)]
+
+
+def test_coalitions_of_many_clients_are_stored_with_their_members(tmp_path):
+    path = tmp_path / "game.csv"
+    all_clients = tuple(range(1000))
+    all_but_one = tuple(range(999))
+    store = make_store_of_two_rounds(path, outputs=["per_class"])
+    outputs_by_members = {}
+    for members in (all_clients, all_but_one):
+        outputs = torch.randn(5)
+        outputs_by_members[members] = outputs
+        models = {}
+        for round_index, row in SCORES.items():
+            models[round_index] = ScoredModel(row, {"per_class": outputs})
+        store.add(seed=7, members=members, models=models)
+    store.sort()
+
+    store_read = make_store_of_two_rounds(path, outputs=["per_class"])
+    for members, outputs in outputs_by_members.items():
+        outputs_read = store_read.outputs(7, members, "per_class")
+        assert torch.equal(outputs_read, torch.stack([outputs, outputs]))
+
+
+def test_outputs_of_other_members_are_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "game.csv"
+    monkeypatch.setattr(utility_store, "outputs_file", lambda training, index: f"{index}.pt")
+    store = make_store_of_two_rounds(path, outputs=["per_class"])
+    for members in [(0, 2), (1,)]:
+        models = {}
+        for round_index, row in SCORES.items():
+            models[round_index] = ScoredModel(row, {"per_class": torch.zeros(5)})
+        store.add(seed=7, members=members, models=models)
+
+    store_read = make_store_of_two_rounds(path, outputs=["per_class"])
+    assert store_read.missing(7, [(0, 2), (1,)]) == [(0, 2)]
 
 
 def models_of(scores):

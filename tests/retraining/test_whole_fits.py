@@ -1,7 +1,5 @@
 """ShadowShapley trains each coalition alone: random numbers, failures, doubts, and ends that are one coalition's."""
 
-from types import SimpleNamespace
-
 import lightning as L
 import pytest
 import torch
@@ -12,7 +10,6 @@ from helpers import warns
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
 from helpers.fits import fit
-from helpers.hidden_state import Base
 from helpers.models import loop_of
 from helpers.recorded import Recorded
 
@@ -44,6 +41,7 @@ class DivergesForClient1Alone(Manual):
         return loss
 
 
+@pytest.mark.slow
 def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path):
     utilities_by_module = {}
     for module in (Manual, DivergesForClient1Alone):
@@ -68,6 +66,7 @@ class DrawsItsScore(Manual):
         self.log("luck", torch.rand(()))
 
 
+@pytest.mark.slow
 def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     recorded = Recorded(coalitions="all", performance="luck", mode="max")
     fit_module(tmp_path, recorded, DrawsItsScore())
@@ -87,6 +86,7 @@ class FailsWithoutClient0(L.Callback):
             raise ZeroDivisionError("nobody there")
 
 
+@pytest.mark.slow
 def test_failed_coalitions_end_no_run(tmp_path):
     metric = ShadowShapley(coalitions="all")
     with warns("client 1, clients 1 and 2: ZeroDivisionError"):
@@ -94,31 +94,6 @@ def test_failed_coalitions_end_no_run(tmp_path):
 
     assert loop.contributions["shadow"].isnan().all()
     assert loop.round_index == FIT_ROUNDS
-
-
-#: An object of a library, which is not put back.
-CACHE = SimpleNamespace(losses={})
-
-
-class ReadsCache(Base):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        first_loss = CACHE.losses.setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_fresh_process_tells_what_a_cache_of_the_run_has_changed(
-    tmp_path,
-):
-    CACHE.losses.clear()
-    metric = ShadowShapley(coalitions="singles", verify="all")
-
-    with warns("in a fresh process, has another score.*a cache"):
-        loop = fit_module(tmp_path, metric, ReadsCache())
-
-    assert not loop.contributions["shadow"].isnan().any()
 
 
 class StopsAlone(L.Callback):
@@ -130,6 +105,7 @@ class StopsAlone(L.Callback):
             trainer.fit_loop.min_epochs = 0
 
 
+@pytest.mark.slow
 def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path):
     games = []
     for callbacks in ([], [StopsAlone()]):

@@ -148,6 +148,7 @@ def test_sampler_that_returns_an_invalid_cohort_is_refused(tmp_path, cohort):
         fit(FederatedLoop(sampler=Own(cohort)), tmp_path, rounds=1)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "chances", [[0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 1.5, 0.5], [float("nan"), 0.5, 0.5]], ids=repr
 )
@@ -232,6 +233,7 @@ def largest_losses(
     return sorted(candidates), sorted(by_loss[:M])
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_power_of_choice_draws_by_samples_and_takes_the_largest_losses(tmp_path, engine):
     counts = Counts()

@@ -175,6 +175,7 @@ def run_without(tmp_path_factory):
     return fit_run(folder, metrics)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("method", METHODS)
 def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     method,
@@ -215,6 +216,7 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
     assert reason in report.read_text()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [Refuses(method="none"), RefusesToTrain()])
 def test_run_goes_on_whatever_attribute_of_a_metric_fails(
     metric,
@@ -244,6 +246,7 @@ def test_metric_that_fails_in_its_first_round_ends_the_run(
         fit_run(tmp_path, {"fails": metric})
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("aggregator", [ShapleyWeighted, ShapleySoftmax])
 def test_strategies_go_on_with_the_last_values(aggregator, tmp_path):
     """The values before round 3 are in proportion to those after it, so that the weights stay."""

@@ -14,15 +14,28 @@ from helpers.metric_cases import METRIC_CASES, METRICS, checks_of_metric
 from helpers.part_cases import parametrize_checks
 
 OF_THE_BENCHMARK = [checks_of_metric(SampleCount()), checks_of_metric(TrainingLoss())]
-#: That train federations.
-IN_FITS = ("vmap_is_equal", "remote_is_equal")
+#: That train federations, or compute values more than once.
+SHARED = (
+    "vmap_is_equal",
+    "remote_is_equal",
+    "odd_rounds_have_values",
+    "equal_clients_are_equal",
+    "one_row_per_client",
+    "clients_permuted",
+    "resumes",
+    "inference_mode_is_no_matter",
+    "inputs_stay",
+    "wrong_labels_are_worth_less",
+    "no_samples_are_worth_nothing",
+)
 
 
-@parametrize_checks([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
+@parametrize_checks([[*METRICS, *OF_THE_BENCHMARK]], SHARED)
 def test_every_metric_passes_the_checks_for_metrics(check):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(Metric, "merge_state"), reason="torchmetrics before 1.5 cannot merge"
 )

@@ -147,6 +147,7 @@ FILTERS = [
 IN_FITS = (
     *("remote_is_equal", "vmap_is_equal", "resumes", "odd_rounds_end"),
     *("equal_clients_weigh_the_same", "common_model_is_kept", "learns", "attack_moves_little"),
+    *("starts_are_models", "trains_alone"),
 )
 
 

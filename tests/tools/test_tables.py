@@ -61,6 +61,7 @@ def run_cell(cell: Cell, root: str) -> Measured:
     return {"value": 10.0 * cell.seed + len(cell.row)}
 
 
+@pytest.mark.slow
 def test_run_table_command_runs_and_prints_the_asked_cells(tmp_path, capsys):
     path = tmp_path / "made_up.yaml"
     path.write_text(

@@ -62,6 +62,7 @@ def models_after_rounds(tmp_path_factory):
     return models
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("where", "failure"),
     [
@@ -101,6 +102,7 @@ def make_typed_data(inputs, labels):
     return FederatedDataModule(clients={"Boston": stored, "Lyon": stored}, batch_size=8)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("inputs", "labels"),
     [

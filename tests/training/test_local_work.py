@@ -83,6 +83,7 @@ def train_by_hand(
     return space.read(model), steps
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(("work", "window", "limit", "passes"), CASES)
 def test_weights_of_unequal_work_equal_a_loop_by_hand(tmp_path, work, window, limit, passes):
     data = toy_data(SIZES)
@@ -125,6 +126,7 @@ class DecaysToZero(Plainest):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
 def test_run_of_unequal_work_resumes_bitwise(tmp_path, work):
     make_loop = partial(FederatedLoop, local_epochs=work, optimizer_state="persist", seed=SEED)
@@ -146,6 +148,7 @@ def last_rates(loop):
     return rates
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("work", [UNEQUAL, "5 steps"])
 def test_schedules_follow_each_clients_own_steps(tmp_path, work):
     loop = FederatedLoop(local_epochs=work, seed=SEED)
@@ -155,6 +158,7 @@ def test_schedules_follow_each_clients_own_steps(tmp_path, work):
     assert last_rates(loop) == pytest.approx([0, 0, 0], abs=1e-9)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("work", [dict.fromkeys("01234", 1) | {"3": 4}, "5 steps"])
 def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path, work):
     fit_by_both_engines(tmp_path, partial(Plainest, MOMENTUM), rounds=2, local_epochs=work)
@@ -193,6 +197,7 @@ def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path):
         fit(loop, tmp_path)
 
 
+@pytest.mark.slow
 def test_work_is_read_from_the_command_line_and_from_files(tmp_path):
     options = ["--config", "digits", "--trainer.max_epochs", "1"]
     options += ["--federation.evaluation.every", "0", "--trainer.default_root_dir", str(tmp_path)]

@@ -55,6 +55,7 @@ def make_game_loop():
     )
 
 
+@pytest.mark.slow
 def test_buffers_with_infinite_entries_are_kept_bitwise_by_the_average(tmp_path):
     masked = Masked()
     by_hand = MaskedByHand()
@@ -317,6 +318,7 @@ class Thresholded(Plain):
         self.threshold.copy_(weight.detach().max())
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "threshold",
     [torch.nan, -torch.inf],
@@ -417,6 +419,7 @@ class WithOtherClassifier(Plain):
         return getattr(self, name)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "kind",
     [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],

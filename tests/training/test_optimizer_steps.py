@@ -15,7 +15,7 @@ from flsv.aggregation import FedNova
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep
 from flsv.utilities.seeding import generator_for
-from helpers import refused, slow_except
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.loops_by_hand import KeepsRounds, average_models, federate
@@ -291,6 +291,7 @@ def make_seeded_loop(**kwargs):
 # ---- tests
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("policy", ["reset", "persist"])
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_optimizers_are_swapped_between_clients(
@@ -303,6 +304,7 @@ def test_nested_optimizers_are_swapped_between_clients(
     assert_as_by_hand(module, fedavg_by_hand(NESTED[name], keep=policy == "persist"))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("name", "policy", "created_in"),
     [
@@ -324,6 +326,7 @@ def test_optimizers_in_attributes_of_the_module_are_swapped_between_clients(
     assert_as_by_hand(module, fedavg_by_hand(make, keep=policy == "persist"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sam", "lookahead", "own wrapper"])
 def test_nested_optimizers_that_clients_keep_resume_bitwise(
     tmp_path,
@@ -343,7 +346,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(["SCAFFOLD", "FedRep", "FedNova"], ALGORITHMS))
+@pytest.mark.fast_rows("FedRep")
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(tmp_path, name):
     make_arguments = ALGORITHMS[name]
 
@@ -360,6 +364,7 @@ def test_client_algorithms_see_the_steps_of_any_wrapper_of_an_optimizer(tmp_path
         assert_equal(state_vector(module), expected_model)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("stepped_by", ["automatic", "closure"])
 @pytest.mark.parametrize("name", ["plain", *NESTED])
 def test_fedprox_corrects_every_gradient_of_nested_optimizers_once(tmp_path, name, stepped_by):
@@ -468,6 +473,7 @@ class Words(Plain):
         return self.net(x + self.words(is_positive.long()))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("name", ["FedProx", "SCAFFOLD", "FedDyn", "Ditto"])
 def test_sparse_gradients_train_as_dense_ones(
     tmp_path,

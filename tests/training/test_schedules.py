@@ -16,7 +16,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import StopInRound, fit, plain_trainer, state_vector
+from helpers.fits import StopInRound, assert_resumes, fit, plain_trainer, state_vector
 from helpers.loops_by_hand import Batches
 from helpers.models import Plain, network
 
@@ -35,6 +35,15 @@ def make_warmup_and_cosine(optimizer, steps):
     warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
+
+
+def make_chain(optimizer, steps):
+    return lr_scheduler.ChainedScheduler(
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=steps),
+            lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+        ]
+    )
 
 
 def make_stairs(optimizer, steps):
@@ -120,9 +129,12 @@ KINDS = {
     "limited": (lambda: Scheduled(make_one_cycle), {"limit_train_batches": 0.5}),
     "by hand": (lambda: Scheduled(make_linear, manual="batch"), {}),
     "by hand, once an epoch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
+    "by hand, of no interval": (lambda: OfRounds(make_one_cycle, manual="batch"), {}),
+    "by hand, chained": (lambda: OfRounds(make_chain, manual="batch"), {}),
 }
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_clients_schedule_is_that_of_training_alone(tmp_path, kind):
     make_module, options = KINDS[kind]
@@ -183,11 +195,18 @@ def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
 
 
 class OfRounds(Scheduled):
-    """Its scheduler is said to be stepped between rounds."""
+    """Says nothing of its scheduler's interval, as in Lightning's examples of manual optimization."""
 
     def configure_optimizers(self):
         optimizers, (config,) = super().configure_optimizers()
         return optimizers, [config["scheduler"]]
+
+
+class StepsTwice(OfRounds):
+    """Steps its scheduler in training and between rounds."""
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
 
 
 class Hidden(Scheduled):
@@ -206,7 +225,10 @@ class Foreign(Plain):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda: OfRounds(make_stairs, manual="batch"), "StepLR is stepped while a client trains"),
+        (
+            lambda: StepsTwice(make_stairs, manual="batch"),
+            "StepLR is stepped while a client trains and between rounds",
+        ),
         (
             lambda: Hidden(make_stairs, manual="batch"),
             "scheduler is a learning-rate scheduler that configure_opti",
@@ -227,6 +249,14 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
 
     assert [getattr(L.Trainer, name) for name in names] == attributes
+
+
+def test_schedule_that_a_module_steps_without_an_interval_resumes_bitwise(tmp_path):
+    assert_resumes(
+        lambda: FederatedLoop(seed=SEED),
+        tmp_path,
+        lambda: OfRounds(make_stairs, manual="batch"),
+    )
 
 
 #: Of ``toy_data``.
@@ -254,6 +284,7 @@ class Asking(Scheduled):
         return length
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("ways", [*([read] for read in WAYS), WAYS[::-1]])
 def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
@@ -315,6 +346,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, 
     assert "weight_sum" not in optimizer.param_groups[0]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "make_saver"),
     [

@@ -57,6 +57,7 @@ def test_mypy_accepts_a_users_project_and_finds_its_type_errors(tmp_path):
         assert f"[{kind}]" in checked.stdout, checked.stdout
 
 
+@pytest.mark.slow
 def test_typed_user_project_runs_and_values_its_clients(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project as project  # type: ignore[import-not-found]

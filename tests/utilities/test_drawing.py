@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -34,6 +35,7 @@ def picture_files(folder):
     return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload().Tags()["images"]
 
 
+@pytest.mark.slow
 def test_figures_with_any_client_or_class_name_are_drawn(tmp_path):
     count = len(NAMES)
     partition, _ = plot_partition(torch.ones(3, count, dtype=torch.long), NAMES)

@@ -84,6 +84,7 @@ def run_program(folder, program):
     )
 
 
+@pytest.mark.slow
 def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path):
     """A second call changes nothing, and a module that lightning does not have is not found."""
     process = run_program(tmp_path, 2 * CALL + FIT + "import pytorch_lightning.nothing")
@@ -93,6 +94,7 @@ def test_package_of_pytorch_lightning_trains_after_the_call(tmp_path):
     assert "No module named 'pytorch_lightning.nothing'" in process.stderr
 
 
+@pytest.mark.slow
 def test_call_after_the_first_import_is_refused(tmp_path):
     # An import in this process would fail the doctest of import_as_lightning, where it comes later in the same worker.
     if find_spec("pytorch_lightning") is None:
@@ -103,6 +105,7 @@ def test_call_after_the_first_import_is_refused(tmp_path):
     assert "ConfigurationError: pytorch_lightning is imported already" in process.stderr
 
 
+@pytest.mark.slow
 def test_a_configuration_may_name_classes_of_such_a_package(tmp_path):
     """A module and a callback, by class paths, without a call in the program."""
     (tmp_path / "strangers.py").write_text(PACKAGE + DATA)

@@ -10,7 +10,7 @@ from flsv.cli import main
 from flsv.cli.config_errors import OptionError, explain
 from flsv.cli.parser import make_cli
 from flsv.metrics import ContributionMetric
-from flsv.report import read_run
+from flsv.results import read_run
 from flsv.utilities import plugins
 from helpers import warns
 
@@ -91,6 +91,7 @@ def installed_package(tmp_path, monkeypatch):
     gc.collect()  # a class that is gone is no subclass any more
 
 
+@pytest.mark.slow
 def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(CONFIG)

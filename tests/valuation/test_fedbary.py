@@ -194,6 +194,7 @@ def no_model(batches):
     raise AssertionError("there is no model")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation):
     recorded_answers = []

@@ -57,6 +57,7 @@ class RoundTimer(L.Callback):
         self.wall: list[float] = []
         self.processor: list[float] = []
         self.since = time.perf_counter(), time.process_time()
+        self.processor_at_start = self.since[1]
 
     def on_train_epoch_end(self, *hook: Any) -> None:
         if torch.cuda.is_available():

@@ -93,6 +93,7 @@ class SourceData:
             features.
         dictionary: the data dictionary by which a table is read, incomplete before the features are made.
         is_draft: whether the dictionary was drafted from the samples.
+        dictionary_lacks: what the columns of the user's dictionary lack.
         doubts: doubts about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         classes: labels and names of the classes, after corruptions.
@@ -119,6 +120,7 @@ class SourceData:
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
     is_draft: bool = False
+    dictionary_lacks: str = ""
     doubts: tuple[TableDoubt, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)

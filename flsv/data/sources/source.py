@@ -259,7 +259,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = _training_source(module.train_dataloader(), type(module).__name__)
     source = replace(
         source,
-        class_names=class_names_of(source.train),
+        class_names=class_names_of(source.train) or _declared_classes(module),
         chose_rarer_class=getattr(source.train, "chose_rarer_class", False),
     )
     if not is_overridden("val_dataloader", module):
@@ -271,6 +271,12 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         eval_options = {**loader_options(val_loaders), "drop_last": False}
         return replace(source, val=val_loaders.dataset, eval_options=eval_options)
     return replace(source, val_loaders=val_loaders)
+
+
+def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
+    """Return the numbers of the classes that a data module declares, of which samples may lack some."""
+    num_classes = getattr(module, "num_classes", None)
+    return tuple(map(str, range(num_classes))) if isinstance(num_classes, int) else ()
 
 
 def _training_source(loader: Any, name: str) -> SourceData:

@@ -91,7 +91,8 @@ class TextFile:
         kinds = bytes.maketrans(b"23456789" + spaces, b"11111111" + b" " * len(spaces))
         kinds_of_characters = data.translate(kinds)
         leading_zeros = (b" 00", b" 01", b" -00", b" -01")
-        self.may_have_leading_zeros = any(zero in kinds_of_characters for zero in leading_zeros)
+        has_leading_zeros = any(zero in kinds_of_characters for zero in leading_zeros)
+        self.may_have_codes = has_leading_zeros or b"+" in data
         self.may_have_groups = b".111 " in kinds_of_characters.replace(b"0", b"1")
 
         #: Marks of missing values of the columns that were read as numbers.
@@ -209,21 +210,23 @@ class Cells(TableRows):
     Args:
         frame: the cells, indexed by the number of the row. Columns of a text file are numbers if all cells are numbers
             or marks of gaps.
-        name: the table's name for messages.
+        name: the table's name, or its client's.
         file_format: how numbers and dates are written.
         file: the text file, or None for a typed table.
+        path: where the table is, for messages. Empty: its name.
     """
 
     frame: pd.DataFrame
     name: str = "the table"
     file_format: FileFormat = field(default_factory=FileFormat)
     file: TextFile | None = None
+    path: str = ""
     _words: dict[str, pd.Series] = field(
         default_factory=dict,
         init=False,
         repr=False,
     )
-    _numbers: dict[str, np.ndarray] = field(
+    _numbers: dict[tuple[str, str], np.ndarray] = field(
         default_factory=dict,
         init=False,
         repr=False,
@@ -231,6 +234,11 @@ class Cells(TableRows):
 
     def __len__(self) -> int:
         return len(self.frame)
+
+    @property
+    def title(self) -> str:
+        """Name of the table in messages."""
+        return self.path or self.name
 
     def take(self, rows: np.ndarray) -> Cells:
         """Return only the rows at some positions."""
@@ -244,16 +252,16 @@ class Cells(TableRows):
     def where(self, rows: Sequence[int]) -> str:
         """Return text for messages that names rows by their lines."""
         lines = self.lines()[list(rows)].tolist()
-        if self.file is None:
-            return f"{self.name}, row {in_words(lines)}"
-        return f"{self.file.path}, line {in_words(lines)}"
+        noun = "row" if self.file is None else "line"
+        return f"{self.title}, {noun} {in_words(lines)}"
 
     def check_has(self, name: str, argument: str) -> None:
         """Raise ConfigurationError that mentions the user's argument if there is no such column."""
         if name not in self.frame:
             names = listed(self.frame, 20)
             raise ConfigurationError(
-                f"{self.name} has no column {name!r} ({argument}). It has {names}."
+                f"{self.name} has no column {name!r} ({argument}). It has {names}.",
+                without_data=f"its table has no column {name!r} ({argument})",
             )
 
     def texts(self, name: str) -> pd.Series:
@@ -270,12 +278,16 @@ class Cells(TableRows):
             self._words[name] = texts_of(self.texts(name))
         return self._words[name]
 
-    def numbers(self, name: str) -> np.ndarray:
-        """Return a column's cells as numbers, float64 ``[N]``, NaN for what is none in the table's notation."""
-        if name not in self._numbers:
+    def numbers(self, name: str, unit: str = "") -> np.ndarray:
+        """Return a column's cells as numbers, float64 ``[N]``, NaN for what is none in the table's notation.
+
+        A number may have ``unit`` behind it.
+        """
+        key = (name, unit)
+        if key not in self._numbers:
             typed_cells = self.frame[name]
-            self._numbers[name] = numbers_of(typed_cells, self.file_format)
-        return self._numbers[name]
+            self._numbers[key] = numbers_of(typed_cells, self.file_format, unit)
+        return self._numbers[key]
 
     def are_read_as_gaps(self, name: str, marks: Sequence[str]) -> bool:
         """Return whether a column's numbers are NaN at these marks, and nowhere else."""
@@ -318,6 +330,7 @@ def read_cells(
         name=table_name,
         file_format=file_format,
         file=file,
+        path=str(source) if isinstance(source, str | Path) else "",
     )
 
 
@@ -355,26 +368,31 @@ def texts_of(cells: pd.Series) -> pd.Series:
     return pd.Series(words, index=cells.index)
 
 
-def numbers_of(cells: pd.Series, file_format: FileFormat) -> np.ndarray:
-    """Return numbers, float64 ``[N]``, NaN for what is none in the file's notation."""
+def numbers_of(cells: pd.Series, file_format: FileFormat, unit: str = "") -> np.ndarray:
+    """Return numbers, float64 ``[N]``, NaN for what is none in the file's notation, with or without the unit."""
     if not is_numeric_dtype(cells):
-        cells = _with_points(cells.astype(object), file_format)
+        cells = _with_points(cells.astype(object), file_format, unit)
     numbers = pd.to_numeric(cells, errors="coerce")
     return numbers.to_numpy(dtype=float, na_value=np.nan)
 
 
-def _with_points(texts: pd.Series, file_format: FileFormat) -> pd.Series:
-    """Write numbers with decimal points and without separators, and all else as None."""
+def _with_points(texts: pd.Series, file_format: FileFormat, unit: str) -> pd.Series:
+    """Write numbers with decimal points and without separators or unit, and all else as None."""
     decimal = f"[{file_format.decimal}]"
     thousands = file_format.thousands
     mark = f"[{_SPACES}]" if thousands == " " else f"[{thousands}]"
     groups = rf"|\d{{1,3}}({mark}\d{{3}})+" if thousands else ""
     # What Python alone reads as numbers is none: 1_000, 0x10, infinity.
     number = rf"((\d+{groups})({decimal}\d*)?|{decimal}\d+)"
-    is_number = texts.str.fullmatch(rf"\s*[-+]?{number}([eE][-+]?\d+)?\s*")  # NaN for no text
+    unit_pattern = rf"({re.escape(unit)})?\s*"
+    is_number = texts.str.fullmatch(  # NaN for no text
+        rf"\s*[-+]?{number}([eE][-+]?\d+)?\s*{unit_pattern}"
+    )
     plain_texts = texts
+    if unit:
+        plain_texts = plain_texts.str.replace(rf"{unit_pattern}$", "", regex=True)
     if thousands:
-        plain_texts = texts.str.replace(mark, "", regex=True)
+        plain_texts = plain_texts.str.replace(mark, "", regex=True)
     plain_texts = plain_texts.str.replace(file_format.decimal, ".")
     return plain_texts.where(is_number == True, texts.where(is_number.isna()))  # noqa: E712
 

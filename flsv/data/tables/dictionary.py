@@ -80,7 +80,7 @@ class Column:
         scale: by what it is divided then. None until it is drafted. Drafted as 0 for a constant column.
         low: smallest number that fits. None: no bound.
         high: largest number that fits. None: no bound.
-        unit: unit of its numbers, for who reads the dictionary.
+        unit: unit of its numbers, which may stand behind each.
         categories: its words. None until they are drafted.
         other_words: whether it may have further words, which become no category.
         gaps: marks of missing values, besides blanks. True for the usual ones. False if each row has a value.
@@ -207,9 +207,11 @@ class Column:
             numbers = cells.words(name).map(NUMBER_BY_TRUTH)
             return numbers.to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
-            return cells.numbers(name)
+            return cells.numbers(name, self.unit)
 
-        start_dates: Any = pd.Timestamp(0, tz="UTC")
+        start_dates: Any = pd.Timestamp(
+            "1970-01-01", tz="UTC"
+        )  # in seconds, which reach the year 9999
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
@@ -306,6 +308,23 @@ class Dictionary:
         are_complete = all(column.is_complete for column in self.columns.values())
         return has_target and bool(self.columns) and are_complete
 
+    @property
+    def lacks(self) -> str:
+        """What a draft has to add, with the way to it. Empty if nothing is missing."""
+        missing_parts = []
+        for name, column in self.columns.items():
+            if not column.is_complete:
+                part = "categories" if column.kind == CATEGORIES else "kind, mean and scale"
+                missing_parts.append(f"{part} of {name!r}")
+        if not self.classes and self.task == "classification":
+            missing_parts.append("classes")
+        if not missing_parts:
+            return ""
+        return (
+            f"it lacks {listed(missing_parts, 20)}. flsv data --write drafts these. Sites say what they know in their "
+            "own dictionaries, draft again with it, and merge again"
+        )
+
     def column(self, name: str) -> Column:
         """Return what is known of a column, of which nothing may be said."""
         return self.columns.get(name) or self.columns.get(REST) or Column()
@@ -330,6 +349,7 @@ class Dictionary:
         self._check_readable(cells)
         values = {}
         misfits: list[str] = []
+        unfit_columns = []
         num_misfits = 0
         for name, column in self.columns.items():
             values_of_column, is_misfit = column.values(cells, name)
@@ -339,6 +359,7 @@ class Dictionary:
 
             rows = np.flatnonzero(is_misfit)
             num_misfits += len(rows)
+            unfit_columns.append(f"{name!r} ({column.description})")
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
                 cell = cells.texts(name).iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
@@ -348,8 +369,16 @@ class Dictionary:
         if misfits:
             title = f"Cells that do not fit the data dictionary {self.hash}: {num_misfits}"
             remedy = "Correct the cells, or the dictionary, which all sites share."
-            raise ConfigurationError("\n".join([title, *misfits, remedy]))
+            raise ConfigurationError(
+                "\n".join([title, *misfits, remedy]),
+                without_data=self.without_cells(unfit_columns),
+            )
         return values
+
+    def without_cells(self, unfit_columns: Sequence[str]) -> str:
+        """Return what a site may say of columns that do not fit, which are in the dictionary, and their cells not."""
+        columns = listed(unfit_columns)
+        return f"its table does not fit the data dictionary {self.hash} in {columns}, its own log says more"
 
     def _check_readable(self, cells: Cells) -> None:
         """Raise ConfigurationError if the dictionary is not complete, or the table lacks a column."""
@@ -358,15 +387,8 @@ class Dictionary:
                 "The data dictionary has questions without an answer:\n  "
                 + "\n  ".join(self.questions)
             )
-        incomplete_names = []
-        for name, column in self.columns.items():
-            if not column.is_complete:
-                incomplete_names.append(name)
-        if incomplete_names or not (self.classes or self.task == "regression"):
-            names = listed(incomplete_names, 20) or "classes"
-            raise ConfigurationError(
-                f"The data dictionary is not complete: {names}. flsv data --write drafts what it lacks."
-            )
+        if self.lacks:
+            raise ConfigurationError(f"The data dictionary is not complete: {self.lacks}.")
         for name in (self.target, *self.columns):
             cells.check_has(name, "the data dictionary")
 
@@ -425,7 +447,8 @@ class Dictionary:
             row = int(np.argmax(is_misfit))
             cell = str(cells.texts(self.target).iloc[row])
             raise ConfigurationError(
-                f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}."
+                f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}.",
+                without_data=self.without_cells([f"{self.target!r} ({description})"]),
             )
         return targets
 

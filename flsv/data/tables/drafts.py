@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,23 +34,36 @@ from flsv.data.tables.dictionary import (
     Column,
     Dictionary,
 )
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, listed
 
 #: Smallest number of rows of a category that a site's draft names.
 MIN_ROWS = 5
 #: Largest number of categories of a column whose kind nobody has named.
 MAX_CATEGORIES = 50
-#: Smallest number of values that are doubted.
+#: Smallest number of values that are compared.
 MIN_COMPARED = 20
-#: Whole numbers or words look like numbers of cases from this share of different values on.
-UNIQUE_SHARE = 0.99
-MIN_VALUES_OF_IDENTIFIERS = 50
-#: Some values lie apart from so many widths of all others on.
-MIN_WIDTHS = 1.0
+#: Smallest number of values among which any value may lie apart, and not only a code.
+MIN_VALUES = 50
+#: Largest number of units that texts with numbers have.
+MAX_UNITS = 3
+#: Smallest number of different values of a column whose name is that of an identifier, and of running numbers.
+MIN_IDENTIFIERS = 20
+MIN_RUNNING_NUMBERS = 100
 #: Digits of drafted means and scales, in standard deviations.
 NUM_DIGITS = 7
+#: Largest number by which a site's draft divides a deviation to round means and scales.
+MAX_ROUNDING = 1000
+#: Codes of missing values.
+_NINES = re.compile(r"-?9+")
+#: Names of columns that say whose a row is.
+_IDENTIFIER = re.compile(
+    r"(?i)(.*[\W_])?(id|pid|mrn|uuid|patient|subject|person|case|record|student|customer|user)s?"
+    r"([\W_]?(id|no|nr|number|code|key))?"
+)
+_WITH_UNIT = re.compile(r"[-+]?\d[\d.,]*(\s*)([%‰°]\S*|[^\W\d_]\S*)")
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}([./-])\d{1,2}\2\d{4}( .*)?")
-_LEADING_ZERO = re.compile(r"\n *[-+]?0\d")
+_LEADING_ZERO = re.compile(r"[-+]?0\d.*")
+_DIALED_NUMBER = re.compile(r"\+\d+")
 _GROUPED_NUMBER = re.compile(r"[-+]?[1-9]\d{0,2}([., '\u00a0\u202f])\d{3}")
 _SHORT_NUMBER = re.compile(r"[-+]?\d{1,3}")
 _ANY_NUMBER = re.compile(
@@ -84,18 +97,18 @@ def draft(
     cells: Cells,
     dictionary: Dictionary,
     rows_by_site: Mapping[str, np.ndarray] | None = None,
-    min_rows: int = 1,
-) -> tuple[dict[str, Dictionary], list[TableDoubt]]:
-    """Complete a dictionary for each site whose rows a table has, and doubt what is odd.
+    leaves_site: bool = False,
+) -> dict[str, Dictionary]:
+    """Complete a dictionary for each site whose rows a table has.
 
     Args:
         cells: the table, whose rows have a target.
         dictionary: what is known already, at least the target.
         rows_by_site: positions of each site's rows. None: all are of the site that has the table's name.
-        min_rows: smallest number of rows of a category that the draft names.
+        leaves_site: whether others read the draft, so that it hides counts below five, and rounds.
 
     Returns:
-        Each site's dictionary, and doubts.
+        Each site's dictionary.
     """
     for name in (dictionary.target, *dictionary.columns):
         if name != REST:
@@ -107,7 +120,6 @@ def draft(
     columns_by_site: dict[str, dict[str, Column]] = {}
     for site in rows_by_site:
         columns_by_site[site] = {}
-    doubts = []
     for name in _column_names(cells, dictionary):
         try:
             column, values = _read_column(cells, name, dictionary.column(name))
@@ -119,11 +131,8 @@ def draft(
             values_of_site = values
             if len(rows) != len(values):
                 values_of_site = values.iloc[rows]
-            site_column = drafted_column(column, values_of_site, min_rows)
+            site_column = drafted_column(column, values_of_site, leaves_site)
             columns_by_site[site][name] = site_column
-            for text in oddities(column, values_of_site.dropna()):
-                doubt = TableDoubt(site=site, column=name, text=text)
-                doubts.append(doubt)
 
     drafts = {}
     for site, rows in rows_by_site.items():
@@ -132,8 +141,8 @@ def draft(
             columns=columns_by_site[site],
             excluded=excluded,
         )
-        drafts[site] = with_target(site_dictionary, cells.take(rows))
-    return drafts, doubts
+        drafts[site] = with_target(site_dictionary, cells.take(rows), leaves_site)
+    return drafts
 
 
 def _column_names(cells: Cells, dictionary: Dictionary) -> list[str]:
@@ -147,17 +156,19 @@ def _column_names(cells: Cells, dictionary: Dictionary) -> list[str]:
     return names
 
 
-def with_target(dictionary: Dictionary, cells: Cells) -> Dictionary:
+def with_target(dictionary: Dictionary, cells: Cells, leaves_site: bool = False) -> Dictionary:
     """Draft the classes, or mean and scale of numbers to predict."""
     if dictionary.task == "regression":
         numbers = pd.Series(cells.numbers(dictionary.target))
-        target = drafted_column(Column(NUMBERS), numbers, min_rows=1)
+        target = drafted_column(Column(NUMBERS), numbers, leaves_site)
         return with_target_column(dictionary, target)
 
     words = cells.words(dictionary.target, "target")
     classes = dictionary.classes or in_order(list(words.cat.categories))
     counts = words.value_counts()
     class_counts = [int(counts.get(name, 0)) for name in classes]
+    if leaves_site:
+        class_counts = [count if count >= MIN_ROWS else 0 for count in class_counts]
     return replace(
         dictionary,
         classes=tuple(classes),
@@ -199,38 +210,156 @@ def _read_column(
         cell = str(cells.texts(name).iloc[row])
         raise Question(
             f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
-            "notation (read), a unit, or categories (kind)?"
+            "notation (read), a number with its unit (unit), or categories (kind)?"
         )
 
+    if not column.kind:
+        _check_names_no_rows(cells, name, kind, values)
     if kind == CATEGORIES:
-        num_words = len(values.cat.categories)
-        if num_words > MAX_CATEGORIES and not column.kind:
-            raise Question(
-                f"{num_words} different words in {cells.name}. Numbers of cases and texts are no features; kind: "
-                "categories makes as many of them"
-            )
-        check_spelling_of_words(values.cat.categories, cells.name)
+        check_spelling_of_words(values.cat.categories, cells.title)
+    elif kind != TRUTHS:
+        _check_none_lies_apart(cells, name, column, values)
     return replace(column, kind=kind), values
 
 
-def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
+def _check_names_no_rows(cells: Cells, name: str, kind: str, values: pd.Series) -> None:
+    """Raise Question if values name rows, persons or cases, or are too many words."""
+    if kind not in (WHOLE_NUMBERS, CATEGORIES):
+        return
+    num_values = values.nunique()
+    is_named = num_values >= MIN_IDENTIFIERS and _IDENTIFIER.fullmatch(name)
+    are_running_numbers = False
+    if kind == WHOLE_NUMBERS and num_values == len(values) >= MIN_RUNNING_NUMBERS:
+        are_running_numbers = values.max() - values.min() < 2 * num_values
+    if is_named or are_running_numbers:
+        raise Question(
+            f"{num_values} different values in {cells.title}, as of a number of the case. Leave it out, or say its kind"
+        )
+    if kind == CATEGORIES and num_values > MAX_CATEGORIES:
+        raise Question(
+            f"{num_values} different words in {cells.title}. Numbers of cases and texts are no features; kind: "
+            "categories makes as many of them"
+        )
+
+
+def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.Series) -> None:
+    """Raise Question if values lie apart on a side on which nobody has said what fits."""
+    values_apart = apart(values.dropna().to_numpy(dtype=float))
+    if not len(values_apart):
+        return
+    is_below = values_apart[0] <= values.min()
+    bound = column.low if is_below else column.high
+    if bound is not None:
+        return
+    row = int(np.argmax(values == values_apart[0]))
+    cell = str(cells.texts(name).iloc[row])
+    raise Question(
+        f"{cells.where([row])}: {cell!r} lies farther from all other values than these from each other. A missing "
+        f"value (gaps), another unit, or a value like others ({'low' if is_below else 'high'})?"
+    )
+
+
+def apart(numbers: np.ndarray) -> np.ndarray:
+    """Return the numbers that lie farther from all others than these from each other, ascending, or none.
+
+    Their gap to the others is wider than the range of the others. So that skewed numbers, as of money, do not lie
+    apart, a further condition holds for all but codes (9, 99, -999, ...), and negative numbers beside others that are
+    not: with the others' median ``m``, the median ``s`` of their distances from it, and the largest distance ``t`` on
+    the same side, ``1 + |x - m| / s > (1 + t / s)^2``, and the gap is the wider in ``log(1 + x / s)``, too. Beside
+    other negative numbers the exponent is 3, and there are no logarithms. Zeros never lie apart, nor does what is
+    beside fewer than 20 different numbers, but for a code.
+
+    Example:
+        >>> apart(np.array([*range(60), 99, -999.0]))
+        array([-999.])
+        >>> apart(np.geomspace(1, 1e6, 60))
+        array([], dtype=float64)
+    """
+    none = np.array([])
+    if len(numbers) < MIN_COMPARED:
+        return none
+    numbers = np.sort(numbers)
+    negative_numbers = numbers[numbers < 0]
+    if _is_code(negative_numbers):
+        return negative_numbers
+
+    split = _widest_gap(_logarithms(numbers, _typical_distance(numbers)))
+    few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
+    gap = numbers[split] - numbers[split - 1]
+    if not gap > np.ptp(other_numbers) > 0 or not few_numbers.any():
+        return none
+    if _is_code(few_numbers):
+        return few_numbers
+    if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
+        return none
+    are_negative = few_numbers[-1] < 0 <= other_numbers[0]
+    if are_negative or _is_no_tail(numbers, few_numbers, other_numbers):
+        return few_numbers
+    return none
+
+
+def _is_no_tail(numbers: np.ndarray, few_numbers: np.ndarray, other_numbers: np.ndarray) -> bool:
+    """Return whether few numbers are farther away than the tail of a skewed distribution reaches."""
+    if len(numbers) < MIN_VALUES:
+        return False
+    unit = _typical_distance(other_numbers)
+    median = np.median(other_numbers)
+    is_below = few_numbers[0] < other_numbers[0]
+    end_of_others = other_numbers[0] if is_below else other_numbers[-1]
+    distance = np.abs(few_numbers - median).min() / unit
+    usual_distance = abs(end_of_others - median) / unit
+
+    have_negative = numbers[0] < 0
+    exponent = 3 if have_negative else 2
+    if 1 + distance <= (1 + usual_distance) ** exponent:
+        return False
+    logarithms = _logarithms(numbers, unit)
+    gap = np.diff(logarithms).max()
+    return have_negative or bool(gap > np.ptp(_logarithms(other_numbers, unit)))
+
+
+def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
+    """Return ascending numbers on a logarithmic scale from zero on, if none is negative."""
+    if numbers[0] < 0 or not unit:
+        return numbers
+    return np.log1p(numbers / unit)
+
+
+def _widest_gap(numbers: np.ndarray) -> int:
+    """Return the position behind the widest gap between ascending numbers."""
+    return int(np.argmax(np.diff(numbers))) + 1
+
+
+def _is_code(numbers: np.ndarray) -> bool:
+    """Return whether numbers are one code of missing values."""
+    distinct_numbers = set(numbers.tolist())
+    return len(distinct_numbers) == 1 and bool(_NINES.fullmatch(f"{distinct_numbers.pop():.15g}"))
+
+
+def _typical_distance(numbers: np.ndarray) -> float:
+    """Return the median distance from the median, or the mean one if most numbers are equal."""
+    distances = np.abs(numbers - np.median(numbers))
+    return float(np.median(distances) or distances.mean())
+
+
+def drafted_column(column: Column, values: pd.Series, leaves_site: bool = False) -> Column:
     """Return a complete column by its values in a site's rows, NaN where one is missing."""
     known_values = values.dropna()
     num_missing = len(values) - len(known_values)
-    gaps = column.gaps
-    if num_missing == 0 and gaps is True:
-        gaps = False
-    column = replace(
-        column,
-        gaps=gaps,
-        count=len(known_values),
-        missing=num_missing,
-    )
+    if num_missing == 0 and column.gaps is True:
+        column = replace(column, gaps=False)
+    if leaves_site and len(known_values) < MIN_ROWS:
+        known_values = known_values.iloc[:0]
+    if leaves_site and num_missing < MIN_ROWS:
+        num_missing = 0
+    count = len(values) - num_missing if len(known_values) else 0
+    column = replace(column, count=count, missing=len(values) - count)
 
     if column.is_complete and column.kind == CATEGORIES:
         return column
     if column.kind == CATEGORIES:
         counts = known_values.cat.remove_unused_categories().value_counts()
+        min_rows = MIN_ROWS if leaves_site else 1
         frequent_words = counts.index[counts >= min_rows]
         has_rare_words = len(frequent_words) < len(counts)
         return replace(
@@ -246,19 +375,40 @@ def drafted_column(column: Column, values: pd.Series, min_rows: int) -> Column:
         )
 
     numbers = known_values.to_numpy(dtype=float)
-    deviation = float(numbers.std())
     low, high = wide_range(numbers)
     if column.low is not None:
         low = column.low
     if column.high is not None:
         high = column.high
     if column.mean is None or column.scale is None:
-        column = replace(
-            column,
-            mean=rounded(float(numbers.mean()), deviation),
-            scale=rounded(deviation, deviation),
-        )
+        mean, scale = _told_moments(numbers) if leaves_site else _moments(numbers)
+        column = replace(column, mean=mean, scale=scale)
     return replace(column, low=low, high=high)
+
+
+def _moments(numbers: np.ndarray) -> tuple[float, float]:
+    """Return rounded mean and standard deviation."""
+    deviation = float(numbers.std())
+    return rounded(float(numbers.mean()), deviation), rounded(deviation, deviation)
+
+
+def _told_moments(numbers: np.ndarray) -> tuple[float, float]:
+    """Return mean and standard deviation so far rounded that one row more or less does not show.
+
+    That is a deviation over the number of rows, up to a thousandth. Fewer than five rows that differ from all others
+    do not count.
+    """
+    distinct_numbers, counts = np.unique(numbers, return_counts=True)
+    if len(numbers) - counts.max() < MIN_ROWS:
+        return float(f"{distinct_numbers[counts.argmax()]:.3g}"), 0.0
+    deviation = float(numbers.std())
+    step = float(f"{deviation / min(len(numbers), MAX_ROUNDING):.0e}")
+    moments = []
+    for moment in (float(numbers.mean()), deviation):
+        rounded_moment = round(moment / step) * step
+        moments.append(float(f"{rounded_moment:.12g}"))
+    mean, scale = moments
+    return mean, scale
 
 
 def check_spelling_of_words(
@@ -289,10 +439,14 @@ def kind_of(cells: Cells, name: str, column: Column) -> str:
     if cells.file is None:
         type_of_cells = infer_dtype(typed_cells, skipna=True)
         if type_of_cells in ("mixed", "mixed-integer"):
-            raise Question(f"values of several types in {cells.name}. Give them one")
-    if is_numeric_dtype(typed_cells):
-        return _kind_of_numbers(cells, name, typed_cells.dropna())
-    return _kind_of_texts(cells, name, column)
+            raise Question(f"values of several types in {cells.title}. Give them one")
+    if not is_numeric_dtype(typed_cells):
+        return _kind_of_texts(cells, name, column)
+    if cells.file is not None and cells.file.may_have_codes:
+        texts = set(cells.texts(name).str.strip())
+        if _are_codes(texts.difference(column.gap_marks(is_text_file=True))):
+            return CATEGORIES
+    return _kind_of_numbers(cells, name, typed_cells.dropna())
 
 
 def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
@@ -308,15 +462,41 @@ def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
     has_dates = is_datetime64_any_dtype(cells.frame[name])
     if has_dates or all(map(_DATE.fullmatch, texts)):
         raise Question(
-            f"dates, such as {texts[0]!r} in {cells.name}. Days since what? kind: {DAYS}1970, or {DAYS}another column"
+            f"dates, such as {texts[0]!r} in {cells.title}. Days since what? kind: {DAYS}1970, or {DAYS}another column"
         )
 
-    numbers = numbers_of(pd.Series(texts, dtype=object), cells.file_format)
+    numbers = numbers_of(pd.Series(texts, dtype=object), cells.file_format, column.unit)
     is_number = np.isfinite(numbers)
     _check_notation(cells, words, texts, is_number)
     if not is_number.any():
+        _check_units(texts)
+        return CATEGORIES
+    if _are_codes(texts):
         return CATEGORIES
     return _kind_of_numbers(cells, name, pd.Series(numbers[is_number]))
+
+
+def _are_codes(texts: Collection[str]) -> bool:
+    """Return whether numbers name something: one begins with a zero, or each with a plus, as 01067 and +4930."""
+    have_zeros = any(map(_LEADING_ZERO.fullmatch, texts))
+    return have_zeros or (bool(texts) and all(map(_DIALED_NUMBER.fullmatch, texts)))
+
+
+def _check_units(texts: Sequence[str]) -> None:
+    """Raise Question if all texts are numbers with units."""
+    matches = [match for text in texts if (match := _WITH_UNIT.fullmatch(text))]
+    if len(matches) < len(texts):
+        return
+    units = sorted({match[2] for match in matches})
+    if len(units) == 1:
+        raise Question(
+            f"{texts[0]!r} is a number with a unit. Say unit: {units[0]!r}, or kind: categories"
+        )
+    if len(units) <= MAX_UNITS and all(match[1] for match in matches):
+        raise Question(
+            f"{texts[0]!r} is a number with a unit, and {listed(units, show=repr)} are there. Write one unit in the "
+            "table, or say kind: categories"
+        )
 
 
 def _check_notation(
@@ -336,10 +516,6 @@ def _check_notation(
 
 
 def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
-    if cells.file is not None and cells.file.may_have_leading_zeros:
-        texts = cells.texts(name).tolist()
-        if _LEADING_ZERO.search("\n".join(["", *texts])):
-            return CATEGORIES
     if cells.file is not None and cells.file.may_have_groups:
         _check_point(cells, name)
     return WHOLE_NUMBERS if (numbers % 1 == 0).all() else NUMBERS
@@ -386,44 +562,22 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
         return smallest, largest
 
     lower, upper = np.quantile(numbers, (0.01, 0.99))
-    width = upper - lower
-    magnitude = width or abs(upper) or 1.0
-    step = 10.0 ** math.floor(math.log10(magnitude))
-    exact_low = min(lower - width, smallest)
-    exact_high = max(upper + width, largest)
-    low = step * (math.ceil(exact_low / step) - 1)
-    high = step * (math.floor(exact_high / step) + 1)
+    width = float(upper - lower)
+    magnitude = width or abs(float(upper)) or 1.0
+    low = -_rounded_up(-float(lower) + width, -smallest, magnitude)
+    high = _rounded_up(float(upper) + width, largest, magnitude)
     if smallest >= 0:
-        low = max(low, 0.0)
-    return float(f"{low:.12g}"), float(f"{high:.12g}")
+        low = max(0.0, low)
+    return low, high
 
 
-def oddities(column: Column, known_values: pd.Series) -> Iterator[str]:
-    """Yield what is odd in the values of one table."""
-    num_values = len(known_values)
-    has_fractions = column.kind == NUMBERS or column.kind.startswith(DAYS)
-    may_be_identifiers = not has_fractions and num_values >= MIN_VALUES_OF_IDENTIFIERS
-    if may_be_identifiers and known_values.nunique() > UNIQUE_SHARE * num_values:
-        yield "nearly all values are different, as of a number of the case: exclude it"
-    if not column.has_numbers or num_values < MIN_COMPARED:
-        return
-    numbers = np.sort(known_values.to_numpy(dtype=float))
-    num_apart = _num_values_apart(numbers)
-    if not num_apart and numbers[0] > 0:
-        num_apart = _num_values_apart(np.log(numbers))
-    if num_apart:
-        yield f"{num_apart} of {num_values} values lie apart: codes of missing ones, or another unit?"
-
-
-def _num_values_apart(numbers: np.ndarray) -> int:
-    """Count at least five of some ascending numbers that lie farther from all others than these do from each other."""
-    distances = np.diff(numbers)
-    split = int(np.argmax(distances)) + 1
-    lower_part = numbers[:split]
-    upper_part = numbers[split:]
-    smaller_part, larger_part = sorted([lower_part, upper_part], key=len)
-    width = larger_part[-1] - larger_part[0]
-    is_apart = distances[split - 1] > MIN_WIDTHS * width > 0
-    if is_apart and len(smaller_part) >= MIN_ROWS:
-        return len(smaller_part)
-    return 0
+def _rounded_up(usual_end: float, largest: float, magnitude: float) -> float:
+    """Return an end beyond the largest number: one digit of a range, three of the end, or one if it is one row's."""
+    end = max(usual_end, largest)
+    num_digits = 3 if end > largest else 1
+    exponents = [math.floor(math.log10(magnitude))]
+    if end:
+        exponents.append(math.floor(math.log10(abs(end))) - num_digits + 1)
+    step = 10.0 ** max(exponents)
+    rounded_end = step * (math.floor(end / step) + 1)
+    return float(f"{rounded_end:.12g}")

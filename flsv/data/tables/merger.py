@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,16 +22,13 @@ from flsv.data.tables.dictionary import (
 )
 from flsv.data.tables.drafts import (
     MIN_COMPARED,
-    MIN_ROWS,
     Question,
     TableDoubt,
     check_spelling_of_words,
     draft,
     drafted_column,
     kind_of,
-    oddities,
     rounded,
-    with_target,
     with_target_column,
 )
 from flsv.utilities.errors import ConfigurationError, listed
@@ -43,9 +39,6 @@ MAX_RATIO_OF_DEVIATIONS = 4.0
 #: From which differences on drafts disagree: of means in deviations, of shares without a value.
 MAX_SHIFT = 2.0
 MAX_MISSING_DIFFERENCE = 0.25
-#: Largest difference of a class's log odds, at all and in standard errors.
-MAX_LOG_ODDS_DIFFERENCE = math.log(6)
-MAX_STANDARD_ERRORS = 6.0
 #: Up to so many sites, each is compared with the others alone, else with all.
 MAX_SITES_APART = 30
 #: Up to so many clients, each has a draft of its own.
@@ -68,14 +61,14 @@ def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt
         The dictionary, which does not depend on the order of the sites, and where they disagree.
     """
     merged, doubts = _merge_columns(drafts, subject_site=None)
-    dictionary, target_doubts = _with_merged_target(drafts)
+    dictionary = _with_merged_target(drafts)
     columns = dict(merged.columns)
     excluded = dict(merged.excluded)
     for name, column in merged.columns.items():
         if column.missing and not column.count:
             del columns[name]
             excluded[name] = "? no row has a value"
-    return replace(dictionary, columns=columns, excluded=excluded), [*doubts, *target_doubts]
+    return replace(dictionary, columns=columns, excluded=excluded), doubts
 
 
 def _merge_columns(
@@ -131,6 +124,52 @@ def _check_same_meaning(
             f"{' and '.join(kinds)}. Two codings of one thing, or a unit? Say its kind, or leave it out"
         )
     check_spelling_of_words(sites_by_word, "the column", owners=lambda: sites_by_word)
+    _check_units(column_by_site)
+    _check_words_are_shared(column_by_site)
+
+
+def _check_units(column_by_site: Mapping[str, Column]) -> None:
+    """Raise Question if sites have said several units."""
+    site_by_unit: dict[str, str] = {}
+    for site in sorted(column_by_site):
+        unit = column_by_site[site].unit
+        if unit:
+            site_by_unit.setdefault(unit, site)
+    if len(site_by_unit) > 1:
+        units = [f"{unit} at {site}" for unit, site in site_by_unit.items()]
+        raise Question(f"the unit is {' and '.join(units)}. Write the same unit in all tables")
+
+
+def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
+    """Raise Question if categories tell whose a row is: no other site has one of them, or two codes differ."""
+    words_by_site: dict[str, set[str]] = {}
+    for site in sorted(column_by_site):
+        column = column_by_site[site]
+        if column.categories and column.count >= MIN_COMPARED:
+            words_by_site[site] = set(column.categories)
+    for site, words in words_by_site.items():
+        for other_site, other_words in words_by_site.items():
+            are_two_codes = len(words) == len(other_words) == 2 and words != other_words
+            if are_two_codes and all(word.isdecimal() for word in words | other_words):
+                raise _question_of_words(site, words, f"{other_site} has {_in_words(other_words)}")
+
+        words_elsewhere: set[str] = set()
+        for other_site, other_words in words_by_site.items():
+            if other_site != site:
+                words_elsewhere |= other_words
+        if words_elsewhere and words.isdisjoint(words_elsewhere):
+            raise _question_of_words(site, words, "no other site has one of these")
+
+
+def _question_of_words(site: str, words: set[str], finding: str) -> Question:
+    return Question(
+        f"{site} has {_in_words(words)}, and {finding}, so that categories tell the model where a row is from. Two "
+        "codings of one thing? Write the same words in all tables, leave the column out, or name all its categories"
+    )
+
+
+def _in_words(words: set[str]) -> str:
+    return listed(sorted(words), 4, repr)
 
 
 def pooled(columns: Sequence[Column]) -> Column:
@@ -151,8 +190,10 @@ def pooled(columns: Sequence[Column]) -> Column:
             marks.update(column.gaps)
     has_gaps = any(column.gaps for column in columns)
 
+    units = sorted({column.unit for column in columns_with_rows})
     pooled_column = replace(
         first_column,
+        unit=units[-1],
         kind=first_column.kind if len(kinds) == 1 else NUMBERS,
         low=_finite(low),
         high=_finite(high),
@@ -285,10 +326,8 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
     return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, {usual_source} {usual_mean:.4g}")
 
 
-def _with_merged_target(
-    drafts: Mapping[str, Dictionary],
-) -> tuple[Dictionary, list[TableDoubt]]:
-    """Return a dictionary with all classes and no columns, and doubts about the classes' shares."""
+def _with_merged_target(drafts: Mapping[str, Dictionary]) -> Dictionary:
+    """Return a dictionary with all classes and no columns."""
     first_site, first_draft = next(iter(drafts.items()))
     read: dict[str, FileFormat] = {}
     for site, dictionary in drafts.items():
@@ -316,7 +355,7 @@ def _with_merged_target(
                 count=max(count, 1),
             )
             targets.append(target)
-        return with_target_column(merged, pooled(targets)), []
+        return with_target_column(merged, pooled(targets))
 
     counts = _counts_by_class(drafts)
     class_orders = {dictionary.classes for dictionary in drafts.values()}
@@ -332,10 +371,7 @@ def _with_merged_target(
         classes=classes,
         class_counts=tuple(class_counts),
     )
-    if len(classes) != 2:
-        return dictionary, []
-    dictionary = replace(dictionary, positive=classes[-1])
-    return dictionary, list(_doubts_of_class(counts.loc[list(classes)]))
+    return replace(dictionary, positive=classes[-1]) if len(classes) == 2 else dictionary
 
 
 def _counts_by_class(drafts: Mapping[str, Dictionary]) -> pd.DataFrame:
@@ -385,7 +421,8 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
     num_rows = counts.to_numpy().sum()
     if num_classes < 2:
         raise ConfigurationError(
-            f"the target {target!r} has one value in all rows, {counts.index[0]!r}: expected at least 2 classes."
+            f"the target {target!r} has one value in all rows, {counts.index[0]!r}: expected at least 2 classes. If "
+            'others have more, name all in the data dictionary: classes: ["no", "yes"].'
         )
     check_number_of_classes(num_classes, int(num_rows), target)
     if len(counts.columns) < 2:
@@ -398,42 +435,8 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
             classes = listed(counts.index[has_class], 8, repr)
             raise ConfigurationError(
                 f"the target {target!r} is {classes} at {site}, and nowhere else. Two codings of one thing? If not, "
-                "name all classes in the data dictionary."
+                'name all classes in the data dictionary: classes: ["no", "yes"].'
             )
-
-
-def _doubts_of_class(counts: pd.DataFrame) -> Iterator[TableDoubt]:
-    """Compare each site's share of the positive one of two classes with that of all other sites."""
-    positive = counts.index[1]
-    totals = counts.sum(axis=1)
-    for site in counts:
-        site_counts = counts[site].to_numpy()
-        other_counts = (totals - counts[site]).to_numpy()
-        if site_counts.sum() < MIN_COMPARED or other_counts.min() < MIN_ROWS:
-            continue
-
-        log_odds = _log_odds(*site_counts)
-        usual_log_odds = _log_odds(*other_counts)
-        share = site_counts[1] / site_counts.sum()
-        usual_share = other_counts[1] / other_counts.sum()
-
-        # By the delta method.
-        variance_of_row = 1 / (usual_share * (1 - usual_share))
-        inverse_sizes = 1 / site_counts.sum() + 1 / other_counts.sum()
-        standard_error = math.sqrt(variance_of_row * inverse_sizes)
-        allowed_difference = max(
-            MAX_LOG_ODDS_DIFFERENCE,
-            MAX_STANDARD_ERRORS * standard_error,
-        )
-        if abs(log_odds - usual_log_odds) > allowed_difference:
-            text = f"{share:.0%} are {positive}, {usual_share:.0%} elsewhere"
-            yield TableDoubt(str(site), "class", text)
-
-
-def _log_odds(num_negative: float, num_positive: float) -> float:
-    """Return the log odds of the positive class, finite also where a class has no rows."""
-    odds = (num_positive + 0.5) / (num_negative + 0.5)
-    return math.log(odds)
 
 
 def draft_all(
@@ -441,7 +444,6 @@ def draft_all(
     held_out: Sequence[Cells],
     dictionary: Dictionary,
     *,
-    min_rows: int = 1,
     is_site: bool = False,
 ) -> tuple[Dictionary, list[TableDoubt]]:
     """Draft the dictionary of a federation in one process, or the part of one site.
@@ -452,12 +454,10 @@ def draft_all(
         tables: each table, and the positions of each client's training rows in it.
         held_out: tables of which no client has rows.
         dictionary: what is known already.
-        min_rows: smallest number of rows of a category that the draft names.
-        is_site: whether there is one site, whose draft is merged later.
+        is_site: whether there is one site, whose draft leaves it and is merged later.
     """
     num_clients = sum(len(rows_by_client) for _, rows_by_client in tables)
     drafts: dict[str, Dictionary] = {}
-    doubts = []
     untrained_drafts = {}
     for cells, rows_by_client in tables:
         training_rows = np.concatenate([*rows_by_client.values()])
@@ -468,44 +468,27 @@ def draft_all(
             **rows_by_client,
             _UNTRAINED: untrained_rows,
         }
-        drafts_of_table, doubts_of_table = draft(
+        drafts_of_table = draft(
             cells,
             dictionary,
             rows_by_site=rows_by_name,
-            min_rows=min_rows,
+            leaves_site=is_site,
         )
         untrained_drafts[cells.name] = drafts_of_table.pop(_UNTRAINED)
         drafts |= drafts_of_table
-        for doubt in doubts_of_table:
-            if doubt.site != _UNTRAINED:
-                doubts.append(doubt)
 
+    doubts: list[TableDoubt] = []
     if is_site:
         (merged,) = drafts.values()
     else:
-        merged, disagreements = merge(drafts)
-        doubts = [*disagreements, *doubts]
+        merged, doubts = merge(drafts)
 
-    doubts = _gathered(doubts, num_sites=len(drafts))
     merged, _ = _widened(merged, untrained_drafts, subject_site=_UNTRAINED)
     for cells in held_out:
-        drafts_of_table, doubts_of_table = draft(cells, dictionary, min_rows=min_rows)
+        drafts_of_table = draft(cells, dictionary, leaves_site=is_site)
         merged, doubts_beside_clients = _widened(merged, drafts_of_table, subject_site=cells.name)
         doubts += doubts_beside_clients
-        doubts += doubts_of_table
     return merged, doubts
-
-
-def _gathered(doubts: Sequence[TableDoubt], num_sites: int) -> list[TableDoubt]:
-    """Return one doubt in place of the same one about each site."""
-    num_sites_by_doubt = Counter((doubt.column, doubt.text) for doubt in doubts)
-    gathered = []
-    for doubt in doubts:
-        num_sites_of_doubt = num_sites_by_doubt[doubt.column, doubt.text]
-        if num_sites_of_doubt == num_sites > 1:
-            doubt = TableDoubt("all sites", doubt.column, doubt.text)
-        gathered.append(doubt)
-    return list(dict.fromkeys(gathered))
 
 
 def _widened(
@@ -542,30 +525,27 @@ def compare(
         cells.check_has(name, "the data dictionary")
         if column.has_numbers:
             try:
-                has_codes[name] = kind_of(cells, name, Column(gaps=column.gaps)) == CATEGORIES
+                unknown_column = Column(gaps=column.gaps, unit=column.unit)
+                has_codes[name] = kind_of(cells, name, unknown_column) == CATEGORIES
             except Question as question:
-                raise ConfigurationError(f"{site}: {name}: {question}") from question
+                raise ConfigurationError(
+                    f"{site}: {name}: {question}",
+                    without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
+                ) from question
 
     values = dictionary.values(cells)
     doubts: list[TableDoubt] = []
     for name, column in dictionary.columns.items():
         if has_codes.get(name):  # of numbers alone
             raise ConfigurationError(
-                f"{site}: {name} has numbers that begin with a zero, as codes do, and the data dictionary has "
-                f"{column.kind}. Give it categories, or leave it out."
+                f"{site}: {name} has numbers that begin with a zero or a plus, as codes do, and the data dictionary "
+                f"has {column.kind}. Give it categories, or leave it out.",
+                without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
             )
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
-        site_column = drafted_column(unlimited_column, values[name], min_rows=1)
+        site_column = drafted_column(unlimited_column, values[name])
         usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
         columns = {_DICTIONARY: usual_column, site: site_column}
         # Its numbers are of all sites, with this one.
         doubts += _disagreements(name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}")
-        for text in oddities(site_column, values[name].dropna()):
-            doubts.append(TableDoubt(site, name, text))
-
-    class_counts = dictionary.class_counts or (1,) * len(dictionary.classes or "1")
-    usual_dictionary = replace(dictionary, class_counts=class_counts)
-    drafts = {_DICTIONARY: usual_dictionary, site: with_target(dictionary, cells)}
-    _, doubts_of_target = _with_merged_target(drafts)
-    doubts_of_site = [doubt for doubt in doubts_of_target if doubt.site == site]
-    return values, [*doubts_of_site, *doubts]
+    return values, doubts

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from flsv.data.labels import chooses_rarer_class, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
 from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.drafts import MIN_ROWS, ColumnCard, TableDoubt
+from flsv.data.tables.drafts import ColumnCard, TableDoubt, apart
 from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
 
@@ -40,6 +41,9 @@ class OpenQuestions(ConfigurationError):
             "Leave a column out, or say what it means, in the data dictionary (data.dictionary). Such as: "
             '{"excluded": ["patient"], "columns": {"came": {"kind": "days since 1970"}}}. '
             "flsv data --write FILE drafts it."
+        )
+        self.without_data = (
+            "its table leaves questions that no data dictionary answers, and its own log says which"
         )
 
 
@@ -81,6 +85,16 @@ def rows_with_target(cells: Cells, target: str) -> Cells:
         f"{cells.name}: {is_missing.sum()} of {len(cells)} rows have no {target!r} (labels) and are left out."
     )
     return cells.take(np.flatnonzero(~is_missing))
+
+
+def _warn_of_target(cells: Cells, target: str) -> None:
+    """Warn of numbers to predict that lie apart, as codes of missing values do."""
+    numbers_apart = apart(cells.numbers(target))
+    if len(numbers_apart):
+        rank_zero_warn(
+            f"{cells.title}: {numbers_apart[0]:g} in the target {target!r} lies farther from all others than these "
+            "from each other. If it means that the number is missing, leave the cell empty."
+        )
 
 
 def classes_of(
@@ -144,10 +158,13 @@ class _TablesSource:
             )
         dictionary = replace(dictionary, target=target)
 
+        self._is_site_draft = reading.is_alone and not dictionary.is_complete
         self._tables = {}
         for name, cells in tables.items():
             if are_clients and cells.file is None:
                 cells = replace(cells, name=f"the {cells.name} of {name!r}")
+            if self._is_site_draft:  # whose questions leave the site without its folders
+                cells = replace(cells, path=Path(cells.path).name)
             self._tables[name] = rows_with_target(cells, target)
         self._held_out = {}
         for name, held_out_cells in held_out.items():
@@ -155,7 +172,6 @@ class _TablesSource:
                 cells = replace(held_out_cells, name=name)
                 self._held_out[name] = rows_with_target(cells, target)
 
-        self._is_site_draft = reading.is_alone and not dictionary.is_complete
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
         classes = self._dictionary.classes or ()
         is_named = dictionary.positive is not None or reading.pos_label is not None
@@ -187,6 +203,11 @@ class _TablesSource:
                 self._tables, dictionary.target, pos_label, is_site=self._is_site_draft
             )
         if pos_label is not None:
+            if self._is_site_draft and len(classes) == 1:
+                raise ConfigurationError(
+                    f"all rows have the {dictionary.target!r} {classes[0]!r}, and pos_label={pos_label!r} needs two "
+                    f'classes. Name both in the data dictionary, such as classes: ["no", "yes"].'
+                )
             positive = named_class(classes, pos_label)
             if dictionary.is_complete and dictionary.positive not in (None, positive):
                 raise ConfigurationError(
@@ -229,11 +250,13 @@ class _TablesSource:
         doubts: list[TableDoubt] = []
         values = []
         tables = [*self._tables.items(), *self._held_out.items()]
+        if dictionary.task == "regression":
+            for _, cells in tables:
+                _warn_of_target(cells, dictionary.target)
         if dictionary.is_complete and not dictionary.questions:
-            usual_dictionary = self._with_class_counts(dictionary)
             for name, cells in tables:
                 site = name if self._are_clients else cells.name
-                values_of_table, doubts_of_table = compare(usual_dictionary, cells, site)
+                values_of_table, doubts_of_table = compare(dictionary, cells, site)
                 values.append(values_of_table)
                 doubts += doubts_of_table
         else:
@@ -259,6 +282,7 @@ class _TablesSource:
             columns=tuple(cards),
             dictionary=dictionary,
             is_draft=not self._dictionary.is_complete,
+            dictionary_lacks=self._dictionary.lacks,
             doubts=tuple(doubts),
             **held_out_sets,
         )
@@ -273,7 +297,6 @@ class _TablesSource:
             tables,
             list(self._held_out.values()),
             self._dictionary,
-            min_rows=MIN_ROWS if self._is_site_draft else 1,
             is_site=self._is_site_draft,
         )
         if dictionary.questions:
@@ -282,16 +305,6 @@ class _TablesSource:
             raise ConfigurationError("No column is left to predict from.")
         _log(dictionary)
         return dictionary, doubts
-
-    def _with_class_counts(self, dictionary: Dictionary) -> Dictionary:
-        """Return the dictionary with the number of rows of each class, to compare a client's with, if it has none."""
-        if dictionary.class_counts or dictionary.classes is None or len(self._tables) < 2:
-            return dictionary
-
-        train: Any = self.without_features.train
-        _, targets = train.tensors
-        class_counts = torch.bincount(targets, minlength=len(dictionary.classes))
-        return replace(dictionary, class_counts=tuple(class_counts.tolist()))
 
     def _rows_by_table(
         self, samples_by_client: Mapping[str, Tensor]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.engines.remote.federation import RemoteFederation, check_deployment
 from flsv.engines.remote.messages import Packet, Refused, failure_packet
-from flsv.engines.remote.policy import SitePolicy, is_like
+from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.remote_data import RemoteData
 from flsv.engines.remote.run_status import run_status
 from flsv.engines.remote.site import Site
@@ -26,15 +26,22 @@ from flsv.engines.remote.transport import (
     Transport,
     agreement,
 )
+from flsv.utilities.declared import Count, NonNegative, Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 #: The site's folder if its configuration has no entry ``folder``.
 SITE_FOLDER = "flsv-site"
 
+#: Names of limits, which belong into the policy's file.
+LIMITS = {option.name for option in fields(SitePolicy)}
+#: Entries of a node's configuration that flsv reads, or that networks add themselves.
+OWN_ENTRIES = {"folder", "policy", "site", "partition-id", "num-partitions"}
+
 Say = Callable[[str | None], None]
 _log = logging.getLogger(__name__)
 
 
+@checked
 @dataclass
 class RemoteServer:
     """Server that runs the rounds of a :class:`flsv.FederatedLoop` with remote sites as clients.
@@ -70,15 +77,15 @@ class RemoteServer:
     make_loop: Callable[[], Any]
     sites: Sequence[str]
     _: KW_ONLY
-    rounds: int
-    num_classes: int | None = None
+    rounds: Count
+    num_classes: Count | None = None
     class_names: Sequence[str] | None = None
     datamodule: Callable[[], L.LightningDataModule] | None = None
     folder: str | Path = "flsv-runs"
     trainer: Mapping[str, Any] | None = None
-    timeout: float = 600.0
-    wait: float = 600.0
-    max_samples: int = MAX_SAMPLES_OF_SPLIT
+    timeout: Positive = 600.0
+    wait: NonNegative = 600.0
+    max_samples: Count = MAX_SAMPLES_OF_SPLIT
 
     def serve(self, transport: Transport, run: str) -> None:
         """Run all rounds that are left. ``run`` is the network's name of the run.
@@ -119,6 +126,7 @@ class RemoteServer:
             wait=self.wait,
             say=say,
             max_samples=self.max_samples,
+            run_size={"rounds": self.rounds, "classes": self.num_classes},
         )
         directory.gather()
         data = self._data(directory)
@@ -168,6 +176,36 @@ class RemoteServer:
         return "; ".join(faults) or None
 
 
+class Entries(Mapping[str, Any]):
+    """The entries of a node's configuration, with the names that have been read.
+
+    Example:
+        >>> entries = Entries({"data": "boston.csv", "foldr": "/data"})
+        >>> entries["data"], entries.unread
+        ('boston.csv', {'foldr'})
+    """
+
+    def __init__(self, node: Mapping[str, Any]) -> None:
+        self._node = dict(node)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self._node[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._node)
+        return iter(self._node)
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    @property
+    def unread(self) -> set[str]:
+        return self._node.keys() - self.read
+
+
+@checked
 @dataclass
 class SiteClient:
     """A site's side: it makes the :class:`Site` at the first message, and reads the owner's policy at every message.
@@ -180,6 +218,12 @@ class SiteClient:
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
         questions: functions, beside flsv's own, that the server may let the site compute on its data, as
             ``"package.module:function"``.
+        sites: the names of the federation's sites, as for the server. With ``rounds`` they decide how many numbers a
+            site answers (:class:`SitePolicy`). None: as many as the first server says.
+        rounds: the number of rounds, as for the server. None: as many as the first server says.
+
+    Raises:
+        ConfigurationError: ``rounds`` is below 1.
     """
 
     make_module: Callable[[], L.LightningModule]
@@ -188,7 +232,10 @@ class SiteClient:
     _: KW_ONLY
     trainer: Mapping[str, Any] | None = None
     questions: Sequence[str] = ()
+    sites: Sequence[str] | None = None
+    rounds: Count | None = None
     _site: Site | None = field(default=None, init=False)
+    _entries: Entries = field(init=False)
 
     def answer(self, packet: Packet, node: Mapping[str, Any], sender: str) -> Packet:
         """Reply to a message, within :func:`answer_or_failure`.
@@ -200,26 +247,33 @@ class SiteClient:
                 for ``make_datamodule``.
             sender: who has sent the message, for the site's log.
         """
-        for name in node:
-            if name != "policy" and is_like(name, "policy"):
-                raise Refused(f"its configuration has {name!r:.80}: expected 'policy'")
         # The policy is read at every message: the owner may change the file while this process runs.
         if "policy" in node:
             policy = SitePolicy.read(Path(str(node["policy"])))
         else:
             policy = SitePolicy()
         if self._site is None:
+            self._entries = Entries(node)
+            run_size = {"clients": len(self.sites or ()), "rounds": self.rounds}
             self._site = Site(
                 module=self.make_module,
-                data=partial(self.make_datamodule, node),
+                data=partial(self.make_datamodule, self._entries),
                 settings=self.make_loop,
                 folder=Path(str(node.get("folder", SITE_FOLDER))),
                 trainer=self.trainer,
                 questions=self.questions,
+                run_size=run_size,
             )
             self._site.say_policy(node.get("policy"), policy)
         self._site.policy = policy
-        return self._site.answer(packet, sender)
+        reply = self._site.answer(packet, sender)
+        wrong_names = self._entries.unread - OWN_ENTRIES | LIMITS & node.keys()
+        if wrong_names:
+            raise Refused(
+                f"its configuration has {sorted(wrong_names)}, which nothing reads: expected 'folder', 'policy' and "
+                f"what the app's data module reads, {sorted(self._entries.read)}. Limits stand in the policy's file"
+            )
+        return reply
 
 
 def answer_or_failure(answer: Callable[[], Packet]) -> Packet:

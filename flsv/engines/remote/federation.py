@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.configuration.federation_config import FederationConfig
+from flsv.configuration.questions import TRAINING_LOSS
 from flsv.core import (
     AnsweringClient,
     Channel,
@@ -30,7 +31,7 @@ from flsv.core import (
     NoAnswer,
     Numbers,
 )
-from flsv.core.answers import expected_answer
+from flsv.core.answers import MIN_HELD_OUT, expected_answer
 from flsv.core.matrix import empty_rows
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
@@ -42,7 +43,6 @@ from flsv.engines.idle_engine import IdleEngine
 from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
-    TRAINING_LOSS,
     BadReply,
     Packet,
     check_done,
@@ -62,6 +62,8 @@ from flsv.scores import OWN_SCORES
 from flsv.uploads import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
+#: Why a site does not tell a score.
+WITHHELD = f"its policy does not let it, or it has fewer than {MIN_HELD_OUT} samples of a class"
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 MAX_STEPS_PER_SAMPLE = 1000
 
@@ -498,9 +500,7 @@ class RemoteSites:
                 new_names.append(name)
         if new_names:
             score_names = ", ".join(new_names)
-            self._warn(
-                site, f"does not tell {score_names}", "its policy does not let it", kind=None
-            )
+            self._warn(site, f"does not tell {score_names}", WITHHELD, kind=None)
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""

@@ -13,19 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.configuration.questions import TRAINING_LOSS
 from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
 from flsv.core.answers import LARGEST_NUMBER
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.state import GLOBAL_MODEL
-from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.errors import ConfigurationError, Refused as Refused
 from flsv.utilities.plain_values import digest
 
 #: Names of a packet's tensors: of the initial model, and prefixes for other tensors of an instruction and for reports.
 START_NAME = "start"
 OTHER_PREFIX = "told/"
 REPORT_PREFIX = "report/"
-#: Name of an update's training loss in a site's policy.
-TRAINING_LOSS = "training_loss"
 #: Largest number of characters of a site's error in a message.
 _MAX_REASON_LENGTH = 600
 _PLAIN_TYPES = (str, int, float, bool, type(None))
@@ -91,12 +90,6 @@ class Unwilling(BadReply):
     """Error: a site cannot take part, and another attempt is useless."""
 
 
-class Refused(ConfigurationError):
-    """Error: a site refuses a message because of its policy, other settings or lateness."""
-
-    # The error's text contains no data of the site, and is sent to the server.
-
-
 #: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
 GARBLED_REPLY_ERRORS = (
     ArithmeticError,
@@ -158,17 +151,25 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def check_request(packet: Packet) -> None:
-    """Raise Refused if a private site cannot train as the server asks, whatever its data are."""
+    """Raise Refused if a message names a client, a round or classes that its run does not have."""
     plain = packet.plain
     try:
-        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
         clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
-        checked_int(plain, "round", maximum=rounds - 1)
         checked_int(plain, "client", maximum=clients - 1)
-        if plain["classes"] is not None:
+        if plain.get("classes") is not None:
             checked_int(plain, "classes", maximum=float("inf"), minimum=1)
+        if packet.kind == "hello":
+            return
+        rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
+        # The run's end is asked about with the number after the last round's.
+        last_round = rounds - 1 if packet.kind == "train" else rounds
+        checked_int(plain, "round", maximum=last_round)
     except GARBLED_REPLY_ERRORS as error:
-        raise Refused(f"it cannot train as it is asked: {error!s:.200}") from error
+        raise Refused(f"it cannot do as it is asked: {error!s:.200}") from error
+
+
+def check_model(packet: Packet) -> None:
+    """Raise Refused if a private site cannot train the model that it was sent."""
     model = global_model(read_instruction(packet))
     if model is None or not bool(model.isfinite().all()):
         raise Refused("it was sent no finite model")
@@ -202,10 +203,9 @@ def update_packet(
 
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
-    # The error's text may quote samples, so only a Refused error is sent with its text.
-    if isinstance(error, Refused):
-        text = str(error)
-    else:
+    # The error's text may quote samples. A Refused error's does not.
+    text = getattr(error, "without_data", None)
+    if text is None:
         source_line = ""
         frames = traceback.extract_tb(error.__traceback__)
         if frames:

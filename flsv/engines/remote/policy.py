@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Gt, Lt
-from filelock import FileLock
+from annotated_types import Ge, Gt, Lt
 
-from flsv.configuration.federation_config import FederationConfig
-from flsv.core.round import started_from
-from flsv.engines.remote.messages import GARBLED_REPLY_ERRORS, Refused, checked_int
-from flsv.games.judges import judge
-from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.utilities.atomic_files import replacing
+from flsv.configuration.questions import QUESTIONS
+from flsv.engines.remote.messages import Refused
+from flsv.ledgers import spend_privacy
+from flsv.privacy import GaussianPrivacy
 from flsv.utilities.declared import checked
 from flsv.utilities.errors import listed
-
-#: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the score that they
-#: tell, unless their argument ``performance`` names another. A site may allow more.
-QUESTIONS: Mapping[str, str | None] = {
-    "flsv.personalization.pfedsv:collaborate": "accuracy",
-    "flsv.personalization.fedfomo:mix_models": "negative_loss",
-    "flsv.core.round:started_from": None,
-    "flsv.sampling.power_of_choice:local_loss": "negative_loss",
-    "flsv.metrics.contribution_estimation:leave_self_out": "accuracy",
-    "flsv.games.judges:judge": "accuracy",
-    "flsv.games.judges:judge_coalitions": "accuracy",
-}
-#: Two names are like each other if this part of their letters is the same, in order.
-MIN_LIKENESS = 0.7
 
 
 @checked
@@ -59,8 +39,11 @@ class SitePolicy:
         tells: the only losses and scores that the site tells, by name. These are ``"training_loss"``, ``"accuracy"``,
             ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the ``performance`` that a question asks for
             (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
-            let it report, such as ``"label_divergence"``. It always tells its numbers of samples and steps. None for
+            let it report, such as ``"in_run_values"``. It always tells its numbers of samples and steps. None for
             all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
+        max_answers: the most numbers about its samples (scores, losses, counts, sizes of its splits) that the site
+            answers over all servers and runs from the same folder, whose file ``answers.json`` has their count. None:
+            twice what the app's loop asks in a run.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -78,6 +61,7 @@ class SitePolicy:
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
     tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
+    max_answers: Annotated[int, Ge(0)] | None = None
 
     @classmethod
     def read(cls, path: Path) -> SitePolicy:
@@ -90,19 +74,26 @@ class SitePolicy:
                 f"its policy {path} cannot be read: {error}. It may have {names}"
             ) from error
 
+    def check_names(self, scores: Collection[str], questions: Collection[str]) -> None:
+        """Raise Refused if the policy names a score or a question that does not exist."""
+        known_questions = [*map(_name_without_module, questions)]
+        for name in self.questions or ():
+            if _name_without_module(name) not in known_questions:
+                raise Refused(
+                    f"its policy names the question {name!r:.120}: expected one of {known_questions}"
+                )
+        for name in self.tells or ():
+            if name not in scores:
+                raise Refused(f"its policy tells {name!r:.120}: expected one of {sorted(scores)}")
+
     def check_question(self, question: str, questions: Collection[str] = QUESTIONS) -> None:
         """Raise Refused unless the policy allows ``question``, and it is one of ``questions``."""
-        self.check_listed(question)
+        if self.questions is not None:
+            permitted = {_name_without_module(name) for name in self.questions}
+            if _name_without_module(question) not in permitted:
+                raise Refused(f"its policy does not let it answer {question!r:.120}")
         if question not in questions:
             raise Refused(f"{question!r:.120} is no question that this site's loop asks")
-
-    def check_listed(self, question: str) -> None:
-        """Raise Refused if the policy lists questions, and not this one."""
-        if self.questions is None:
-            return
-        permitted = {_name_without_module(name) for name in self.questions}
-        if _name_without_module(question) not in permitted:
-            raise Refused(f"its policy does not let it answer {question!r:.120}")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""
@@ -132,73 +123,8 @@ class SitePolicy:
     def spend(self, uploads: Sequence[Any], ledger: Path) -> None:
         """Add the privacy loss of one more update to the total in the file ``ledger``."""
         # Called before each training, also if it repeats an earlier one or fails later.
-        # Gaussian mechanisms with noise multipliers sigma_i compose to one with (sum_i 1 / sigma_i^2)^(-1/2).
-        inverse_square = sum(noise.noise_multiplier**-2 for noise in self.noise(uploads))
-        if inverse_square == 0:  # there is no noise
-            inverse_square = math.inf
-        with FileLock(f"{ledger}.lock"):  # other processes of the site count in the ledger, too
-            updates, sum_of_inverse_squares = _read_ledger(ledger)
-            sum_of_inverse_squares += inverse_square
-            composed_multiplier = sum_of_inverse_squares**-0.5
-            epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=self.delta)
-            if self.max_epsilon is not None and epsilon > self.max_epsilon:
-                raise Refused(
-                    f"its policy wants max_epsilon={self.max_epsilon:g}, and with one more update after {updates} it "
-                    f"would be {epsilon:.3g}"
-                )
-            with replacing(ledger) as file:
-                entries = {
-                    "updates": updates + 1,
-                    "squares": sum_of_inverse_squares,
-                    "epsilon": epsilon,
-                }
-                file.write(json.dumps(entries).encode())
-
-
-def is_like(name: str, expected: str) -> bool:
-    """Return whether ``name`` was probably meant to be ``expected``.
-
-    Example:
-        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
-        (True, False)
-    """
-    letters, expected_letters = [re.sub("[^a-z]", "", text.lower()) for text in (name, expected)]
-    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS
-
-
-def questions_of(config: FederationConfig) -> list[str]:
-    """Return the questions of flsv that a federation of this configuration asks its clients.
-
-    A question belongs to the strategy or metric in whose module it is.
-    """
-    parts = [*config.strategies.values(), *config.metrics.values()]
-    modules: set[str] = set()
-    for part in parts:
-        modules.update(base.__module__ for base in type(part).__mro__)
-    if config.strategies.get("personalizer") is not None:
-        modules.add(started_from.__module__)
-    if any(getattr(part, "judges", None) == "clients" for part in parts):
-        modules.add(judge.__module__)
-    return [name for name in QUESTIONS if name.partition(":")[0] in modules]
-
-
-def _read_ledger(ledger: Path) -> tuple[int, float]:
-    # The number of updates so far, and their sum of 1 / noise_multiplier^2.
-    if not ledger.is_file():
-        return 0, 0.0
-    try:
-        entries = json.loads(ledger.read_text())
-        updates = checked_int(entries, "updates", math.inf)
-        squares = float(entries["squares"])
-        is_valid = squares >= 0  # not NaN
-    except GARBLED_REPLY_ERRORS:
-        is_valid = False
-    if not is_valid:
-        raise Refused(
-            f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
-            '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
-        )
-    return updates, squares
+        multipliers = [noise.noise_multiplier for noise in self.noise(uploads)]
+        spend_privacy(ledger, multipliers, self.delta, max_epsilon=self.max_epsilon)
 
 
 def _name_without_module(question: str) -> str:

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import logging
-import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from flsv._lightning.evaluation import count_answers
 from flsv.configuration.identity import sample_hashes
+from flsv.configuration.questions import (
+    QUESTIONS,
+    SCORES_OF_CLASSES,
+    SPLITS,
+    TRAINING_LOSS,
+    ToldScore,
+    function_of,
+    numbers_of_run,
+    questions_of,
+    score_told,
+    scores_told,
+)
 from flsv.core import ClientUpdate, opened
-from flsv.core.answers import times_in_a_round
+from flsv.core.answers import MIN_HELD_OUT, numbers_of_round
 from flsv.core.needs import needs_of
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote.greeted_run import GreetedRun
+from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
-    TRAINING_LOSS,
     Packet,
     Refused,
+    check_model,
     check_request,
     failure_packet,
     on_cpu,
@@ -36,7 +48,7 @@ from flsv.engines.remote.messages import (
     unpack,
     update_packet,
 )
-from flsv.engines.remote.policy import QUESTIONS, SitePolicy, questions_of
+from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.site_memory import (
     SiteMemory,
     SiteState,
@@ -47,12 +59,14 @@ from flsv.engines.remote.site_memory import (
 from flsv.engines.remote.site_visit import SiteVisit, restore_state
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.games.module_copies import ModuleCopies
-from flsv.sampling import FullParticipation
+from flsv.ledgers import AnswerBudget
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import ClassScores, plain_scores
 from flsv.training.algorithms.base import used_model
 from flsv.training.client_batches import CohortLoader
 from flsv.training.store import TENSORS
+from flsv.utilities.errors import listed
+from flsv.utilities.plain_values import to_three_digits
 
 _log = logging.getLogger(__name__)
 #: File in the site's folder with the privacy loss of its updates so far.
@@ -78,6 +92,7 @@ class Site:
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
             a simulation. With None they follow from this site's secret, so that the server cannot subtract the noise.
         policy: the limits that the site's owner sets, if any.
+        run_size: the numbers of ``"clients"`` and ``"rounds"``, 0 or None where the app does not know them.
 
     Attributes:
         policy: the limits that apply to the next message.
@@ -93,6 +108,7 @@ class Site:
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
+        run_size: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         self._make_module = module
         self._folder = folder
@@ -102,6 +118,8 @@ class Site:
         self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
         self._questions = questions
         self._upload_seed = upload_seed
+        self._size_of_app = {name: number for name, number in run_size.items() if number}
+        self._budget = AnswerBudget(folder, self._default_max_answers)
         self._secret = own_secret(folder)
         self.policy = policy or SitePolicy()
 
@@ -111,7 +129,10 @@ class Site:
         self._data = site_data
         self._hash_by_client_id: dict[int, str] = {}
         site_data.prepare_data()
-        self._agreement = agreement(module(), federation)
+        model = module()
+        self._agreement = agreement(model, federation)
+        self._space = shared_space(model, self._config)
+        self._flsv_questions = questions_of(self._config)
 
     def say_policy(self, path: object, policy: SitePolicy) -> None:
         """Log at the site's start which policy it has, and what updates without noise spend."""
@@ -134,25 +155,51 @@ class Site:
             "test": self._test,
         }
         try:
-            subject = {}
-            for name in ("run", "round", "question"):
-                if name in packet.plain:
-                    subject[name] = packet.plain[name]
+            subject = {name: packet.plain.get(name) for name in ("run", "round", "question")}
             rank_zero_info(
                 f"flsv: {sender} asks {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
+            check_request(packet)
+            self._check_size(packet.plain)
+            self.policy.check_names(scores_told(self._config), [*QUESTIONS, *self._questions])
             if self._config.is_private and packet.kind not in ("hello", "train"):
                 raise Refused(
                     f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
                 )
-            self._greeted_run(packet).pin(packet.plain)
             self._set_up(packet.plain["client"])
             self._check_samples(packet)
-            return replies[packet.kind](packet)
+            reply = replies[packet.kind](packet)
+            return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
         except Exception as error:
             _log.exception("%r could not be answered", packet.kind)
             return failure_packet(error)
+
+    def _check_size(self, plain: Mapping[str, Any]) -> None:
+        """Raise Refused if the server has other numbers of sites or rounds than the app."""
+        for name, number in self._size_of_app.items():
+            if plain.get(name, number) != number:
+                raise Refused(
+                    f"its app has {number} {name}, and the server says {plain[name]!r:.40}: start both from the same "
+                    "app"
+                )
+
+    def _default_max_answers(self, run: Mapping[str, int]) -> int:
+        """Return the most numbers that the site answers by default, twice those of a run."""
+        size = {**run, **self._size_of_app}
+        questions = {**self._flsv_questions, **dict.fromkeys(self._questions, 1)}
+        return 2 * numbers_of_run(
+            self._config,
+            questions,
+            num_clients=size.get("clients", 1),
+            num_rounds=size.get("rounds", 1),
+            num_classes=self._num_classes,
+        )
+
+    @property
+    def _num_classes(self) -> int:
+        head = self._space.head
+        return self._data.num_classes if head is None else head.num_classes
 
     def _set_up(self, client_id: int) -> None:
         """Divide the site's samples as those of the client that the server takes it for, if they are not yet."""
@@ -161,6 +208,8 @@ class Site:
             raise Refused(
                 f"it has data of {self._data.num_clients} clients, and a site is one: use OneClient()"
             )
+        if self._data.dictionary_lacks:
+            raise Refused(f"its data dictionary is not complete: {self._data.dictionary_lacks}")
         if self._data.has_draft:
             raise Refused(
                 "its table has no data dictionary. Draft its part with flsv data --write, merge all sites' parts with "
@@ -170,15 +219,32 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         self.policy.noise(self._config.uploads)  # both raise an error if the policy refuses
         self.policy.check_told(self._needed_reports())
-        data: Any = self._data
-        sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}
-        dictionary = data.dictionary
+        dictionary = self._data.dictionary
+        num_classes = packet.plain.get("classes")
+        classes = () if dictionary is None else dictionary.classes or ()
+        if num_classes and classes and num_classes != len(classes):
+            raise Refused(
+                f"the server says num_classes={num_classes}, and its data dictionary has the {len(classes)} classes "
+                f"{listed(classes)}. Leave num_classes out"
+            )
+        sizes = self._sizes()
+        # Equal sizes under another number of the site tell nothing.
+        self._spend(packet, len(sizes), answer=f"sizes {sizes}")
         reply = {
             "sizes": sizes,
             "dictionary": None if dictionary is None else dictionary.hash,
             "contents": self._contents(),
         }
         return Packet("hello", reply)
+
+    def _sizes(self) -> dict[str, int]:
+        data: Any = self._data
+        return {split: len(data.client_indices(0, split)) for split in SPLITS}
+
+    def _spend(self, packet: Packet, numbers: int, answer: str | None = None) -> None:
+        """Count the numbers of an answer. A message that is sent again, as after a kill, has the same answer."""
+        name = answer or packet.digest.hex()[:16]
+        self._budget.spend(name, numbers, packet.plain, self.policy.max_answers)
 
     def _contents(self) -> str:
         """Return the secret's name, and the samples' keyed hash, which is constant at a private site."""
@@ -217,13 +283,12 @@ class Site:
 
     def _train(self, packet: Packet) -> Packet:
         memory = self._memory(packet)
-        self._greeted_run(packet).begin_round(packet.plain["round"])
         state = memory.after(packet.plain["counted"])
         secret: bytes | int | None = self._upload_seed
         if secret is None:
             secret = visit_secret(self._secret, packet, state)
         if self._config.is_private:
-            check_request(packet)
+            check_model(packet)
 
         visit = SiteVisit(
             packet=packet,
@@ -279,7 +344,10 @@ class Site:
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
-        self._answer_once("test", packet)
+        self._check_enough(ToldScore("accuracy", "test"))
+        if self._has_rare_class("test"):
+            withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
+        self._spend(packet, len(OWN_SCORES) - len(withheld))
         site_state = self._state_for(packet)
         scores = self._within_fit(packet, partial(self._score_own_model, packet, site_state))
         scores.update(dict.fromkeys(withheld, float("nan")))
@@ -302,29 +370,58 @@ class Site:
 
     def _ask(self, packet: Packet) -> Packet:
         question_name = packet.plain["question"]  # "module:function"
-        allowed_questions = [*questions_of(self._config), *self._questions]
+        allowed_questions = [*self._flsv_questions, *self._questions]
         self.policy.check_question(question_name, allowed_questions)
-        module_name, _, function_name = question_name.partition(":")
-        question = getattr(importlib.import_module(module_name), function_name)
-        # The score that an answer tells: the question's argument, or else what QUESTIONS lists.
+        question = function_of(question_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
-        bound_arguments.apply_defaults()
-        told_score = bound_arguments.arguments.get("performance")
-        if told_score is None:
-            told_score = QUESTIONS.get(question_name)
+        told_score = score_told(self._config, question, args, kwargs)
         if told_score is not None:
-            self.policy.check_told([told_score])
-        self._answer_once(f"{question_name} {told_score}", packet, times_in_a_round(question))
+            self.policy.check_told([told_score.name])
+            self._check_enough(told_score)
 
         site_state = self._state_for(packet)
         call = partial(self._call_question, packet, question, site_state)
-        answer, tensors = pack(self._within_fit(packet, call))
+        answer = self._round_and_count(question, self._within_fit(packet, call), packet)
+        plain_answer, tensors = pack(answer)
         visit = packet.digest.hex()
         memory = self._memory(packet)
         # The earlier states stay, since the server may discard this answer.
         memory.keep(visit, site_state, visits_to_keep=memory.load_all())
-        return Packet("answer", {"answer": answer, "visit": visit}, on_cpu(tensors))
+        return Packet("answer", {"answer": plain_answer, "visit": visit}, on_cpu(tensors))
+
+    def _check_enough(self, told_score: ToldScore) -> None:
+        """Raise Refused if a score would tell of fewer samples than a site answers about."""
+        score, split = told_score
+        if self._sizes()[split] < MIN_HELD_OUT:
+            raise Refused(
+                f"it has fewer than {MIN_HELD_OUT} {split} samples, and tells no score of them"
+            )
+        if score in SCORES_OF_CLASSES and self._has_rare_class(split):
+            raise Refused(
+                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, and does not tell {score!r}, in which "
+                "each class counts by itself"
+            )
+
+    def _has_rare_class(self, split: str) -> bool:
+        data: Any = self._data
+        _, counts = data.client_labels(0, split).unique(return_counts=True)
+        return bool((counts < MIN_HELD_OUT).any())
+
+    def _round_and_count(self, question: Any, answer: Any, packet: Packet) -> Any:
+        """Return an answer in three digits. Raise Refused if a run asks for fewer numbers, or the budget is used up."""
+        num_clients = self._size_of_app.get("clients", packet.plain["clients"])
+        max_numbers = numbers_of_round(question, num_clients, self._num_classes)
+        if max_numbers == 0:
+            return answer
+        rounded_answer = to_three_digits(answer)
+        numbers = torch.as_tensor(rounded_answer).numel()
+        if numbers > max_numbers:
+            raise Refused(
+                f"it is asked for {numbers} numbers at once, and a run of {num_clients} sites asks for at most "
+                f"{max_numbers} in a round"
+            )
+        self._spend(packet, numbers)
+        return rounded_answer
 
     def _call_question(
         self,
@@ -368,17 +465,6 @@ class Site:
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
         return trainer
-
-    def _answer_once(self, question: str, packet: Packet, times: float = 1) -> None:
-        """Raise Refused if the site's own loop would not ask this now."""
-        # Of clients that are not drawn losses and scores may be asked, too.
-        all_train = isinstance(self._config.strategies["sampler"], FullParticipation)
-        self._greeted_run(packet).answer_once(
-            question, packet, times=times, after_training=all_train and math.isfinite(times)
-        )
-
-    def _greeted_run(self, packet: Packet) -> GreetedRun:
-        return GreetedRun(self._folder, packet.plain)
 
     def _memory(self, packet: Packet) -> SiteMemory:
         plain = packet.plain

@@ -314,8 +314,10 @@ class SiteVisit(L.Callback, Rounds):
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:
         # Each round is a new fit, in which schedulers start from the beginning.
-        for config in trainer.lr_scheduler_configs:
-            if config.interval != "epoch":
+        pace = self.site_state.get("store", {}).get("pace", {})
+        states_of_client = pace.get("schedulers", {})  # by position, of those that training steps
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            if config.interval != "epoch" or index in states_of_client:
                 continue
             num_earlier_steps = self._instruction.round_index // config.frequency
             with warnings.catch_warnings():

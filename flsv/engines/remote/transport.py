@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import lightning as L
@@ -74,6 +75,7 @@ class Directory:
             after every exchange.
         max_samples: the largest number of samples that a site may announce in a split. A site that announces more takes
             no part, since the weight of its model would grow with a number that nobody else can check.
+        run_size: what sites are told of the run when they are greeted, by the names of their later messages.
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
@@ -92,11 +94,8 @@ class Directory:
         wait: float = 600.0,
         say: Callable[[str | None], None] = lambda text: None,
         max_samples: int = MAX_SAMPLES_OF_SPLIT,
+        run_size: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
-        if max_samples < 1:
-            raise ConfigurationError(
-                f"max_samples={max_samples}: expected at least 1, what the largest site has."
-            )
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names = list(names)
@@ -107,8 +106,8 @@ class Directory:
         self._sizes_file = book
         self._report_waiting = say
         self._max_samples = max_samples
-        #: Name of this server's run, by which sites know who they are in it.
-        self.greeting = secrets.token_hex(8)
+        self._run_size = run_size
+        self._num_sent = Counter[str]()
         self.sizes: dict[int, dict[str, int]] = {}
         self.contents: dict[int, str] = {}
         self._read_book()
@@ -128,7 +127,6 @@ class Directory:
         try:
             entries = json.loads(book.read_bytes())
             # Books of 2.1 hold the sites alone.
-            self.greeting = entries.get("greeting", self.greeting)
             entry_by_name = entries.get("sites", entries)
             for site, name in enumerate(self.names):
                 if name in entry_by_name:
@@ -215,7 +213,7 @@ class Directory:
         for site in self._addresses:
             is_asked = only_new and site in self._asked_sites
             if site not in self._greeted_sites and not is_asked:
-                greetings[site] = Packet("hello", {"client": site})
+                greetings[site] = Packet("hello", {"client": site, **self._run_size})
         self._asked_sites.update(greetings)
         for site, reply in self._send(greetings, seconds):
             self._take_greeting(site, reply, strict)
@@ -278,7 +276,6 @@ class Directory:
         """Send packets with the server's settings added, and yield each site's reply."""
         settings: dict[str, Any] = {
             "agreement": self._server_agreement,
-            "greeting": self.greeting,
             "clients": len(self.names),
         }
         site_at_address = {}
@@ -291,12 +288,22 @@ class Directory:
                 **settings,
                 "name": self.names[site],
                 "contents": self.contents.get(site),
+                "message": self._name_of_message(site, packet),
             }
             complete_packets[address] = Packet(packet.kind, plain, packet.tensors)
         if not complete_packets:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
-            yield site_at_address[address], reply
+            name = complete_packets[address].plain["message"]
+            yield site_at_address[address], _reply_to(name, reply)
+
+    def _name_of_message(self, site: int, packet: Packet) -> str:
+        """Return a name that no other message of the round has, and that a resumed server gives again."""
+        name = (
+            f"{packet.kind} of round {packet.plain.get('round')} in run {packet.plain.get('run')}"
+        )
+        self._num_sent[f"{name} to {site}"] += 1
+        return f"{name}, {self._num_sent[f'{name} to {site}']}"
 
     def _sites_at(self, nodes: Mapping[Address, str]) -> dict[int, Address]:
         """Return ``{site: address}`` of the nodes, ``{address: registered name}``, that are sites."""
@@ -364,7 +371,7 @@ class Directory:
         entries: dict[str, dict[str, Any]] = {}
         for site, sizes in sorted(self.sizes.items()):
             entries[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
-        book = {"greeting": self.greeting, "sites": entries}
+        book = {"sites": entries}
         with replacing(self._sizes_file) as file:
             file.write(json.dumps(book).encode())
 
@@ -372,6 +379,16 @@ class Directory:
         if self._fault_by_name.get(name) != words:
             self._fault_by_name[name] = words
             warnings.warn(words, stacklevel=3)
+
+
+def _reply_to(name: str, reply: Reply) -> Reply:
+    """Return a site's reply to the message of this name, or the reason why it is none."""
+    if isinstance(reply, str) or reply.kind == "failed":
+        return reply
+    replied_name = reply.plain.get("message")
+    if replied_name == name:
+        return reply
+    return f"its reply is one to {replied_name!r:.120}, and the message is {name!r}"
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:

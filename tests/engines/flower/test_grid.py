@@ -167,7 +167,7 @@ def make_context(run_id, **node_config):
 
 def greet(app, **node_config):
     """Return what a site says when it is greeted."""
-    packet = Packet("hello", {"client": 1, "greeting": "0" * 16})
+    packet = Packet("hello", {"client": 1, "clients": 3})
     greeting = Message(to_record(packet), 1, "query")
     grid = Grid(patience=0)
     (message,) = grid.address_messages([greeting])

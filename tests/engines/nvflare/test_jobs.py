@@ -230,7 +230,7 @@ def make_site_table(table, dictionary, node):
 def greet_lyon(job, context=None):
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
-    greeting = Packet("hello", {"client": 1, "agreement": agreement, "greeting": "0" * 16})
+    greeting = Packet("hello", {"client": 1, "agreement": agreement, "clients": 3})
     reply = job.execute("Lyon", to_shareable(greeting), context)
     return dict(from_shareable(reply).plain)
 
@@ -239,7 +239,7 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
     job,
     tmp_path,
 ):
-    job.run(server_of(rounds=0))
+    job.run(server_of(rounds=1))
     local = tmp_path / "Lyon" / "local"
     policy = local / "flsv-site.toml"
 
@@ -263,7 +263,7 @@ def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
     tmp_path,
     caplog,
 ):
-    job.run(server_of(rounds=0))
+    job.run(server_of(rounds=1))
     local = tmp_path / "Lyon" / "local"
     for name in MISSPELT_NAMES:
         misspelt_file = local / name
@@ -292,7 +292,7 @@ def test_filters_of_nvflare_change_nothing_of_a_packet(job):
 
 
 def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
-    job.run(server_of(rounds=0))
+    job.run(server_of(rounds=1))
     context = job.context("Lyon")
     runner = context.get_prop(FLContextKey.RUNNER)
     runner.task_result_filters["train/out"] = [PercentilePrivacy()]
@@ -306,7 +306,7 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
 def test_name_of_something_else_in_a_job_is_refused(job):
     with refused("is no flsv.engines.remote.RemoteServer"):
         job.run("a server")
-    job.run(server_of(rounds=0))
+    job.run(server_of(rounds=1))
     job.executors["Lyon"] = FlsvExecutor("os:path")
 
     reply = greet_lyon(job)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flsv.configuration.questions import QUESTIONS
 from flsv.core import NoAnswer
 from flsv.core.answers import expected_answer
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
-from flsv.engines.remote.policy import QUESTIONS
 from helpers import refused
 from helpers.sites import (
     ADDRESSES,

@@ -144,6 +144,7 @@ def make_client_valued_loop():
     )
 
 
+@pytest.mark.slow
 def test_sites_judge_models_at_the_same_time(tmp_path):
     remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport

@@ -1,7 +1,7 @@
 """A curious server knows a site's inputs, and asks for labels, rows and memberships beyond what the loop asks."""
 
 import hashlib
-from collections.abc import Iterator
+import json
 from functools import partial
 
 import lightning as L
@@ -14,20 +14,27 @@ from flsv import ClientEvaluation, FederatedDataModule, FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.configuration.identity import sample_hashes
 from flsv.data import OneClient, Splits
-from flsv.engines.remote import Packet, Site, agreement
+from flsv.engines.remote import Packet, Site, SitePolicy, agreement, site as site_module
 from flsv.engines.remote.messages import pack, unpack
-from flsv.metrics import ContributionEstimation
-from flsv.sampling import PowerOfChoice, UniformSampler
+from flsv.ledgers import BUDGET_FILE
+from flsv.metrics import ContributionEstimation, PartialFederatedShapley
+from flsv.sampling import PowerOfChoice
+from helpers import warns
 
 NUM_SAMPLES = 40
 NUM_CLASSES = 2
 ROUNDS = 3
 LABELS = torch.arange(NUM_SAMPLES) % NUM_CLASSES
-GUESSES = range(10)
+NUM_SITES = 3
+MANY = range(30)
 EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
 LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
 JUDGE = "flsv.games.judges:judge"
+JUDGE_COALITIONS = "flsv.games.judges:judge_coalitions"
+JUDGED = {"metrics": {"sv": PartialFederatedShapley(judges="clients")}}
+BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
+BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
 STARTED_FROM = "flsv.core.round:started_from"
 
 
@@ -70,13 +77,21 @@ def model_that_picks(sample):
 
 
 class CuriousServer:
-    """It has greeted a site, and let it train in the first round."""
+    """It has greeted a site, and let it train in the first round. The site's app knows the run's size."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder, policy=None, data=make_data, rounds=ROUNDS, **options):
         all_options = {"aggregator": FedAvg(), "seed": 1}
         all_options |= options
         make_loop = partial(FederatedLoop, **all_options)
-        self.site = Site(OneWeightPerSample, make_data, make_loop, folder)
+        self.folder = folder
+        self.site = Site(
+            OneWeightPerSample,
+            data,
+            make_loop,
+            folder,
+            policy=policy,
+            run_size={"clients": NUM_SITES, "rounds": rounds},
+        )
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
         self.greeting = self.send("hello")
@@ -92,10 +107,9 @@ class CuriousServer:
     ):
         plain = {
             "agreement": self.agreement,
-            "greeting": "0" * 16,
             "run": "1" * 16,
             "client": 0,
-            "clients": 3,
+            "clients": NUM_SITES,
             "name": "Boston",
             "classes": NUM_CLASSES,
             "rounds": ROUNDS,
@@ -108,6 +122,12 @@ class CuriousServer:
         if model is not None:
             sent_tensors["start"] = model
         return self.site.answer(Packet(kind, plain, sent_tensors))
+
+    @property
+    def answered(self):
+        """How many numbers the site says it has answered."""
+        book = json.loads((self.folder / BUDGET_FILE).read_text())
+        return sum(book["answers"].values())
 
     def test(self, sample, **fields):
         """The accuracy of a model that picks a sample, None if it is not told."""
@@ -124,39 +144,65 @@ class CuriousServer:
         return unpack(reply.plain["answer"], reply.tensors)
 
 
-def score_of_others(server, sample):
+def score_of_others(server, sample, score="accuracy", **fields):
     # A site's own weight of 0 leaves the aggregate as the server has made it.
     model = model_that_picks(sample)
-    return server.ask(LEAVE_SELF_OUT, model, 0.0, "accuracy")
+    return server.ask(LEAVE_SELF_OUT, model, 0.0, score, **fields)
 
 
-def loss_of(server, sample):
-    return server.ask(LOCAL_LOSS, model_that_picks(sample))
+def loss_of(server, sample, **fields):
+    return server.ask(LOCAL_LOSS, model_that_picks(sample), **fields)
 
 
-def differences(ask):
-    """Labels, or members, by the answers about a model that picks nothing, and about others that pick a sample."""
-    reference = ask(None)
-    answers = [ask(sample) for sample in GUESSES]
-    if reference is None:
-        return []
-    return [answer > reference for answer in answers if answer is not None]
+def judge_models(server, samples, *arguments, **fields):
+    models = torch.stack([model_that_picks(sample) for sample in samples])
+    return server.ask(JUDGE, models, *arguments, **fields)
 
 
-def labels_by_judging(server):
-    models = [model_that_picks(sample) for sample in GUESSES]
-    answer = server.ask(JUDGE, torch.stack(models))
-    return [] if answer is None else answer.tolist()
+def judge_other_coalitions(server):
+    """Of as many clients as the server likes."""
+    num_clients = 6
+    trained = torch.eye(num_clients, dtype=torch.bool)
+    models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
+    return server.ask(JUDGE_COALITIONS, models, trained, torch.ones(num_clients))
 
 
-def splits_by_other_greetings(server):
+#: Fields of messages about rounds, clients and classes that the run does not have.
+OUTSIDE_OF_THE_RUN = [
+    {"round": ROUNDS + 1},
+    {"round": 77},
+    {"round": 123_456},
+    {"round": -5},
+    {"round": True},
+    {"round": 1.0},
+    {"round": 77, "rounds": 100},
+    {"client": True},
+    {"client": NUM_SITES},
+    {"client": 7, "clients": 8},
+    {"classes": 0},
+]
+
+
+def outside_of_the_run(ask, server):
+    return [ask(server, 3, **fields) for fields in OUTSIDE_OF_THE_RUN]
+
+
+def train_outside_of_the_run(server):
     replies = [
-        server.send("hello", client=1),
-        server.send("hello", client=2),
-        server.send("hello", clients=9),
-        server.send("hello", name="Lyon"),
+        server.send("train", model=model_that_picks(3), **fields) for fields in OUTSIDE_OF_THE_RUN
     ]
-    return [reply.plain for reply in replies if reply.kind != "failed"]
+    return [None if reply.kind == "failed" else reply for reply in replies]
+
+
+def other_scores(server):
+    """Scores that the run does not ask."""
+    scores = ["balanced_accuracy", "negative_loss", "auroc", "val_loss", None]
+    return [score_of_others(server, 3, score) for score in scores]
+
+
+def rare_classes_by_accuracy(server):
+    """A model that answers with a class always has that class's share as its accuracy, counts hide it."""
+    return [judge_models(server, [None], score) for score in ("accuracy", "negative_loss")]
 
 
 def members_by_hashes(server):
@@ -164,14 +210,14 @@ def members_by_hashes(server):
     guess.deal_from(0)
     hash_of_guess = sample_hashes(guess)["0"]
     guesses = [hash_of_guess, hashlib.sha256(hash_of_guess.encode()).hexdigest()]
-    return [guess for guess in guesses if guess[:16] in server.greeting.plain["contents"]]
+    contents = server.greeting.plain["contents"]
+    return [guess if guess[:16] in contents else None for guess in guesses]
 
 
 def rows_by_other_functions(server):
     """By functions that are no questions of the loop, and by that for the model that the site started from."""
     questions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
-    answers = [server.ask(question) for question in questions]
-    return [answer for answer in answers if answer is not None]
+    return [server.ask(question) for question in questions]
 
 
 def rows_by_errors(server):
@@ -181,99 +227,239 @@ def rows_by_errors(server):
         server.send("test", model=torch.zeros(3), round=1),
     ]
     texts = [str(reply.plain.get("error")) for reply in replies]
-    return [text for text in texts if "tensor" in text]
+    return [text if "tensor" in text else None for text in texts]
 
 
-def labels_by_tests(server, **fields):
-    """By the accuracy of models that pick a sample, with these fields, each a value or all values in turn."""
-
-    def test(sample):
-        values = {}
-        for name, value in fields.items():
-            values[name] = next(value) if isinstance(value, Iterator) else value
-        return server.test(sample, **values)
-
-    return differences(test)
-
-
-def labels_by_tests_without_training(server):
-    server.test(None)
-    return labels_by_tests(server, round=2)
-
-
-def labels_by_tests_of_other_runs(server):
-    runs = (f"{number:016x}" for number in range(100))
-    return labels_by_tests(server, run=runs, counted=None)
-
-
-ATTEMPTS = {
-    "tests of one round": (EVALUATED, labels_by_tests),
-    "tests without training": (EVALUATED, labels_by_tests_without_training),
-    "tests after the run": (
-        {**EVALUATED, "sampler": UniformSampler(2)},
-        lambda server: labels_by_tests(server, round=iter(range(ROUNDS + 1, 100))),
+REFUSED_ATTEMPTS = {
+    "tests outside of the run": (EVALUATED, partial(outside_of_the_run, CuriousServer.test)),
+    "losses outside of the run": (BY_LOSS, partial(outside_of_the_run, loss_of)),
+    "trainings outside of the run": ({}, train_outside_of_the_run),
+    "tests without evaluation": ({}, lambda server: [server.test(3)]),
+    "judging without judges": (EVALUATED, lambda server: [judge_models(server, [3])]),
+    "620 models": (JUDGED, lambda server: [judge_models(server, [None, *MANY] * 20)]),
+    "more models than coalitions": (JUDGED, lambda server: [judge_models(server, range(9))]),
+    "coalitions of more clients": (JUDGED, lambda server: [judge_other_coalitions(server)]),
+    "judging by more classes": (
+        JUDGED,
+        lambda server: [judge_models(server, range(8), classes=20)],
     ),
-    "tests of other runs": (EVALUATED, labels_by_tests_of_other_runs),
-    "tests as another client": (EVALUATED, partial(labels_by_tests, client=1, counted=None)),
-    "tests of more classes": (EVALUATED, partial(labels_by_tests, classes=7)),
-    "tests without evaluation": ({}, labels_by_tests),
-    "scores of the others": (
-        {"metrics": {"fedce": ContributionEstimation()}},
-        lambda server: differences(partial(score_of_others, server)),
-    ),
-    "judging": (EVALUATED, labels_by_judging),
-    "losses": (
-        {"sampler": PowerOfChoice(2, 3)},
-        lambda server: differences(partial(loss_of, server)),
-    ),
-    "other greetings": (EVALUATED, splits_by_other_greetings),
+    "rare classes": (JUDGED, rare_classes_by_accuracy),
+    "other scores": (BY_OTHERS, other_scores),
     "hashes": (EVALUATED, members_by_hashes),
     "other functions": ({}, rows_by_other_functions),
     "errors": (EVALUATED, rows_by_errors),
 }
 
 
-@pytest.mark.parametrize(("options", "attempt"), ATTEMPTS.values(), ids=ATTEMPTS)
-def test_curious_server_learns_nothing_beyond_what_the_loop_asks(tmp_path, options, attempt):
+@pytest.mark.fast_rows
+@pytest.mark.parametrize(("options", "attempt"), REFUSED_ATTEMPTS.values(), ids=REFUSED_ATTEMPTS)
+def test_curious_server_is_told_nothing_that_the_run_does_not_ask(tmp_path, options, attempt):
     server = CuriousServer(tmp_path, **options)
-    assert attempt(server) == []
+    answers = attempt(server)
+    assert answers == [None] * len(answers)
 
 
+#: How a server asks once more, each time otherwise: in other rounds, runs, as other clients, of other models.
+REPEATED_ATTEMPTS = {
+    "tests": (EVALUATED, CuriousServer.test),
+    "losses": (BY_LOSS, loss_of),
+    "scores of the others": (BY_OTHERS, score_of_others),
+    "judging": (JUDGED, lambda server, sample, **fields: judge_models(server, [sample], **fields)),
+}
+
+
+def ask_in_many_ways(server, ask):
+    """Return the answers to many messages, by their numbers."""
+    answers = {}
+    for number in MANY:
+        fields = {
+            "round": number % ROUNDS,
+            "client": number % NUM_SITES,
+            "run": f"{number:016x}",
+            "counted": None,
+            "name": f"site {number}",
+            "greeting": f"{number:016x}",
+        }
+        if ask is score_of_others:  # about what the site has sent
+            fields |= {"run": "1" * 16, "client": 0, "counted": server.last_visit}
+        server.send("hello", **fields)
+        answer = ask(server, number % NUM_SAMPLES, **fields)
+        if answer is not None:
+            answers[number] = answer
+    return answers
+
+
+@pytest.mark.parametrize(("options", "ask"), REPEATED_ATTEMPTS.values(), ids=REPEATED_ATTEMPTS)
+def test_all_answers_about_a_table_count_against_one_budget(tmp_path, options, ask):
+    max_answers = 20
+    policy = SitePolicy(max_answers=max_answers)
+    server = CuriousServer(tmp_path, policy, **options)
+
+    with warns(f"answers at most {max_answers}. max_answers in its policy allows more"):
+        answers = ask_in_many_ways(server, ask)
+
+    num_answered = sum(torch.as_tensor(answer).numel() for answer in answers.values())
+    assert 1 <= num_answered <= server.answered <= max_answers
+
+    restarted_server = CuriousServer(tmp_path, policy, **options)
+    assert ask(restarted_server, 39, round=1, counted=restarted_server.last_visit) is None
+    assert restarted_server.answered == server.answered
+
+    restarted_server.site.policy = SitePolicy(max_answers=2 * max_answers)
+    assert ask(restarted_server, 39, round=1, counted=restarted_server.last_visit) is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers_of_run"),
+    [
+        ({}, 0),
+        (EVALUATED, 3 * 4),  # three scores in each round, and at the end
+        (BY_LOSS, 4),  # before the run, too
+        (BY_OTHERS, 4),
+        # The counts of eight coalitions' models and of the samples, of two classes and of the rare ones.
+        (JUDGED, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
+    ],
+    ids=["none", "tests", "losses", "others", "judges"],
+)
+def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
+    tmp_path, options, numbers_of_run
+):
+    server = CuriousServer(tmp_path, **options)
+    num_sizes = 3
+    run = {"clients": 1000, "rounds": 1000}
+    assert server.site._default_max_answers(run) == 2 * (num_sizes + numbers_of_run)
+
+
+def test_size_of_the_first_run_decides_the_default_of_an_app_that_does_not_know_it(tmp_path):
+    make_loop = partial(FederatedLoop, seed=1, **EVALUATED)
+    site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
+    hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
+    for rounds in (3, 1000):
+        assert site.answer(Packet("hello", {**hello, "rounds": rounds})).kind == "hello"
+
+    book = json.loads((tmp_path / BUDGET_FILE).read_text())
+    assert book["run"] == {"clients": 3, "rounds": 3}
+
+
+def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
+    server = CuriousServer(tmp_path, **BY_LOSS)
+    answer = loss_of(server, 3)
+    num_answered = server.answered
+
+    assert loss_of(server, 3) == answer
+    assert server.answered == num_answered
+    assert loss_of(server, 4) is not None
+    assert server.answered == num_answered + 1
+
+
+def sizes_in_greetings(server):
+    """The sizes of held-out splits, of which a site takes others as another client."""
+    replies = [server.send("hello", client=client) for client in range(NUM_SITES)]
+    return [reply.plain["sizes"] for reply in replies if reply.kind == "hello"]
+
+
+class DataOfEachClient(FederatedDataModule):
+    """A site that holds out another number of samples as each client."""
+
+    def client_indices(self, client, split="train"):
+        indices = super().client_indices(client, split)
+        return indices[self.partitioner.first_client :] if split == "val" else indices
+
+
+def test_sizes_under_another_number_count_if_they_differ(tmp_path):
+    splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+    data = partial(DataOfEachClient, SiteData(), OneClient(), splits=splits)
+
+    server = CuriousServer(tmp_path, SitePolicy(max_answers=6), data)
+    sizes = sizes_in_greetings(server)
+
+    assert [split_sizes["val"] for split_sizes in sizes] == [10, 9]
+    assert server.answered == 6
+
+    usual_server = CuriousServer(tmp_path / "usual", SitePolicy(max_answers=3))
+    assert len(sizes_in_greetings(usual_server)) == 3
+
+
+NUM_WEIGHTED = 16
+
+
+def model_of_powers():
+    """A model whose loss holds the labels of the first training rows as the digits of a binary number."""
+    data = make_data()
+    data.deal_from(0)
+    rows = data.client_indices(0, "train")[:NUM_WEIGHTED]
+    powers = 2.0 ** torch.arange(-4, NUM_WEIGHTED - 4)
+    weights = torch.zeros(NUM_CLASSES, NUM_SAMPLES)
+    weights[1, rows] = powers
+    num_rows = len(data.client_indices(0, "train"))
+    return weights.flatten(), rows, powers, num_rows
+
+
+def labels_in_loss(loss, powers, num_rows):
+    """A row with logits (0, s) and label y adds log(1 + exp(s)) - y s to the sum of losses."""
+    losses_of_label_0 = nn.functional.softplus(powers.double()).sum()
+    losses_of_other_rows = (num_rows - NUM_WEIGHTED) * torch.tensor(2.0).double().log()
+    remaining = losses_of_label_0 + losses_of_other_rows - loss * num_rows
+    labels = []
+    for power in powers.double().flip(0):
+        label = int(remaining > power - 2.0**-5)
+        remaining -= label * power
+        labels.insert(0, label)
+    return labels
+
+
+def test_one_loss_does_not_tell_all_labels(tmp_path, monkeypatch):
+    model, rows, powers, num_rows = model_of_powers()
+    server = CuriousServer(tmp_path / "a", **BY_LOSS)
+    rounded_loss = server.ask(LOCAL_LOSS, model)
+
+    assert rounded_loss == float(f"{rounded_loss:.3g}")
+    assert labels_in_loss(rounded_loss, powers, num_rows) != LABELS[rows].tolist()
+
+    # With all digits it would.
+    monkeypatch.setattr(site_module, "to_three_digits", lambda answer: answer)
+    loss = CuriousServer(tmp_path / "b", **BY_LOSS).ask(LOCAL_LOSS, model)
+    assert labels_in_loss(loss, powers, num_rows) == LABELS[rows].tolist()
+
+
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("options", "ask"),
     [
         (EVALUATED, CuriousServer.test),
-        ({"metrics": {"fedce": ContributionEstimation()}}, score_of_others),
-        (
-            {"sampler": PowerOfChoice(2, 3)},
-            loss_of,
-        ),
+        (BY_OTHERS, score_of_others),
+        (JUDGED, REPEATED_ATTEMPTS["judging"][1]),
     ],
-    ids=["test", "leave_self_out", "local_loss"],
+    ids=["test", "others", "judge"],
 )
-def test_what_the_loop_asks_is_answered_once_and_again_after_a_training(tmp_path, options, ask):
-    server = CuriousServer(tmp_path, **options)
-    answer = ask(server, 3)
-    assert answer is not None
-    assert ask(server, 3) == answer  # as after a kill of the server
-    assert ask(server, 4) is None
+def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, ask):
+    def make_small_data():
+        splits = Splits(server_val=0.0, client_val=0.1, client_test=0.1)  # four samples
+        return FederatedDataModule(SiteData(), OneClient(), splits=splits)
 
-    server.send("train", model=model_that_picks(5))
-    assert ask(server, 4) is not None
+    server = CuriousServer(tmp_path, data=make_small_data, **options)
+    assert ask(server, 3) is None
 
 
-def test_refusals_of_a_site_name_what_was_pinned_and_are_logged(tmp_path, caplog):
-    server = CuriousServer(tmp_path, **EVALUATED)
-    reply = server.send("hello", client=2)
+def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):
+    """It tells the accuracy of all samples alone."""
 
-    words = "it was greeted as client 0 of this run, and is asked now as 2"
-    assert reply.plain["error"] == words
-    assert words in caplog.text
+    class RareClass(SiteData):
+        def train_dataloader(self):
+            labels = (torch.arange(NUM_SAMPLES) % 5 == 0).long()  # 8 of 40
+            return DataLoader(TensorDataset(torch.eye(NUM_SAMPLES), labels), batch_size=8)
 
+    def make_rare_data():
+        splits = Splits(server_val=0.0, client_val=0.25, client_test=0.25)
+        return FederatedDataModule(RareClass(), OneClient(), splits=splits)
 
-def test_another_run_may_be_greeted_otherwise_and_pins_are_kept_over_restarts(tmp_path):
-    server = CuriousServer(tmp_path, **EVALUATED)
-    assert server.send("hello", client=2, greeting="1" * 16).kind == "hello"
+    reply = CuriousServer(tmp_path / "a", data=make_rare_data, **EVALUATED).send(
+        "test", model=model_that_picks(3)
+    )
+    assert reply.plain["withheld"] == ["balanced_accuracy", "auroc"]
+    assert reply.plain["accuracy"] == reply.plain["accuracy"]
+    assert reply.plain["auroc"] != reply.plain["auroc"]
 
-    restarted_site = CuriousServer(tmp_path, **EVALUATED)
-    assert restarted_site.send("hello", client=2).kind == "failed"
+    options = {"metrics": {"fedce": ContributionEstimation(performance="balanced_accuracy")}}
+    server = CuriousServer(tmp_path / "b", data=make_rare_data, **options)
+    assert score_of_others(server, 3, "balanced_accuracy") is None

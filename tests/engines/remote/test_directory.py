@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from flsv import ClientEvaluation
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.attacks import InnerProductManipulation
-from flsv.engines.remote import Directory, Packet
+from flsv.engines.remote import Directory, Packet, RemoteServer
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.run_status import run_status
@@ -43,6 +43,7 @@ from helpers.sites import (
     make_momentum_module,
     make_shapfed_loop,
     make_site,
+    named,
 )
 
 SIZES = {"train": 3, "val": 0, "test": 0}
@@ -64,12 +65,12 @@ class BostonThatComesLate:
     def exchange(self, packets, seconds):
         for address, packet in packets.items():
             if packet.kind != "hello":
-                yield address, Packet("answer", {"address": address})
+                yield address, named(packet, Packet("answer", {"address": address}))
             elif self.refusals_left > 0:
                 self.refusals_left -= 1
                 yield address, "the node is not available"
             else:
-                yield address, Packet("here", announcement(SIZES))
+                yield address, named(packet, Packet("here", announcement(SIZES)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
 
     replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
 
-    assert replies[0].plain == {"address": BOSTON_ADDRESS}
+    assert replies[0].plain["address"] == BOSTON_ADDRESS
     assert replies[1] == "it is away"
 
     messages = [str(warning.message) for warning in recwarn]
@@ -178,11 +179,11 @@ class OsakaThatComesLate(Replay):
 
     def exchange(self, packets, seconds):
         self.num_exchanges += 1
-        for address in packets:
+        for address, packet in packets.items():
             if address == BOSTON_ADDRESS:
                 time.sleep(2 * WAIT)
             else:
-                yield address, Packet("here", announcement(SIZES))
+                yield address, named(packet, Packet("here", announcement(SIZES)))
 
 
 WAIT = 0.1
@@ -273,13 +274,6 @@ def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
         Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
 
 
-def test_max_samples_of_0_is_refused(tmp_path):
-    sites = make_sites_with_many_samples_at_lyon()
-
-    with refused("max_samples=0: expected at least 1"):
-        Directory(sites, NAMES, {}, tmp_path / "book", wait=0, max_samples=0)
-
-
 class Largest(TorchDispatchMode):
     """Notes the bytes of the largest tensor that an operation makes."""
 
@@ -351,6 +345,7 @@ def uninterrupted_run(tmp_path_factory):
     return folder, federation.fit(rounds=4, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_run_of_a_killed_and_resumed_server_equals_the_uninterrupted_run(
     tmp_path, uninterrupted_run
 ):
@@ -377,6 +372,7 @@ class KilledAtOnce(BaseException):
     """Ends a run even where scores may fail."""
 
 
+@pytest.mark.slow
 def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     tmp_path, uninterrupted_run, monkeypatch
 ):
@@ -403,6 +399,7 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     assert rows_of_runs[0] == rows_of_runs[1]
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [
@@ -447,7 +444,7 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
             "arguments": {"tuple": []},
             "round": 0,
             "rounds": 1,
-            "greeting": "0" * 16,
+            "clients": 3,
             "client": 0,
         },
     )
@@ -539,3 +536,31 @@ def test_status_json_of_a_stopped_run_stays_stopped_while_its_server_ends(tmp_pa
 
     with run_status(tmp_path, "13"):
         assert "running" in status.read_text()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("rounds", 0), ("timeout", 0), ("wait", -1.0), ("num_classes", 0), ("max_samples", 0)],
+)
+def test_server_with_an_option_out_of_range_is_refused(option, value):
+    options = {"rounds": 3, option: value}
+    with refused(option):
+        RemoteServer(make_momentum_module, make_shapfed_loop, NAMES, **options)
+
+
+def test_reply_to_an_earlier_message_counts_as_none(tmp_path):
+    """Lyon's reply of the first round comes again in the second."""
+    remote = SitesInProcess(tmp_path, make_shapfed_loop)
+    replies_of_lyon = []
+
+    def repeat(address, packet, reply):
+        if packet.kind != "train" or address != LYON_ADDRESS:
+            return reply
+        replies_of_lyon.append(reply)
+        return replies_of_lyon[0]
+
+    remote.transport.on_reply = repeat
+    with warns("'Lyon'.*left out of round 2: its reply is one to 'train of round 0 in run .*, 1'"):
+        loop = remote.fit(rounds=2)
+
+    assert loop.participations.tolist() == [2, 1, 2]

@@ -51,6 +51,7 @@ make_pfedsv_loop = partial(make_judging_loop, partial(PFedSV, "relevance", k=2))
 make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "instead", "words"),
     [
@@ -102,6 +103,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
     assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
 
 
+@pytest.mark.slow
 def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     """One site is silent in round 0, all of them in round 1."""
 
@@ -211,6 +213,7 @@ def test_site_that_exceeds_its_time_stops_and_joins_the_next_round(tmp_path):
     assert rounds_of_site_states(tmp_path, "Lyon") == [0, 2]
 
 
+@pytest.mark.slow
 def test_absent_site_keeps_its_value(tmp_path):
     """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
@@ -236,6 +239,7 @@ def test_absent_site_keeps_its_value(tmp_path):
     assert loop.contributions["cssv"].isfinite().all()
 
 
+@pytest.mark.slow
 def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     tmp_path,
 ):
@@ -266,6 +270,7 @@ def make_standalone_loop():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_fedfomo_loop, make_standalone_loop])
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
     """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
@@ -310,6 +315,7 @@ def fill_reports(reply, number):
     return Packet("update", reply.plain, tensors)
 
 
+@pytest.mark.slow
 def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
     """Its update is as it should be, and what it reports beside it is any number."""
     make = partial(
@@ -336,6 +342,7 @@ def test_false_report_of_one_site_cannot_move_the_model_far(tmp_path):
         assert is_named == (number != believable_number), number
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "cluster",
     [

@@ -193,6 +193,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzzed")
 
 
+@pytest.mark.slow
 @FUZZED
 @given(packet=packet_variants(make_update(1)))
 @pytest.mark.filterwarnings("ignore")

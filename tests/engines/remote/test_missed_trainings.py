@@ -1,17 +1,20 @@
 """What a site misses changes values. The verdict says so, wherever the site was missing."""
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from flsv import Reporting
-from flsv.aggregation import FedAvg
+from flsv.aggregation import FedAdam, FedAvg
 from flsv.engines.remote import Packet
 from flsv.metrics import ShadowShapley
-from flsv.report import open_run
+from flsv.results import open_run
 from flsv.results.verdict import PaymentInputs, inputs_of_events, verdict_of
 from helpers.sites import (
+    BOSTON_ADDRESS,
     LYON_ADDRESS,
     NAMES,
     ServerData,
@@ -23,9 +26,9 @@ COALITION = "is left out of a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
-def make_shadow_loop():
+def make_shadow_loop(aggregator=FedAvg):
     return make_shapfed_loop(
-        aggregator=FedAvg(),
+        aggregator=aggregator(),
         metrics={"shadow": ShadowShapley(performance="negative_loss")},
         reporting=Reporting(table=False, files=True),
     )
@@ -58,6 +61,7 @@ class Federation(SitesInProcess):
         self.transport.on_reply = on_reply
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("change", "in_run", "words"),
     [
@@ -83,7 +87,84 @@ def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
     assert "Lyon" not in verdict.for_one_client().text
 
 
+def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
+    inputs = PaymentInputs(
+        values=[0.3, 0.2],
+        source="trainings",
+        seeds=3,
+        judged=True,
+        incidents="Lyon is away",
+    )
+    judged = verdict_of(inputs)
+
+    assert judged.forbids_payment
+    assert [*judged.reasons] == ["judged", "incidents"]
+    assert "Lyon is away" in judged.text
+
+
+@pytest.mark.slow
 def test_verdict_of_a_run_without_faults_names_none(tmp_path):
     SitesInProcess(tmp_path, make_shadow_loop).fit(server_data=ServerData())
     events = open_run(tmp_path).record["events"]
     assert inputs_of_events(events, NAMES)["incidents"] == ""
+
+
+make_fedadam_shadow_loop = partial(make_shadow_loop, partial(FedAdam, lr=0.03))
+
+
+def lost(round_index, kind, *sites):
+    """Replies that are lost: of the run's training, or of a site's training in its own coalition."""
+    return {(round_index, kind, site) for site in sites}
+
+
+LOSSES = {
+    "own, then the run's": lost(0, "own", 1) | lost(1, "run", 1),
+    "own in all rounds": lost(0, "own", 1) | lost(1, "own", 1) | lost(2, "own", 1),
+    "the others', then own": lost(0, "run", 0, 2) | lost(1, "own", 1) | lost(2, "run", 0, 2),
+    "two sites' own": lost(0, "own", 0, 1) | lost(1, "own", 0) | lost(2, "run", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("make", [make_shadow_loop, make_fedadam_shadow_loop])
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, make, losses):
+    federation = SitesInProcess(tmp_path, make)
+    members_of_runs = members_by_run(federation)
+
+    def on_reply(address, packet, reply):
+        if packet.kind != "train":
+            return reply
+        run = packet.plain["run"]
+        run_of_federation = next(iter(members_of_runs))
+        site = address - BOSTON_ADDRESS
+        kind = "of a larger coalition"
+        if run == run_of_federation:
+            kind = "run"
+        elif members_of_runs[run] == {site}:
+            kind = "own"
+        is_lost = (packet.plain["round"], kind, site) in losses
+        return None if is_lost else reply
+
+    federation.transport.on_reply = on_reply
+    loop = federation.fit(server_data=ServerData())
+
+    num_lost_of_run = sum(kind == "run" for _, kind, _ in losses)
+    assert loop.participations.sum() == 9 - num_lost_of_run  # of three sites in three rounds
+    assert [event.what for event in loop.events if "its own model" in event.what] == []
+
+
+def members_by_run(federation):
+    """``{run's id: the sites that are sent messages of it}``, filled while messages are sent."""
+    members = defaultdict[str, set[int]](set)
+    exchange = federation.transport.exchange
+
+    def note_members(packets, seconds):
+        for address, packet in packets.items():
+            if packet.kind == "train":
+                members[packet.plain["run"]].add(address - BOSTON_ADDRESS)
+        return exchange(packets, seconds)
+
+    federation.transport.exchange = note_members
+    return members

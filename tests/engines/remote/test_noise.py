@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv import ClassifierClient
 from flsv.aggregation import FedAvg
-from flsv.engines.remote import Packet, Site, federation, transport
+from flsv.engines.remote import Packet, Site, federation
 from flsv.engines.remote.site_memory import visit_secret
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
@@ -313,7 +313,6 @@ def test_resumed_server_receives_the_same_noise_as_an_uninterrupted_one(tmp_path
     # One run's name.
     one_name = SimpleNamespace(token_hex=lambda _: "0" * 16)
     monkeypatch.setattr(federation, "secrets", one_name)
-    monkeypatch.setattr(transport, "secrets", one_name)
     make = partial(make_private_loop, compressed=True, sampler=UniformSampler(2))
 
     def make_remote(folder):

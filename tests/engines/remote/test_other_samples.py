@@ -72,6 +72,7 @@ class Federation(SitesInProcess):
         return super().go_on_until(rounds, server_data=ServerData())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -89,6 +90,7 @@ def test_site_with_other_samples_at_the_second_start_is_refused(tmp_path, change
         federation.go_on_until(2)
 
 
+@pytest.mark.slow
 def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path):
     federation = Federation(tmp_path)
 
@@ -109,6 +111,7 @@ def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path):
     assert [event["client"] for event in refusals] == [1, 1]
 
 
+@pytest.mark.slow
 def test_site_that_has_lost_its_folder_is_named(tmp_path):
     """Its secret is gone with it: what it tells now cannot be compared with what it told."""
     federation = Federation(tmp_path)
@@ -128,7 +131,7 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path):
     hashes = []
     for folder in (tmp_path / "a", tmp_path / "b"):
         lyon = make_lyon(folder)
-        plain = {"client": 1, "agreement": lyon._agreement, "greeting": "0" * 16}
+        plain = {"client": 1, "agreement": lyon._agreement, "clients": 3}
         greeting = Packet("hello", plain)
 
         contents = lyon.answer(greeting).plain["contents"]
@@ -146,6 +149,7 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path):
     assert len(set(hashes)) == 2
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("contents", [None, 7, ["a"], "0123456789abcdef", "x" * 33])
 def test_site_that_tells_no_hash_is_not_let_in(tmp_path, contents):
     federation = Federation(tmp_path)

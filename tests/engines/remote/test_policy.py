@@ -13,6 +13,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.deployment import answer_or_failure
+from flsv.engines.remote.federation import WITHHELD
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER_FILE
 from flsv.metrics import (
@@ -75,7 +76,7 @@ def test_site_policy_file_allows_the_listed_questions_only(tmp_path):
     [
         (
             "least_sites = 3",
-            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells'\]",
+            r"'least_sites'. It may have \['questions', 'max_epsilon', 'delta', 'tells', 'max_answers'\]",
         ),
         ('questions = "all"', "Say a list of names"),
         ('tells = "all"', "Say a list of names"),
@@ -142,6 +143,7 @@ def make_judging_loop(metric, **options):
     )
 
 
+@pytest.mark.slow
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
     make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
@@ -152,7 +154,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
         return reply
 
     policy = SitePolicy(tells=["accuracy"])
-    remote = make_sites_with_policy(tmp_path / "a", make, policy, **SPLITS)
+    remote = make_sites_with_policy(tmp_path / "a", make, policy, client_test=0.7)
     remote.transport.on_reply = record_reply
 
     with warns("does not tell") as warned:
@@ -162,8 +164,8 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     withheld = [message for message in messages if "does not tell" in message]
 
     assert [message.split("(client 0) ")[1] for message in withheld] == [
-        "does not tell training_loss: its policy does not let it.",
-        "does not tell balanced_accuracy, auroc: its policy does not let it.",
+        f"does not tell training_loss: {WITHHELD}.",
+        f"does not tell balanced_accuracy, auroc: {WITHHELD}.",
     ]
 
     events = {event.what.split(":")[0] for event in loop.events}
@@ -185,14 +187,15 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     assert loop.client_scores["accuracy"].isfinite().all()
     assert loop.client_scores["auroc"].isfinite().tolist() == [False, True, True]
 
-    free = SitesInProcess(tmp_path / "b", make, **SPLITS).fit(rounds=2)
+    free = SitesInProcess(tmp_path / "b", make, client_test=0.7).fit(rounds=2)
     assert torch.equal(loop.state.model(), free.state.model())
 
-    nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), **SPLITS)
+    nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(tells=[]), client_test=0.7)
     with warns("not tested.*tell 'accuracy', 'bal"):
         nothing.fit(rounds=1)
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("make", "scores", "name"),
     [
@@ -219,26 +222,20 @@ def test_run_that_needs_what_a_site_withholds_is_refused_at_the_start(tmp_path, 
 
 
 def check_that_a_policy_can_allow(score, folder, make):
-    remote = make_sites_with_policy(folder, make, SitePolicy(tells=[score]), **SPLITS)
+    policy = SitePolicy(tells=[score])
+    remote = make_sites_with_policy(folder, make, policy, client_val=0.7)  # five samples of a class
     loop = remote.fit(rounds=1, server_data=ServerData())
     assert all("not answer" not in event.what for event in loop.events)
 
 
-HELLO = Packet("hello", {"client": 0, "greeting": "0" * 16})
-
-
-@pytest.mark.parametrize("name", ["Policy", "policy_file"])
-def test_configuration_of_a_node_with_a_misspelt_policy_is_refused(tmp_path, name):
-    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
-    node = {"folder": str(tmp_path), name: "flsv-site.toml"}
-    with pytest.raises(Refused, match=f"configuration has '{name}': expected 'policy'"):
-        client.answer(HELLO, node, "the server")
+HELLO = Packet("hello", {"client": 0, "clients": 3})
 
 
 #: Allows scores, and none of those asked for below.
 WITHHOLDING = SitePolicy(tells=["training_loss", "auroc"])
 
 
+@pytest.mark.slow
 def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_path):
     def make():
         return make_judging_loop(ContributionEstimation(performance="balanced_accuracy"))
@@ -251,6 +248,7 @@ def test_site_whose_policy_withholds_the_scores_of_a_round_does_not_answer(tmp_p
         remote.fit(rounds=1, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
     tmp_path,
 ):
@@ -267,6 +265,7 @@ def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_tr
         remote.fit(rounds=1, server_data=ServerData())
 
 
+@pytest.mark.slow
 def test_sites_max_epsilon_bounds_its_updates_over_all_runs(tmp_path):
     """Two rounds are within the bound, three are not, be it in one run or in the next one."""
     epsilon_of_two = gaussian_epsilon(2.0, 2)
@@ -324,7 +323,7 @@ def test_damaged_ledger_is_refused(tmp_path, damaged):
     ledger = tmp_path / LEDGER_FILE
     ledger.write_text(damaged)
 
-    with pytest.raises(Refused, match="privacy.json cannot be read.*backup"):
+    with refused("privacy.json cannot be read.*backup"):
         policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
 
 
@@ -401,7 +400,7 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
         client.answer(HELLO, node, "the server")
         client.answer(HELLO, node, "the server")
 
-    sentences = [text for text in caplog.messages if "this site" in text]
+    sentences = [text for text in caplog.messages if "this site has" in text and "policy" in text]
     assert len(sentences) == 1
     assert re.search(expected, sentences[0])
 
@@ -438,3 +437,62 @@ def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
     assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
     assert "John Smith" not in str(reply)
     assert "John Smith" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["max_epsilon", "tells", "questions", "delta", "max_answers"])
+def test_limit_among_a_nodes_entries_is_refused(tmp_path, name):
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    error = answer_to_greeting(client, folder=str(tmp_path), **{name: 1.0})["error"]
+    assert f"its configuration has ['{name}'], which nothing reads" in error
+    assert error.endswith("Limits stand in the policy's file")
+
+
+@pytest.mark.parametrize("name", ["Policy", "policy_file", "rules", "privacy", "foldr"])
+def test_entry_of_a_node_that_nothing_reads_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(node["part"]), make_shapfed_loop)
+    greet = partial(answer_to_greeting, client, part=0, site="Boston")
+
+    for _ in range(2):
+        error = greet(**{name: "x"})["error"]
+        assert f"its configuration has ['{name}'], which nothing reads" in error
+        assert "what the app's data module reads, ['part']" in error
+
+
+def test_entries_that_a_data_module_reads_are_not_refused(tmp_path):
+    read_by_name = SiteClient(
+        make_mlp_module, lambda node: SiteData(node.get("part", 1)), make_shapfed_loop
+    )
+    read_all = SiteClient(
+        make_mlp_module, lambda node: SiteData({**node}["part"]), make_shapfed_loop
+    )
+    for client in (read_by_name, read_all):
+        reply = answer_to_greeting(client, folder=str(tmp_path), part=0)
+        assert reply["sizes"]["train"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('tells = ["acuracy"]', "its policy tells 'acuracy': expected one of ['accuracy', "),
+        ('questions = ["flsv:judges"]', "names the question 'flsv:judges': expected one of ["),
+    ],
+)
+def test_policy_that_names_what_does_not_exist_is_refused(tmp_path, text, words):
+    policy = tmp_path / "flsv-site.toml"
+    policy.write_text(text)
+    client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
+    reply = answer_to_greeting(client, folder=str(tmp_path), policy=str(policy))
+    assert words in reply["error"]
+
+
+def test_site_whose_app_has_another_number_of_rounds_or_sites_is_refused(tmp_path):
+    client = SiteClient(
+        make_mlp_module,
+        lambda node: SiteData(0),
+        make_shapfed_loop,
+        sites=["Boston", "Lyon"],
+        rounds=3,
+    )
+    reply = answer_to_greeting(client, folder=str(tmp_path))
+    assert "its app has 2 clients, and the server says 3" in reply["error"]

@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import FedAvg
+from flsv.configuration.questions import QUESTIONS
 from flsv.core import Instruction
 from flsv.data import OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet, Site, site as site_module
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import instruction_packet, pack, update_packet
-from flsv.engines.remote.policy import QUESTIONS
 from flsv.personalization import IFCA, FedFomo, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
@@ -104,7 +104,6 @@ def make_private_loop(noise=1.0, compressed=False, **options):
 def make_training_message(model, index=0, counted=None, **tensors):
     info = {
         "run": RUN,
-        "greeting": RUN,
         "rounds": 3,
         "classes": 10,
         "clients": 3,
@@ -124,8 +123,8 @@ def messages_of_server(global_vector, visit):
         questions[question] = Packet("ask", plain, tensors)
 
     return {
-        "hello": Packet("hello", {"greeting": RUN}),
-        "agree": Packet("agree", {"greeting": RUN, "question": "table_summary"}),
+        "hello": Packet("hello", {"client": 0, "clients": 3}),
+        "agree": Packet("agree", {"client": 0, "clients": 3, "question": "table_summary"}),
         "test": replace(later, kind="test"),
         "again": later,
         "a model that overflows": make_training_message(global_vector * 1e38, 1, visit),
@@ -185,6 +184,7 @@ def fixed_noise(monkeypatch):
     monkeypatch.setattr(GaussianPrivacy, "apply", constant)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -331,6 +331,7 @@ def assert_same_message(reply, expected):
     assert are_equal(reply.tensors, expected.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path):
@@ -375,6 +376,7 @@ class LosesItsUpdate(Client):
             parameter.data.fill_(float("nan"))
 
 
+@pytest.mark.fast_rows
 @pytest.mark.usefixtures("fixed_noise")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Skips, Stops, Grows, Replaces, Widens, LosesItsUpdate])
@@ -410,5 +412,5 @@ def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp
 def test_impossible_request_is_refused_before_any_privacy_is_spent(tmp_path, fields):
     reply = answer_of_site(tmp_path, **fields)
     assert reply.kind == "failed"
-    assert "it cannot train as it is asked" in reply.plain["error"]
+    assert "it cannot do as it is asked" in reply.plain["error"]
     assert not (tmp_path / "privacy.json").exists()

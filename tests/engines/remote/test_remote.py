@@ -28,7 +28,7 @@ from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.sampling import PowerOfChoice, UniformSampler
 from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
 from flsv.uploads import TopK
-from helpers import refused, sites, slow_except, warns
+from helpers import refused, sites, warns
 from helpers.fits import client_tensors
 from helpers.sites import (
     ADDRESSES,
@@ -166,10 +166,10 @@ CASES = {
     "PFedSV": (partial(make_judged_loop, partial(PFedSV, "relevance", k=2)), SPLITS),
     "Ditto": (make_second_model_loop, SPLITS),
 }
-SLOW = {"local heads"}
 
 
-@pytest.mark.parametrize("case", slow_except(CASES.keys() - SLOW, CASES))
+@pytest.mark.fast_rows("a schedule by a client's own steps")
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_federation_of_sites_equals_one_process(tmp_path, case):
     make, data_options = CASES[case]
@@ -192,6 +192,7 @@ def test_what_passes_from_round_to_round_at_a_site_is_named(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_sites_know_their_own_number_of_passes(tmp_path):
     """In a simulation clients are called by their numbers. A site of other settings is left out."""
     passes = (2, 1, 3)
@@ -213,6 +214,7 @@ def test_sites_know_their_own_number_of_passes(tmp_path):
         remote.fit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -244,6 +246,7 @@ def make_coalitions_loop(coalitions, **options):
     return make_fedavg_loop(metrics={"shadow": metric}, **options)
 
 
+@pytest.mark.slow
 def test_halves_at_sites_are_those_of_first_updates(tmp_path):
     aggregator = FedAdam(0.02)
     make = partial(make_coalitions_loop, "halves", aggregator=aggregator)
@@ -289,6 +292,7 @@ class ChangesWeights(L.Callback):
                 next(pl_module.parameters()).mul_(1.01)
 
 
+@pytest.mark.slow
 def test_weights_that_a_hook_changes_are_refused_at_first_and_told_later(tmp_path):
     words = "weights or buffers have changed before round"
     at_once = SitesInProcess(tmp_path / "a", make_shadow_loop)
@@ -334,6 +338,7 @@ class LyonThatSendsTheGlobalModel:
         visit.update = replace(visit.update, vector=self.global_model.clone())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_lying", [False, True])
 def test_site_that_sends_the_global_model_as_its_own_is_recorded(tmp_path, monkeypatch, is_lying):
     if is_lying:
@@ -377,6 +382,7 @@ def check_that_sites_equal_one_process(
     return remote, local
 
 
+@pytest.mark.slow
 def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path):
     def by_loss():
         metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
@@ -428,7 +434,7 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_p
     remote = SitesInProcess(
         tmp_path,
         lambda: make_fedavg_loop(metrics={"m": metric}),
-        client_val=0.3,
+        client_val=0.6,  # five samples of each class and more
     )
     message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
 
@@ -446,6 +452,7 @@ def osaka_lacks_the_last_classes(monkeypatch):
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: dealt)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("osaka_lacks_the_last_classes")
 def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     def in_run():
@@ -479,6 +486,7 @@ def make_pfedsv_loop():
     return make_judged_loop(partial(PFedSV, "relevance", k=2))
 
 
+@pytest.mark.slow
 def test_personal_models_known_only_to_their_sites_are_evaluated_there(tmp_path):
     """Each site has a mixture of its own, which the server does not know."""
     remote, local = check_that_sites_equal_one_process(tmp_path, make_pfedsv_loop, **SPLITS)
@@ -495,6 +503,7 @@ def test_personal_models_that_the_server_makes_are_received(tmp_path):
     assert sorted(loop.received()) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
     """As where every message has a process of its own."""
     make = CASES["kept momentum, two of three"][0]

@@ -74,6 +74,7 @@ def make_broken_module():
     return client_module
 
 
+@pytest.mark.slow
 def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     """A site that has lost its folder, and one whose training fails."""
     make = partial(make_scaffold_loop, reporting=Reporting(table=True))

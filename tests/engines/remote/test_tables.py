@@ -4,17 +4,18 @@ from dataclasses import replace
 from functools import partial
 
 import lightning as L
-import pandas as pd
 import pytest
 import torch
 
 from flsv.data import (
+    Column,
     Dictionary,
     FederatedDataModule,
     IIDPartitioner,
     OneClient,
 )
 from flsv.engines.remote import (
+    Directory,
     Packet,
     RemoteServer,
     Site,
@@ -85,30 +86,24 @@ def server_data(dictionary=MERGED):
     return make_data(VAL, val=VAL, dictionary=dictionary)
 
 
+@pytest.mark.slow
 def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
-    """With a dictionary that is merged of the sites' drafts, and with one that one process drafts, to the bit."""
+    """With the dictionary that is merged of the sites' drafts, to the bit."""
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
-    drafted, data = fit(tmp_path / "drafted")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
     remote = sites.fit(rounds=2, server_data=server_data())
 
-    assert_same_runs(local, drafted)
-    assert_same_runs(remote, drafted)
+    assert_same_runs(remote, local)
     assert {packet.kind for packet in sites.requests} == {"hello", "train"}
-    ages = pd.concat(TABLES.values())["age"]
-    row = f"numbers minus {ages.mean():.6g}, divided by {ages.std(ddof=0):.6g}"
-    for folder in ("sites", "local", "drafted"):
+    age = MERGED.columns["age"]
+    row = f"numbers minus {age.mean:.6g}, divided by {age.scale:.6g}"
+    for folder in ("sites", "local"):
         record = read_record(tmp_path / folder / "run.json")
         assert row in write_report(tmp_path / folder).read_text()
         dictionary = Dictionary.from_file(tmp_path / folder / "dictionary.yaml")
         assert dictionary.hash in str(record["settings"])
         assert record["dictionary"] == dictionary.to_plain()
-    for name, column in data.dictionary.columns.items():
-        assert (column.mean, column.scale) == (
-            MERGED.columns[name].mean,
-            MERGED.columns[name].scale,
-        )
 
 
 class CountedClient(OneClient):
@@ -130,10 +125,18 @@ def test_data_are_set_up_once_at_each_site(tmp_path):
 
 
 def test_site_without_a_dictionary_is_refused(tmp_path):
-    for dictionary in (None, DICTIONARY):
+    for dictionary, reason in ((None, "leaves questions that"), (DICTIONARY, "has")):
         federation = Hospitals(tmp_path, dictionary=dictionary)
-        with refused("Boston' cannot take part:.*no data dictionary"):
+        with refused(f"Boston' cannot take part: its table {reason} no data dictionary"):
             federation.directory()
+        assert "patient" not in str([reply.plain for reply in federation.replies])
+
+
+def test_site_whose_dictionary_lacks_a_columns_categories_names_it(tmp_path):
+    columns = {**MERGED.columns, "ward": Column(kind="categories")}
+    federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
+    with refused("Boston' cannot take part: .*it lacks categories of 'ward'.* merge again"):
+        federation.directory()
 
 
 def test_site_with_data_of_several_clients_is_refused(tmp_path):
@@ -169,6 +172,7 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
             "sizes": reply.plain["sizes"],
             "contents": reply.plain["contents"],  # a hash that is keyed by the site's secret
             "dictionary": MERGED.hash,
+            "message": reply.plain["message"],
         }
         assert reply.plain["sizes"].keys() == {"train", "val", "test"}
         assert not reply.tensors
@@ -196,18 +200,18 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
         Packet("test", {"client": 0, "dictionary": other_dictionary}),
     ]
     federation = Hospitals(tmp_path)
-    directory = federation.directory()
+    federation.directory()
     site = federation.transport.sites[ADDRESSES[0]]
     (usual_reply, *_) = federation.replies
     facts = agreement(make_module(), federation.make())
-    settings = {"agreement": facts, "greeting": directory.greeting, "clients": len(NAMES)}
+    settings = {"agreement": facts, "clients": len(NAMES), "message": usual_reply.plain["message"]}
 
     for attempt in attempts:
         packet = replace(attempt, plain={**attempt.plain, **settings})
         reply = site.answer(packet)
         assert not reply.tensors
-        if reply.kind == "hello":
-            assert reply.plain == usual_reply.plain
+        if reply.kind == "hello":  # as another client it has the same samples, under another name
+            assert {**reply.plain, "contents": usual_reply.plain["contents"]} == usual_reply.plain
         else:
             assert reply.kind not in ("answer", "agreed", "tested")
             assert "ward" not in str(reply.plain)
@@ -221,6 +225,40 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
         federation.directory()
 
     assert "0.196" not in str([reply.plain for reply in federation.replies])
+
+
+def lyon_lacks_a_column(lyon):
+    return lyon.drop(columns="age")
+
+
+def lyon_has_a_text_among_numbers(lyon):
+    ages = lyon["age"].astype(str)
+    ages.iloc[3] = "Mrs Smith"
+    return lyon.assign(age=ages)
+
+
+def lyon_has_another_class(lyon):
+    deaths = lyon["died"].astype(object)
+    deaths.iloc[3] = "Mrs Smith"
+    return lyon.assign(died=deaths)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lyon_lacks_a_column, r"has no column 'age' \(the data dictionary\)"),
+        (lyon_has_a_text_among_numbers, r"does not fit .* in 'age' \(.*numbers from"),
+        (lyon_has_another_class, r"does not fit .* in 'died' \(one of 2 classes: no, yes\)"),
+    ],
+)
+def test_site_names_a_column_that_does_not_fit_and_no_cell(tmp_path, change, words, caplog):
+    federation = Hospitals(tmp_path, {**TABLES, "Lyon": change(TABLES["Lyon"])})
+    with refused(f"site 'Lyon' cannot take part: its table {words}"):
+        federation.directory()
+
+    assert "Smith" not in str([reply.plain for reply in federation.replies])
+    has_cell = change is not lyon_lacks_a_column
+    assert ("Mrs Smith" in caplog.text) == has_cell
 
 
 def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
@@ -238,6 +276,7 @@ class Arrays(L.LightningDataModule):
     val_dataloader = train_dataloader
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "make_server_data",
     [
@@ -265,3 +304,19 @@ def test_sites_of_which_some_have_no_table_are_named(tmp_path):
     message = f"The data dictionaries differ: Boston, Lyon: {MERGED.hash}; Osaka: none"
     with refused(message):
         federation.directory()
+
+
+def test_num_classes_of_the_server_beside_a_dictionary_of_others_is_refused(tmp_path):
+    federation = Hospitals(tmp_path)
+    directory = Directory(
+        federation.transport,
+        NAMES,
+        agreement(make_module(), make_shapfed_loop()),
+        tmp_path / "book.json",
+        wait=0.2,
+        run_size={"rounds": 2, "classes": 7},
+    )
+    with refused(
+        "the server says num_classes=7, and its data dictionary has the 2 classes no, yes"
+    ):
+        directory.gather()

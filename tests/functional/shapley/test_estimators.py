@@ -40,6 +40,7 @@ def test_estimators_of_closed_form_games_are_exact(name, n):
         assert (estimate.stderr == 0).all()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("name", UNBIASED)
 def test_sampled_values_are_unbiased(name):
     num_draws = 200

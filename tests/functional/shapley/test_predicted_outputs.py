@@ -223,6 +223,7 @@ def test_predicted_values_of_a_linear_regression_are_exact():
     )
 
 
+@pytest.mark.slow
 def test_predicted_values_of_17_clients_are_sampled_close_to_exact_ones():
     trained, outputs, sizes, accuracy = make_federation(17)
     utilities = accuracy(outputs)

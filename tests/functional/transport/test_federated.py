@@ -51,6 +51,7 @@ def play(
     return distances
 
 
+@pytest.mark.fast_rows("dtype1-50")
 @pytest.mark.parametrize("dim", [1, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(dim, dtype):

@@ -87,6 +87,7 @@ def make_ditto_loop(**kwargs):
     return make_loop(**{"client_algorithm": Ditto(DITTO_LAMBDA, DITTO_LR), **kwargs})
 
 
+@pytest.mark.fast_rows
 @both_nets
 def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     net = network(batch_norm)
@@ -149,6 +150,7 @@ def make_fedrep_loop(**kwargs):
     return make_loop(**{"client_algorithm": FedRep(head_epochs=1), "share": ["!head"], **kwargs})
 
 
+@pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 @both_nets
 def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
@@ -258,6 +260,7 @@ def per_fedavg_by_hand(net, second_order):
     return train_by_hand(net, visit)
 
 
+@pytest.mark.fast_rows
 @both_nets
 def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     net = network(batch_norm)
@@ -273,6 +276,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path, batch_nor
     assert_same_state(module.net, per_fedavg_by_hand(net, second_order=False))
 
 
+@pytest.mark.slow
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path):
     layers = []
     for layer in network(batch_norm=False):
@@ -462,6 +466,7 @@ CASES = {
 NOBODY, SOME = frozenset(), {(0, 0), (1, 3), (3, 4)}
 
 
+@pytest.mark.fast_rows
 @pytest.mark.filterwarnings("ignore:.*returned a model with NaN or infinite entries")
 @pytest.mark.parametrize(
     ("batch_norm", "failing"),

@@ -4,8 +4,8 @@ Waits until the SuperLink is there, registers the public keys of all sites (keys
 server's app: that of this folder, or APP, such as one that Flower Hub has signed.
 If the app is killed, alone or with the SuperLink, this script starts it again, and the run continues from its last
 checkpoint. If the app is running already, because only this script had ended, the script watches it. Exit status: 0
-after the run has finished, else 1: it has failed (runs/status.json gives the reason), was stopped, or did not begin in
-three attempts.
+after the run has finished, else 1: it has failed (runs/status.json gives the reason), was stopped, did not begin in
+three attempts, or the SuperLink did not start the app within five minutes.
 
     python deploy/run.py stop        # end the run, which python deploy/run.py continues
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
@@ -29,6 +29,7 @@ FLOWER = Path(os.environ.setdefault("FLWR_HOME", str(HOME / ".flwr")))
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 NAME = "federation"  # of the SuperLink, in Flower's own file
 ALIVE = ("pending", "starting", "running")  # Flower's words
+WAITING_SECONDS = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)  # between looks whether the app has started
 MAX_FAILED_STARTS = 3
 
 
@@ -116,6 +117,26 @@ def start() -> str:
     return run
 
 
+def wait_for_start(run: str) -> None:
+    """Wait until the SuperLink has started the run's app, and end this script if it never does."""
+    num_seconds = 0
+    for seconds in WAITING_SECONDS:
+        if state_of(run) != "pending":
+            return
+        print(
+            f"run {run}: waiting for the SuperLink to start the server's app ({num_seconds} s)",
+            flush=True,
+        )
+        time.sleep(seconds)
+        num_seconds += seconds
+    if state_of(run) == "pending":
+        sys.exit(
+            f"the SuperLink has not started the server's app of run {run} within {num_seconds} s. Its process "
+            "flower-superexec, which starts apps, has probably ended: start deploy/superlink.sh anew, and this script "
+            "again, which goes on with the run"
+        )
+
+
 def run_to_the_end() -> int:
     """Start the run, or watch it, until it has ended. Return the exit status."""
     register()
@@ -131,6 +152,7 @@ def run_to_the_end() -> int:
             run = start()
         is_first_attempt = False
         if run:
+            wait_for_start(run)
             subprocess.run(["flwr", "log", run, NAME, "--stream"], check=False)
 
         time.sleep(5)

@@ -13,6 +13,7 @@ from flsv.engines.remote import RemoteServer, SiteClient
 from flsv.metrics import ClassSpecificShapley
 
 SITES = ["Boston", "Lyon", "Osaka"]
+ROUNDS = 3
 
 
 def make_module() -> L.LightningModule:
@@ -40,7 +41,7 @@ def make_loop() -> FederatedLoop:
     )
 
 
-client = SiteClient(make_module, SiteData, make_loop)
+client = SiteClient(make_module, SiteData, make_loop, sites=SITES, rounds=ROUNDS)
 server = RemoteServer(
-    make_module, make_loop, SITES, rounds=3, num_classes=10, folder="runs", timeout=600
+    make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder="runs", timeout=600
 )

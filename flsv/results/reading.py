@@ -86,6 +86,14 @@ class Run:
         return max(self.table["round"], default=-1) + 1
 
     @property
+    def rounds_text(self) -> str:
+        """Return the number of rounds, as in "2 of 3 rounds"."""
+        planned_rounds = self.record["rounds"]
+        if planned_rounds is None or planned_rounds < 0:  # -1: no limit
+            return f"{self.rounds} rounds"
+        return f"{self.rounds} of {planned_rounds} rounds"
+
+    @property
     def ended(self) -> bool:
         """Return whether the run was trained to its end."""
         return "ended" in self.record

@@ -1,10 +1,11 @@
-"""Basis: the values, one per client, by which a report orders and pays clients."""
+"""Basis: the values, one per client, by which clients are ordered and paid, and all on which their verdict depends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from flsv.functional.intervals import seed_covariance, seed_freedom
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
-from flsv.report.reading import Run, final_values, over_seeds
 from flsv.results.folder import CASE_VALUES
+from flsv.results.reading import Run, final_values, over_seeds
 from flsv.results.text import WORDS, joined, nearest_to_retraining_first, titled
 from flsv.results.verdict import (
     PaymentInputs,
@@ -27,12 +28,15 @@ from flsv.results.verdict import (
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.errors import ConfigurationError
 
 #: Name of the values by retraining.
 RETRAINED = "retrained"
 #: The metric whose values they are, in the runs of ``flsv retrain``.
 RETRAINED_METRIC = "value"
+#: Largest deviation of the values' sum from the gain, as a fraction of the gain, with which steps are drawn.
+MAX_DEVIATION_OF_SUM = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,19 @@ class Basis:
     title: str
     #: A description of the runs that the values come from: coalitions, seeds and rounds.
     origin: str
-    #: A row per client with its `value`, NaN without one, and the ends `low` and `high` of its interval. For values of
-    #: one seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the
-    #: mean over many seeds often enough.
+    #: A row per client with its `value`, NaN without one, and the ends `low` and `high` of its interval over seeds and
+    #: validation samples, or over seeds if it is not known how much values depend on the samples. For values of one
+    #: seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the mean
+    #: over many seeds often enough.
     estimates: DataFrame
     #: All on which it depends whether a budget may be shared out by the values.
     inputs: PaymentInputs
+    client_names: Sequence[str] = ()
+    #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
+    initial_score: float = NAN
+    final_score: float = NAN
+    #: The coalitions of values by retraining, as `flsv retrain --trainings` names them.
+    trainings: str = ""
 
     @property
     def values(self) -> Sequence[float]:
@@ -81,27 +92,32 @@ class Basis:
         """Return whether the interval of any value is known."""
         return bool(self.estimates["low"].notna().any())
 
-    @cached_property
-    def estimates_with_other_cases(self) -> DataFrame | None:
-        """The values with intervals for other validation samples and other seeds. None if it is not known how much
-        values depend on the validation samples.
-        """
-        knows_cases = len(self.inputs.errors) > 1  # errors of seeds are the first
-        if not knows_cases or not self.has_intervals:
-            return None
-        values = torch.tensor(self.values, dtype=torch.float64)
-        low, high = joint_intervals(values, self.inputs.errors)
-        return self.estimates.assign(low=low.tolist(), high=high.tolist())
+    def _repr_html_(self) -> str:
+        """Return the values and the verdict on them as HTML, for a notebook."""
+        verdict = self.verdict()
+        table = self.estimates.set_axis(list(self.client_names), axis=0)
+        reasons = "".join(f"<li>{escape(text)}</li>" for text in verdict.reasons.values())
+        return (
+            f"<p>{escape(self.title)}</p>{table.to_html()}"
+            f"<p>{escape(verdict.title)}</p><ul>{reasons}</ul>"
+        )
 
-    def estimates_to_show(self, for_payment: bool) -> DataFrame:
-        """Return the values with the intervals to show beside them.
+    @property
+    def adds_up(self) -> bool:
+        """Return whether the values are steps from the untrained model's score to the score of the model of all."""
+        total = self.final_score - self.initial_score
+        sum_of_values = math.fsum(self.values)
+        return abs(sum_of_values - total) <= MAX_DEVIATION_OF_SUM * abs(total)  # False for NaN
 
-        Where values are to pay by, they are for other cases and other seeds if those are known. Else they are for this
-        validation set and other seeds.
-        """
-        if for_payment and self.estimates_with_other_cases is not None:
-            return self.estimates_with_other_cases
-        return self.estimates
+    @property
+    def sentence_on_intervals(self) -> str:
+        """Return a sentence that tells what the intervals are for."""
+        sentences: Mapping[str, str] = WORDS["intervals"]
+        if not self.has_intervals:
+            return sentences["none"]
+        if len(self.inputs.errors) == 1:  # errors of seeds alone
+            return sentences["seeds"]
+        return sentences["seeds_and_samples"]
 
 
 def basis_of(run: Run, values_name: str | None = None) -> Basis:
@@ -155,7 +171,19 @@ def _selected_key(
 
 
 def preferred_basis(run: Run) -> Basis | None:
-    """Return the values that a report without a budget shows: by retraining, else by the most suitable metric."""
+    """Return the values that pages and terminals show: by retraining, otherwise by the most suitable metric.
+
+    Args:
+        run: a run's folder as :func:`flsv.results.open_run` reads it.
+
+    Returns:
+        The values with their verdict. A notebook shows both. None if the run has no metric.
+
+    Example:
+        >>> from flsv.results import open_run, preferred_basis
+        >>> preferred_basis(open_run("lightning_logs/version_0")).verdict().text  # doctest: +SKIP
+        'These values can be a basis for payment: models were also trained without some of the partners, with 3 seeds.'
+    """
     if run.retrained is not None:
         return basis_by_retraining(run)
     class_by_metric = {
@@ -204,13 +232,15 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         **performance_inputs(run.record, metric),  # replaces the default above
         **inputs_of_events(run.record["events"], run.client_names),
     }
+    errors = _errors_by_metric(run, metric, estimates)
+    performance = run.performances.get(metric, {})
     inputs = PaymentInputs(
         values=estimates["value"].tolist(),
-        errors=_errors_by_metric(run, metric, estimates),
+        errors=errors,
         seeds=run.seeds,
         unsuitable="" if metric_info["to_pay_by"] else metric,
         of_rounds=run.record.get("of_rounds", ""),
-        is_finished=run.ended,
+        stopped_after="" if run.ended else run.rounds_text,
         judged=metric_info.get("judges") == "clients",
         **recorded_inputs,
     )
@@ -218,9 +248,26 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         metric,
         title,
         origin=", ".join(_seeds_and_rounds(run)),
-        estimates=estimates,
+        estimates=_with_joint_intervals(estimates, errors),
         inputs=inputs,
+        client_names=run.client_names,
+        initial_score=_number(performance.get("start")),
+        final_score=_number(performance.get("end")),
     )
+
+
+def _number(recorded: float | None) -> float:
+    return NAN if recorded is None else recorded
+
+
+def _with_joint_intervals(estimates: DataFrame, errors: Sequence[ValueErrors]) -> DataFrame:
+    """Return the values with intervals that combine all sources of their errors, if several are known."""
+    has_intervals = bool(estimates["low"].notna().any())
+    if len(errors) == 1 or not has_intervals:
+        return estimates
+    values = torch.tensor(estimates["value"].to_numpy("float64"))
+    low, high = joint_intervals(values, errors)
+    return estimates.assign(low=low.tolist(), high=high.tolist())
 
 
 def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[ValueErrors]:
@@ -267,7 +314,8 @@ def basis_by_retraining(run: Run) -> Basis:
     assert run.retrained is not None
     basis = _basis_by_metric(run.retrained, RETRAINED_METRIC)
     performance = run.retrained.performances.get(RETRAINED_METRIC, {})
-    trained = WORDS["trainings"].get(performance.get("trainings"))
+    trainings = performance.get("trainings") or ""
+    trained = WORDS["trainings"].get(trainings)
     event_inputs = inputs_of_events(run.record["events"], run.client_names)
     # What a site missed in the run, it may have sent in the repetitions.
     del event_inputs["incidents"]
@@ -279,6 +327,7 @@ def basis_by_retraining(run: Run) -> Basis:
         title=f"retraining, measured by {titled(basis.by)}",
         origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
         inputs=replace(basis.inputs, **event_inputs),
+        trainings=trainings,
     )
 
 
@@ -295,16 +344,12 @@ def _seeds_and_rounds(run: Run) -> list[str]:
     elif seeds:
         descriptions.append(f"seeds {joined(map(str, sorted(seeds)))}")
 
-    rounds = [one_run.rounds for one_run in run.runs]
-    fewest_rounds = min(rounds)
-    most_rounds = max(rounds)
-    count = str(fewest_rounds)
-    if fewest_rounds < most_rounds:
-        count += f" to {most_rounds}"
-    planned = run.record["rounds"]
-    if planned and planned > 0:
-        count += f" of {planned}"
-    descriptions.append(f"{count} rounds")
+    shortest_run = min(run.runs, key=lambda one_run: one_run.rounds)
+    longest_run = max(run.runs, key=lambda one_run: one_run.rounds)
+    rounds = longest_run.rounds_text
+    if shortest_run.rounds < longest_run.rounds:
+        rounds = f"{shortest_run.rounds} to {rounds}"
+    descriptions.append(rounds)
     return descriptions
 
 

@@ -1,0 +1,138 @@
+"""The questions that a federation of a configuration asks its clients, what they tell, and how many numbers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flsv.configuration.federation_config import FederationConfig
+from flsv.core.answers import SCORE_RANGES, numbers_of_round
+from flsv.core.round import started_from
+from flsv.games.judges import judge
+from flsv.scores import OWN_SCORES
+from flsv.scores.class_scores import CLASS_SCORES
+from flsv.scores.performance import ModelScore
+from flsv.utilities.errors import ConfigurationError
+
+
+class ToldScore(NamedTuple):
+    """The score that an answer tells, unless an argument ``performance`` names another, and on which split."""
+
+    name: str
+    split: str = "val"
+
+
+#: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the scores that they
+#: tell, None if they tell none. A site may allow more.
+QUESTIONS: Mapping[str, ToldScore | None] = {
+    "flsv.personalization.pfedsv:collaborate": ToldScore("accuracy"),
+    "flsv.personalization.fedfomo:mix_models": ToldScore("negative_loss"),
+    "flsv.core.round:started_from": None,
+    "flsv.sampling.power_of_choice:local_loss": ToldScore("negative_loss", "train"),
+    "flsv.metrics.contribution_estimation:leave_self_out": ToldScore("accuracy"),
+    "flsv.games.judges:judge": ToldScore("accuracy"),
+    "flsv.games.judges:judge_coalitions": ToldScore("accuracy"),
+}
+#: Scores in which each class has a part of its own, however few its samples.
+SCORES_OF_CLASSES = ("balanced_accuracy", *CLASS_SCORES)
+#: The parts of a site's samples, of which it announces the numbers.
+SPLITS = ("train", "val", "test")
+#: Name of the training loss that an update has.
+TRAINING_LOSS = "training_loss"
+
+
+def questions_of(config: FederationConfig) -> Counter[str]:
+    """Return the questions of flsv that a federation of this configuration asks its clients, and how many parts do.
+
+    A question belongs to the strategy or metric in whose module it is.
+    """
+    questions: Counter[str] = Counter()
+    for part in _parts_of(config):
+        modules = {base.__module__ for base in type(part).__mro__}
+        if getattr(part, "judges", None) == "clients":
+            modules.add(judge.__module__)
+        questions.update(name for name in QUESTIONS if name.partition(":")[0] in modules)
+    if config.strategies.get("personalizer") is not None:
+        questions[f"{started_from.__module__}:{started_from.__name__}"] += 1
+    return questions
+
+
+def score_told(
+    config: FederationConfig, question: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ToldScore | None:
+    """Return the score that an answer tells, None if it tells none.
+
+    Raises:
+        ConfigurationError: a federation of this configuration asks for no such score.
+    """
+    told_score = QUESTIONS.get(f"{question.__module__}:{question.__name__}")
+    bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
+    bound_arguments.apply_defaults()
+    if told_score is None or "performance" not in bound_arguments.arguments:
+        return told_score
+    performance = bound_arguments.arguments["performance"]
+    if performance not in scores_asked(config):
+        words = f"{performance!r:.120} is no score that this site's loop asks"
+        raise ConfigurationError(f"{words}.", without_data=words)
+    return told_score._replace(name=performance or told_score.name)
+
+
+def scores_asked(config: FederationConfig) -> set[str | None]:
+    """Return the values of the argument ``performance`` with which a federation asks, None for counts by class."""
+    scores: set[str | None] = set()
+    for part in _parts_of(config):
+        if not getattr(part, "evaluates", False):
+            continue
+        measure = getattr(part, "measured_by", getattr(part, "performance", None))
+        if isinstance(measure, ModelScore):
+            scores.add(None if measure.by_class else measure.called or measure.name)
+        elif measure is not None:
+            scores.add(measure)
+    return scores
+
+
+def scores_told(config: FederationConfig) -> set[str]:
+    """Return the names of all losses, scores and reports of flsv and of a federation of this configuration."""
+    names = {TRAINING_LOSS, *OWN_SCORES, *SCORE_RANGES, *CLASS_SCORES}
+    names.update(name for name in scores_asked(config) if name is not None)
+    for strategy in config.strategies.values():
+        names.update(strategy.reports)
+    return names
+
+
+def numbers_of_run(
+    config: FederationConfig,
+    questions: Mapping[str, int],
+    num_clients: int,
+    num_rounds: int,
+    num_classes: int,
+) -> int:
+    """Return how many numbers a run asks of a site at most: its splits' sizes, scores of its own model, and answers.
+
+    Args:
+        config: the run's configuration.
+        questions: the functions that the run asks, ``"module:function"``, and how many of its parts do.
+        num_clients: the number of sites.
+        num_rounds: the number of rounds. Before the first one it is tried whether sites answer.
+        num_classes: the number of classes.
+    """
+    total = len(SPLITS)
+    if config.evaluation.every:
+        total += len(OWN_SCORES) * (num_rounds // config.evaluation.every + 1)
+    for name, num_parts in questions.items():
+        numbers = numbers_of_round(function_of(name), num_clients, num_classes)
+        total += (num_rounds + 1) * num_parts * numbers
+    return total
+
+
+def function_of(question: str) -> Any:
+    """Import a question by its name, ``"module:function"``."""
+    module_name, _, function_name = question.partition(":")
+    return getattr(importlib.import_module(module_name), function_name)
+
+
+def _parts_of(config: FederationConfig) -> list[Any]:
+    return [*config.strategies.values(), *config.metrics.values()]

@@ -1,0 +1,449 @@
+"""Drafts of a data dictionary: what is asked, and what a site's draft tells of its rows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flsv.cli import main
+from flsv.data import Column, Dictionary, FederatedDataModule, OneClient, Splits
+from flsv.data.tables.drafts import apart, drafted_column
+from flsv.data.tables.merger import merge
+from flsv.data.tables.source import OpenQuestions
+from flsv.utilities.errors import ConfigurationError
+
+NUM_ROWS = 120
+
+
+def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
+    """Columns of a hospital, of which no one is asked about."""
+    draw = np.random.default_rng(seed)
+    return {
+        "age": draw.integers(18, 95, NUM_ROWS),
+        "hb": draw.normal(13, 1.5, NUM_ROWS).round(1),
+        "crp": draw.lognormal(2, 1.2, NUM_ROWS).round(1),
+        "income": draw.lognormal(10.5, 0.7, NUM_ROWS).round(),
+        "smoker": draw.integers(0, 2, NUM_ROWS),
+        "died": draw.choice(["no", "yes"], NUM_ROWS),
+    }
+
+
+def draft_of(
+    table: Mapping[str, Any] | str,
+    dictionary: Any = None,
+    pos_label: Any = None,
+) -> Dictionary:
+    """Return what a site drafts of its table."""
+    data = FederatedDataModule(
+        table if isinstance(table, str) else pd.DataFrame(table),
+        OneClient(),
+        labels="died",
+        pos_label=pos_label,
+        dictionary=dictionary,
+        splits=Splits(server_val=0.0),
+    )
+    try:
+        data.setup("fit")
+    except OpenQuestions as questions:
+        return questions.dictionary
+    assert data.dictionary is not None
+    return data.dictionary
+
+
+def table_of(column: Any, name: str = "x") -> pd.DataFrame:
+    """Return a table with one column beside a constant one."""
+    cells = np.asarray(column, dtype=object)
+    columns = {
+        "constant": 1.5,
+        name: np.resize(cells, NUM_ROWS),
+        "died": make_columns()["died"],
+    }
+    return pd.DataFrame(columns).infer_objects()
+
+
+def questions_of(
+    column: Sequence[Any],
+    name: str = "x",
+    **options: Any,
+) -> list[str]:
+    """Return what is asked about a column of a site's table."""
+    table = table_of(column, name)
+    draft = draft_of(table, {"columns": {name: options}})
+    return draft.questions
+
+
+# Values that lie apart
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("hb", -999),
+        ("hb", -99),
+        ("hb", 999),
+        ("age", 999),
+        ("age", -9),
+        ("crp", -999),
+        ("crp", 9999),
+        ("income", -9),
+        ("smoker", 9),
+        ("hb", -888),
+        ("hb", 130),
+    ],
+)
+@pytest.mark.parametrize("num_rows", [1, 4, 10])
+def test_value_that_lies_apart_is_asked_about_however_few_its_rows(
+    name: str, code: float, num_rows: int
+) -> None:
+    column = make_columns()[name].astype(float)
+    column[:num_rows] = code
+
+    (question,) = questions_of(column, name)
+
+    assert question.startswith(f"{name}: ")
+    assert "lies farther from all other values" in question
+
+    bound = "low" if code < 0 else "high"
+    assert not questions_of(column, name, **{bound: code})
+    assert not questions_of(column, name, gaps=[str(code)])
+
+
+def skewed_columns(
+    draw: np.random.Generator,
+    num_rows: int,
+) -> dict[str, np.ndarray]:
+    is_zero = draw.random(num_rows) < 0.5
+    hours = draw.uniform(30, 40, num_rows)
+    log_odds = draw.normal(4, 1, num_rows)
+    saturations = 100 / (1 + np.exp(-log_odds))
+    return {
+        "incomes": draw.lognormal(10, 0.8, num_rows).round(),
+        "incomes with a heavy tail": draw.pareto(2.5, num_rows),
+        "laboratory values": draw.lognormal(1, 1.5, num_rows).round(2),
+        "counts": draw.poisson(0.3, num_rows),
+        "counts of few": draw.negative_binomial(0.3, 0.1, num_rows),
+        "hours, or none": np.where(is_zero, 0, hours),
+        "saturations": saturations.round(),
+        "changes": draw.standard_t(4, num_rows),
+        "doses": draw.choice([5, 10, 20], num_rows),
+        "two codes": draw.choice([8, 9], num_rows),
+    }
+
+
+def test_ordinary_skewed_columns_are_not_asked_about() -> None:
+    draw = np.random.default_rng(0)
+    num_asked: dict[str, int] = {}
+    for num_rows in (20, 60, 120, 500):
+        for _ in range(100):
+            for name, column in skewed_columns(draw, num_rows).items():
+                is_asked = len(apart(column.astype(float))) > 0
+                num_asked[name] = num_asked.get(name, 0) + is_asked
+
+    assert max(num_asked.values()) <= 4, num_asked  # of 400
+
+
+def test_date_that_lies_apart_is_asked_about() -> None:
+    dates = pd.date_range("2024-01-20", periods=NUM_ROWS)
+    days = dates.strftime("%Y-%m-%d").tolist()
+    days[3] = "9999-12-31"
+    (question,) = questions_of(days, kind="days since 1970")
+    assert "'9999-12-31' lies farther" in question
+
+
+def test_number_to_predict_that_lies_apart_is_told() -> None:
+    columns = make_columns()
+    columns["died"] = columns["hb"].copy()
+    columns["died"][5] = -999
+    with pytest.warns(UserWarning, match="-999 in the target 'died' lies farther"):
+        draft_of(columns, {"task": "regression"})
+
+
+# Codes, units and identifiers
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["01234", "10115", "80331"], "categories"),
+        (["01", "02", "11"], "categories"),
+        (["+4930", "+4989"], "categories"),
+        (["-07", "12"], "categories"),
+        (["12.5", "13"], "numbers"),
+        (["+3", "0", "-2"], "whole numbers"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["object", "string", "file"])
+def test_text_codes_are_categories(
+    texts: list[str],
+    kind: str,
+    dtype: str,
+    tmp_path: Path,
+) -> None:
+    table: Any = table_of(texts)
+    if dtype == "file":
+        file = tmp_path / "Lyon.csv"
+        table.to_csv(file, index=False)
+        table = str(file)
+    else:
+        table = table.astype({"x": dtype})
+
+    assert draft_of(table).columns["x"].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("texts", "unit", "numbers"),
+    [
+        (["4.2 mg/l", "12 mg/l", "0.5 mg/l"], "mg/l", [4.2, 12, 0.5]),
+        (["89 %", "97 %", "91%"], "%", [89, 97, 91]),
+        (["5mg", "10 mg", "20"], "mg", [5, 10, 20]),
+    ],
+)
+def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
+    texts: list[str], unit: str, numbers: list[float]
+) -> None:
+    (question,) = questions_of(texts)
+    assert "unit" in question
+
+    dictionary = {"columns": {"x": {"unit": unit}}}
+    draft = draft_of(table_of(texts), dictionary)
+    column = draft.columns["x"]
+
+    assert column.mean == pytest.approx(np.mean(numbers), abs=0.1)
+
+
+def test_cell_with_another_unit_does_not_fit() -> None:
+    texts = ["4.2 mg/l", "0.4 mg/dl"]
+    (question,) = questions_of(texts, unit="mg/l")
+    assert "'0.4 mg/dl' is none of numbers" in question
+
+
+@pytest.mark.parametrize("texts", [["1st", "2nd", "3rd"], ["A 1", "B 2"], ["1 A to", "x"]])
+def test_words_with_numbers_are_categories(texts: list[str]) -> None:
+    assert not questions_of(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("patient", range(1000, 1040)),  # each has three visits
+        ("patient_id", [f"P{number}" for number in range(40)]),
+        ("case", np.random.default_rng(0).integers(100_000, 999_999, 30).tolist()),
+        ("x", range(5000, 5120)),
+    ],
+)
+def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any) -> None:
+    (question,) = questions_of(list(values), name)
+    assert "as of a number of the case" in question
+    assert not questions_of(list(values), name, kind="categories")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("case", [0, 1]), ("humidity", range(20, 90)), ("paid", range(40))]
+)
+def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
+    assert not questions_of(list(values), name)
+
+
+# Merging
+
+
+def draft_with_words(words: list[str], **options: Any) -> Dictionary:
+    column = {"kind": "categories", **options}
+    return draft_of(table_of(words), {"columns": {"x": column}})
+
+
+@pytest.mark.parametrize(
+    ("words_of_sites", "is_asked"),
+    [
+        ([["0", "1"], ["1", "2"]], True),
+        ([["0", "1"], ["no", "yes"]], True),
+        ([["0", "1"], ["1", "2"], ["no", "yes"]], True),
+        ([["01067", "04109"], ["10115", "80331"]], True),
+        ([["A", "B"], ["B", "C"]], False),
+        ([["A", "B", "C"], ["A"]], False),
+    ],
+)
+def test_categories_that_tell_the_site_are_asked_about(
+    words_of_sites: list[list[str]], is_asked: bool
+) -> None:
+    drafts = {}
+    for number, words in enumerate(words_of_sites):
+        drafts[f"site {number}"] = draft_with_words(words)
+
+    merged, _ = merge(drafts)
+    in_other_order, _ = merge(dict(reversed(drafts.items())))
+
+    assert bool(merged.questions) == is_asked
+    assert sorted(merged.questions) == sorted(in_other_order.questions)
+    if is_asked:
+        assert "tell the model where a row is from" in merged.questions[0]
+        all_words = sorted({word for words in words_of_sites for word in words})
+        for number, words in enumerate(words_of_sites):
+            drafts[f"site {number}"] = draft_with_words(words, categories=all_words)
+        merged, _ = merge(drafts)
+        assert not merged.questions
+
+
+def test_sites_with_several_units_are_asked() -> None:
+    drafts = {}
+    for number, unit in enumerate(["mg/l", "mg/dl"]):
+        table = table_of(make_columns(number)["hb"])
+        dictionary = {"columns": {"x": {"unit": unit}}}
+        drafts[f"site {number}"] = draft_of(table, dictionary)
+
+    merged, _ = merge(drafts)
+
+    (question,) = merged.questions
+    assert "mg/l at site 0 and mg/dl at site 1" in question
+
+
+def test_site_with_one_class_is_told_how_to_name_both() -> None:
+    columns = {**make_columns(), "died": ["no"] * NUM_ROWS}
+    with pytest.raises(ConfigurationError, match='classes: \\["no", "yes"\\]'):
+        draft_of(columns, pos_label="yes")
+
+    draft = draft_of(columns, {"classes": ["no", "yes"]}, pos_label="yes")
+    assert draft.class_counts == (NUM_ROWS, 0)
+
+
+@pytest.mark.slow
+def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A column may be left out there. Its kind needs new drafts, by which the sites' columns are read."""
+    monkeypatch.chdir(tmp_path)
+    for name, words in {"Boston": ["0", "1"], "Lyon": ["no", "yes"]}.items():
+        columns = {**make_columns(), "smoker": np.resize(words, NUM_ROWS)}
+        pd.DataFrame(columns).to_csv(f"{name}.csv", index=False)
+
+    def draft_and_merge(answers: str) -> None:
+        Path("answers.yaml").write_text(answers)
+        for name in ("Boston", "Lyon"):
+            main(
+                [
+                    "data",
+                    f"--data.source={tmp_path}/{name}.csv",
+                    "--data.labels=died",
+                    "--data.partitioner=OneClient",
+                    "--data.splits.server_val=0",
+                    "--data.dictionary=answers.yaml",
+                    f"--write={name}.yaml",
+                ]
+            )
+            assert str(tmp_path) not in Path(f"{name}.yaml").read_text()
+        main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
+
+    draft_and_merge("columns: {}")
+    merged = Dictionary.from_file("merged.yaml")
+    (question,) = merged.questions
+    assert question.startswith("smoker: ")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Leave a column out in the merged file" in printed
+
+    left_out = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
+    Path("left_out.yaml").write_text(left_out)
+    answers = Dictionary.from_file("left_out.yaml")
+    assert answers.is_complete
+    assert not answers.questions
+
+    completed = {**merged.to_plain(), "excluded": {}}
+    completed["columns"]["smoker"] = {"kind": "categories"}
+    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(completed).lacks
+    assert "merge again" in Dictionary.from_plain(completed).lacks
+
+    draft_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
+    assert Dictionary.from_file("merged.yaml").is_complete
+
+
+def test_question_of_a_draft_has_no_local_path(tmp_path: Path) -> None:
+    columns = make_columns()
+    columns["hb"][3] = -999
+    file = tmp_path / "Lyon.csv"
+    pd.DataFrame(columns).to_csv(file, index=False)
+
+    draft = draft_of(str(file))
+
+    (question,) = draft.questions
+    assert question.startswith("hb: Lyon.csv, line 5: '-999")
+    assert str(tmp_path) not in draft.to_text()
+
+
+# What a draft tells
+
+
+def test_draft_tells_no_value_of_a_row_with_a_gap_beside_it() -> None:
+    """The attacker subtracts the sums of a complete column and of a derived one with one gap."""
+    errors = []
+    for row in range(20):
+        columns = make_columns(row)
+        age = columns["age"].astype(float)
+        derived = age.copy()
+        derived[row] = np.nan
+        draft = draft_of({"age": age, "derived": derived, "died": columns["died"]})
+
+        complete_column = draft.columns["age"]
+        derived_column = draft.columns["derived"]
+        assert derived_column.missing == 0
+        assert derived_column.count == NUM_ROWS
+        assert derived_column.gaps  # as the features need
+        sum_of_others = (NUM_ROWS - 1) * derived_column.mean
+        guess = NUM_ROWS * complete_column.mean - sum_of_others
+        errors.append((guess - age[row]) / age.std())
+
+    # Who guesses the mean of all errs by one deviation.
+    assert np.sqrt(np.mean(np.square(errors))) > 0.35
+    assert np.mean(np.abs(errors) < 0.02) < 0.2
+
+
+@pytest.mark.parametrize("num_ones", [0, 1, 2, 4])
+def test_draft_hides_counts_below_five(num_ones: int) -> None:
+    is_one = np.arange(NUM_ROWS) < num_ones
+    columns = {
+        "code": is_one.astype(int),
+        "truth": is_one,
+        "word": np.where(is_one, "A", "B"),
+        "gap": np.where(is_one, np.nan, make_columns()["hb"]),
+        "few": np.where(is_one, make_columns()["hb"], np.nan),
+        "died": np.where(is_one, "yes", "no"),
+    }
+    draft = draft_of(columns, {"classes": ["no", "yes"]})
+    plain = draft.to_plain()
+
+    assert plain["class_counts"] == [NUM_ROWS - num_ones if num_ones else NUM_ROWS, 0]
+    assert plain["columns"]["word"]["categories"] == ["B"]
+    for name in ("code", "truth"):
+        assert draft.columns[name].mean == 0
+        assert draft.columns[name].scale == 0
+    assert draft.columns["gap"].count == NUM_ROWS
+    assert draft.columns["few"].count == 0
+    assert draft.columns["few"].mean == 0
+    assert draft.columns["few"].low is None
+
+
+def test_draft_tells_the_largest_value_by_its_first_digit_only() -> None:
+    ratios = []
+    for seed in range(25):
+        draw = np.random.default_rng(seed)
+        incomes = draw.lognormal(10.5, 1.2, NUM_ROWS)
+        draft = draft_of(table_of(incomes))
+        high = draft.columns["x"].high
+        assert high is not None
+        assert high > incomes.max()
+        ratios.append(high / incomes.max())
+    corrected_ratios = ratios / np.median(ratios)  # as an attacker does
+    errors = np.abs(corrected_ratios - 1)
+    assert np.mean(errors < 0.0047) < 0.15
+
+
+def test_means_and_scales_of_drafts_have_three_digits() -> None:
+    draw = np.random.default_rng(0)
+    numbers = draw.normal(62, 14, 20_000)
+    column = drafted_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
+    deviation = numbers.std()
+    assert column.mean == pytest.approx(numbers.mean(), abs=deviation / 1000)
+    assert column.scale == pytest.approx(deviation, rel=1 / 1000)
+    assert len(f"{column.scale:g}".replace(".", "")) <= 4
+    assert column.mean != pytest.approx(numbers.mean(), abs=deviation / 1e6)

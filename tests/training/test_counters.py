@@ -1,0 +1,144 @@
+"""Numbers that a module counts in a round are one client's at the end of the epoch. A warning names what it logs."""
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from flsv import FederatedDataModule
+from flsv.data import SizePartitioner, Splits
+from helpers import warns
+from helpers.users_data import BATCH_SIZE, CLASSES, Net, fit, make_samples
+
+
+class Counts(Net):
+    """Counts with whole numbers, and logs when the epoch ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.begin()
+
+    def begin(self):
+        self.correct = 0
+        self.total = 0
+
+    def hits(self, batch):
+        x, y = batch
+        return (self.net(x).argmax(1) == y).sum()
+
+    def count(self, batch):
+        self.correct += int(self.hits(batch))
+        self.total += len(batch[1])
+
+    def training_step(self, batch, batch_idx):
+        self.count(batch)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.log("train_accuracy", self.correct / self.total)
+        self.begin()
+
+
+class CountsInTensors(Counts):
+    def begin(self):
+        self.correct = torch.tensor(0)
+        self.total = torch.tensor(0)
+
+    def count(self, batch):
+        self.correct += self.hits(batch)
+        self.total += len(batch[1])
+
+    def on_train_epoch_end(self):
+        self.log_dict({"train_accuracy": self.correct / self.total, "seen": self.total.float()})
+        self.begin()
+
+
+class CountsInAnObject(Counts):
+    class Counter:
+        correct = 0
+        total = 0
+
+    def begin(self):
+        self.counter = self.Counter()
+
+    def count(self, batch):
+        self.counter.correct += int(self.hits(batch))
+        self.counter.total += len(batch[1])
+
+    def on_train_epoch_end(self):
+        self.log("train_accuracy", self.counter.correct / self.counter.total)
+        self.begin()
+
+
+class LogsNothing(Counts):
+    def on_train_epoch_end(self):
+        self.begin()
+
+
+class CountsByMetric(Net):
+    """Counts all clients' samples: by torchmetrics, in a list, and by Lightning's mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.hits: list[float] = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        predictions = self.net(x).argmax(1)
+        self.accuracy.update(predictions, y)
+        is_hit = (predictions == y).float()
+        self.hits += is_hit.tolist()
+        self.log("logged", is_hit.mean(), on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.log("of_metric", self.accuracy.compute())
+        self.log("of_list", torch.tensor(self.hits).mean())
+        self.hits.clear()
+        self.accuracy.reset()
+
+
+def fit_three_clients(folder, module):
+    return fit(
+        module,
+        FederatedDataModule(
+            TensorDataset(*make_samples(48, seed=0)),
+            SizePartitioner([3, 2, 1]),
+            batch_size=BATCH_SIZE,
+            splits=Splits(),
+        ),
+        folder,
+        rounds=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "logged_names"),
+    [
+        (Counts, "correct, total", "train_accuracy"),
+        (CountsInTensors, "correct, total", "train_accuracy, seen"),
+        (CountsInAnObject, "counter.correct, counter.total", "train_accuracy"),
+    ],
+)
+def test_counters_that_are_logged_are_told_once(tmp_path, kind, attributes, logged_names):
+    message = f"values of {attributes}, .* logs {logged_names} there: .* is that client's alone"
+    with warns(message) as records:
+        fit_three_clients(tmp_path, kind())
+
+    texts = [str(record.message) for record in records]
+    assert len([text for text in texts if "clients end a round" in text]) == 1
+
+
+@pytest.mark.parametrize("kind", [LogsNothing, CountsByMetric])
+def test_what_is_not_logged_or_counts_all_clients_is_not_warned_of(tmp_path, kind):
+    module = kind()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="flsv: clients end a round")
+        fit_three_clients(tmp_path, module)
+    values = module.trainer.callback_metrics
+    if kind is CountsByMetric:
+        torch.testing.assert_close(values["of_metric"], values["of_list"])
+        torch.testing.assert_close(values["of_metric"], values["logged"])

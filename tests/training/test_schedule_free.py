@@ -1,0 +1,183 @@
+"""Schedule-free optimizers, whose model is an average that ``eval()`` writes, are as a loop by hand, wherever a module
+calls ``train()`` and ``eval()``.
+
+Defazio et al., The Road Less Scheduled, https://arxiv.org/abs/2405.15682
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from flsv.federation import FederatedLoop
+from flsv.metrics import ShadowShapley
+from flsv.utilities.seeding import generator_for
+from helpers.data import toy_data
+from helpers.fits import assert_resumes, fit, state_vector
+from helpers.loops_by_hand import average_models, federate
+from helpers.models import Plain, network
+
+SEED, ROUNDS, EPOCHS = 3, 3, 2
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD with the protocol of the package ``schedulefree``: gradients are taken at y, between z and the average x."""
+
+    def __init__(self, parameters, lr=0.3, momentum=0.9):
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "num_steps": 0,
+            "train_mode": False,
+        }
+        super().__init__(parameters, options)
+
+    def train(self):
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                self._move(group, 1 - group["momentum"])  # from x to y
+                group["train_mode"] = True
+
+    def eval(self):
+        for group in self.param_groups:
+            if group["train_mode"]:
+                self._move(group, 1 - 1 / group["momentum"])  # from y to x
+                group["train_mode"] = False
+
+    @torch.no_grad()
+    def _move(self, group, weight):
+        for parameter in group["params"]:
+            entries = self.state[parameter]
+            if "z" in entries:
+                parameter.lerp_(entries["z"], weight)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert self.param_groups[0]["train_mode"], "train() was not called"
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            share_of_new = 1 / group["num_steps"]
+            rate = group["lr"]
+            momentum = group["momentum"]
+            for y in group["params"]:
+                entries = self.state[y]
+                z = entries.setdefault("z", y.clone())
+                y.lerp_(z, share_of_new)
+                y.add_(y.grad, alpha=rate * (momentum * (1 - share_of_new) - 1))
+                z.sub_(y.grad, alpha=rate)
+        return loss
+
+
+# ---- modules, by where they switch the optimizer's mode
+
+
+class Unswitched(Plain):
+    """Leaves the modes to the federation."""
+
+    def __init__(self):
+        super().__init__(network(batch_norm=False), ScheduleFree)
+
+    def switch_to(self, mode):
+        optimizer = self.optimizers()
+        getattr(optimizer, mode)()
+
+
+class InEpochHooks(Unswitched):
+    def on_train_epoch_start(self):
+        self.switch_to("train")
+
+    def on_train_epoch_end(self):
+        self.switch_to("eval")
+
+
+class InValidationHooks(Unswitched):
+    def on_train_start(self):
+        self.switch_to("train")
+
+    def on_validation_epoch_start(self):
+        self.switch_to("eval")
+
+    def on_validation_epoch_end(self):
+        self.switch_to("train")
+
+
+class WithTheModel(Unswitched):
+    """In the hooks by which Lightning switches the model itself."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.switch_to("train")
+
+    def on_validation_model_eval(self):
+        super().on_validation_model_eval()
+        self.switch_to("eval")
+
+    def on_validation_model_train(self):
+        super().on_validation_model_train()
+        self.switch_to("train")
+
+
+def fedavg_by_hand(keeps_state):
+    """Return the global model. With ``keeps_state`` an optimizer serves its client in all rounds."""
+    data = toy_data()
+    data.setup("fit")
+    parts_by_client = {}
+
+    def visit(model, round_index, client):
+        trained = model
+        optimizer = ScheduleFree(model.parameters())
+        if keeps_state:
+            trained, optimizer = parts_by_client.setdefault(client, (trained, optimizer))
+            trained.load_state_dict(model.state_dict())
+
+        optimizer.train()
+        for epoch in range(EPOCHS):
+            stream = generator_for(SEED, "shuffle", round_index, client, epoch)
+            for x, y in data.client_loader(client, "train", generator=stream):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(trained(x), y).backward()
+                optimizer.step()
+        optimizer.eval()
+        model.load_state_dict(trained.state_dict())
+
+    def combine(server, models):
+        return average_models([*models.values()], data.num_samples.tolist())
+
+    return federate(network(batch_norm=False), [range(3)] * ROUNDS, visit, combine)
+
+
+def make_loop(**options):
+    return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **options)
+
+
+KINDS = [Unswitched, InEpochHooks, InValidationHooks, WithTheModel]
+
+
+@pytest.mark.fast_rows("reset-WithTheModel", "persist-InValidationHooks")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["reset", "persist"])
+def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, policy):
+    module = kind()
+    fit(make_loop(optimizer_state=policy), tmp_path, module, rounds=ROUNDS)
+
+    expected = fedavg_by_hand(keeps_state=policy == "persist")
+    difference = state_vector(module.net) - state_vector(expected)
+    assert difference.abs().max() < 1e-6
+
+
+@pytest.mark.slow
+def test_modes_and_averages_that_clients_keep_resume_bitwise(tmp_path):
+    assert_resumes(lambda: make_loop(optimizer_state="persist"), tmp_path, InValidationHooks)
+
+
+@pytest.mark.slow
+def test_coalitions_of_schedule_free_clients_train_as_the_run(tmp_path, recwarn):
+    loop = make_loop(metrics={"shadow": ShadowShapley(coalitions="singles")})
+    fit(loop, tmp_path, InValidationHooks(), rounds=ROUNDS)
+
+    assert loop.contributions["shadow"].isfinite().all()
+    doubts = [str(warning.message) for warning in recwarn if "came to another" in str(warning)]
+    assert not doubts
