@@ -262,10 +262,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if trainer is None or not trainer.training:
             return
         if data_of(trainer) is self:  # a server's own data are set up by those of its sites
-            for callback in callbacks_of(trainer):
-                if is_loop(callback):
-                    loop: Any = callback
-                    loop.prepare(trainer)
+            loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
+            for loop in loops:
+                loop.prepare(trainer)
+            if not loops:
+                rank_zero_warn(
+                    "The Trainer has no FederatedLoop, so one model is trained on all clients' samples together, and "
+                    "no contribution is measured. For a federation: Trainer(callbacks=[FederatedLoop()])."
+                )
 
     def _load(self, stage: str | None) -> None:
         if self._module is not None:
