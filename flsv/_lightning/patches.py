@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -235,7 +235,7 @@ def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:
 
 def property_patch(
     trainer: L.Trainer,
-    answers: dict[str, Callable[[], Any]],
+    answers: Mapping[str, Callable[[], Any]],
 ) -> Patch:
     """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``answers``,
     except where they return None."""
