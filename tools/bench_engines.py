@@ -247,8 +247,8 @@ def compare_sizes(
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
                 results.append(torch.load(out, weights_only=True))
-        least = pd.DataFrame(results).min()
-        rows.append({"clients": num_clients, **least})
+        best_numbers = pd.DataFrame(results).min()
+        rows.append({"clients": num_clients, **best_numbers})
     return pd.DataFrame(rows)
 
 

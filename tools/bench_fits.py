@@ -82,7 +82,9 @@ class PartTimer:
         for evaluator in (ModelEvaluator, ValidatedModels):
             self._time(evaluator, "score_module", "scoring")
             self._time(evaluator, "evaluate", "scoring")
-        self._time(model_evaluator, "_outputs_of", "forward")
+        # It had another name before 3.1.
+        forward = "outputs_of" if hasattr(model_evaluator, "outputs_of") else "_outputs_of"
+        self._time(model_evaluator, forward, "forward")
 
     def processor_seconds(self, work: Callable[[], Any]) -> Counter[str]:
         """Do some work, and return its processor seconds by part."""
@@ -162,8 +164,11 @@ def federation_of_mlp(size: str) -> tuple[L.LightningModule, FederatedDataModule
         batch_size=batch_size,
         splits=Splits(),
     )
-    optimizer = partial(torch.optim.SGD, lr=0.1)
-    module = ClassifierClient("mlp", network_args={"hidden": [hidden]}, optimizer=optimizer)
+    module = ClassifierClient(
+        "mlp",
+        network_args={"hidden": [hidden]},
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
     return module, data
 
 
@@ -175,7 +180,9 @@ class WideNet(L.LightningModule):
         self.layer = torch.nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(torch.nn.functional.pad(x, (0, WIDTH - x.shape[1])))[:, :10]
+        padding = (0, WIDTH - x.shape[1])
+        padded = torch.nn.functional.pad(x, padding)
+        return self.layer(padded)[:, :10]
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -193,10 +200,10 @@ def peak_models() -> float:
     )
     splits = Splits(server_val=0.1, max_samples=300)
     data = FederatedDataModule(dataset, IIDPartitioner(10), batch_size=32, splits=splits)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    initial_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     fit_in_folder(WideNet(), data, 1, {"value": LeaveOneOut()})
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (after - before) * 1024 / MODEL_BYTES
+    final_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (final_peak - initial_peak) * 1024 / MODEL_BYTES
 
 
 def fit(
@@ -275,7 +282,10 @@ def print_row(name: str, alone: Counter[str], valued: Counter[str]) -> None:
 
 
 def seconds_here(
-    timer: PartTimer, name: str, values: list[str], repeats: int
+    timer: PartTimer,
+    name: str,
+    values: list[str],
+    repeats: int,
 ) -> dict[str, Counter[str]]:
     """Return the least seconds of a case by part: ``alone``, and with each of ``values``."""
     if name == "memory":
@@ -290,11 +300,23 @@ def seconds_here(
 
 
 def seconds_of_checkouts(
-    checkouts: list[str], name: str, values: list[str], repeats: int
+    checkouts: list[str],
+    name: str,
+    values: list[str],
+    repeats: int,
 ) -> dict[str, dict[str, Counter[str]]]:
     """Return the least seconds of a case by checkout, each repetition in a new process."""
     best_seconds: dict[str, dict[str, Counter[str]]] = {checkout: {} for checkout in checkouts}
-    command = [sys.executable, __file__, name, "--values", *values, "--repeats", "1", "--as-json"]
+    command = [
+        sys.executable,
+        __file__,
+        name,
+        "--values",
+        *values,
+        "--repeats",
+        "1",
+        "--as-json",
+    ]
     for _ in range(repeats):
         for checkout in checkouts:
             with tempfile.TemporaryDirectory() as folder:
@@ -306,12 +328,12 @@ def seconds_of_checkouts(
                     capture_output=True,
                     text=True,
                 )
-            least = best_seconds[checkout]
+            best_of_checkout = best_seconds[checkout]
             *_, line = result.stdout.splitlines()
             for work, parts in json.loads(line).items():
                 seconds = Counter(parts)
-                if work not in least or seconds.total() < least[work].total():
-                    least[work] = seconds
+                if work not in best_of_checkout or seconds.total() < best_of_checkout[work].total():
+                    best_of_checkout[work] = seconds
     return best_seconds
 
 
@@ -347,14 +369,16 @@ def main() -> None:
                 checkouts, name, options.values, options.repeats
             )
         else:
-            least = seconds_here(timer, name, options.values, options.repeats)
+            best_seconds = seconds_here(timer, name, options.values, options.repeats)
             if options.as_json:
-                print(json.dumps(least))
+                print(json.dumps(best_seconds))
                 continue
-            seconds_by_checkout = {"": least}
-        for checkout, least in seconds_by_checkout.items():
-            for work in least.keys() - {"alone"}:
-                print_row(f"{name} {work} {checkout}".strip(), least["alone"], least[work])
+            seconds_by_checkout = {"": best_seconds}
+        for checkout, best_seconds in seconds_by_checkout.items():
+            for work in best_seconds.keys() - {"alone"}:
+                print_row(
+                    f"{name} {work} {checkout}".strip(), best_seconds["alone"], best_seconds[work]
+                )
 
 
 def seconds_of_retrain(timer: PartTimer, repeats: int) -> dict[str, Counter[str]]:

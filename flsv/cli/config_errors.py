@@ -19,6 +19,22 @@ from flsv.utilities.errors import ConfigurationError, similar_names
 _NAME_IN_MESSAGE = re.compile(r"'([\w.]+)'|: (?:--)?([\w.]+)")
 _KEY_IN_MESSAGE = re.compile(r'key "([\w.]+)"')
 _CHOICES_IN_MESSAGE = re.compile(r"Literal\[(.+)\]")
+_PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(.+)")
+#: What would be right: values of a class, one of some texts, or the name of a class in place of the wrong name.
+_EXPECTED_IN_MESSAGE = re.compile(
+    r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
+)
+_VALUE_GIVEN = re.compile(r"(?:Given|Got) value: (.+?)(?:\. Got value|$)", flags=re.MULTILINE)
+#: An option of a class on the command line, below the option that names the class, and its value.
+_NESTED_OPTION_IN_MESSAGE = re.compile(r"NestedArg\(key='([\w.]+)', val='(.*)'\)")
+_PLAIN_VALUES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "{name: value}",
+    "str": "a text",
+}
 #: An argument whose value follows, or a text in quotes, as errors of constructors show them.
 _VALUE_IN_MESSAGE = re.compile(r"\b(\w+)=|'([^']+)'")
 
@@ -49,23 +65,68 @@ def explain(
         >>> words = ["--federation.local_epoch=2"]
         >>> print(explain(OptionError(said, ["federation.local_epochs"]), files=[], words=words))
         Subcommand 'fit' does not accept option 'federation.local_epoch'
-        Did you mean federation.local_epochs?
+        Did you mean --federation.local_epochs?
+        >>> said = '''Parser key "trainer.max_epochs": Expected a <class 'int'>. Got value: five'''
+        >>> print(explain(OptionError(said), files=[], words=["--trainer.max_epochs=five"]))
+        --trainer.max_epochs: expected a whole number, got five.
     """
     message = str(error).strip()
     known_names: list[str] = []
     for name in [*_names_behind(message), *error.names]:
         known_names += _prefixes(name)
     texts = [path.read_text("utf-8") for path in files]
-    wrong_word, suggestion = _suggestion(message, known_names, texts=[*words, *texts])
-    keys = _KEY_IN_MESSAGE.findall(message)
-    if keys and not wrong_word:
-        wrong_word = _last_part(keys[-1])
+    option, problem, may_be_misspelt = _shortened(message)
+    wrong_word = suggestion = ""
+    if may_be_misspelt:
+        wrong_word, suggestion = _suggestion(message, known_names, texts=[*words, *texts])
+    if not wrong_word:
+        wrong_word = _last_part(option)
 
+    if _stands_in(words, wrong_word):
+        # On the command line options leave init_args out.
+        options = suggestion.replace(".init_args.", ".")
+        with_dashes = re.sub(r"(mean|or) (?=\w+\.)", r"\1 --", options)
+        return f"{option and '--'}{option}{problem}{with_dashes}"
     line_of_word = ""
-    if not _stands_in(words, wrong_word):
-        for line, _value_texts in _lines_with(wrong_word, files):
-            line_of_word = line
-    return f"{line_of_word}{message}{suggestion}"
+    for line, _value_texts in _lines_with(wrong_word, files):
+        line_of_word = line
+    return f"{line_of_word}{option}{problem}{suggestion}"
+
+
+def _shortened(message: str) -> tuple[str, str, bool]:
+    """Return the option that a message is about, what is wrong with it, and whether a name may be misspelt."""
+    # jsonargparse lists all kinds of values that it has tried, those of the innermost option first.
+    keys = [key for key in dict.fromkeys(_KEY_IN_MESSAGE.findall(message)) if key != "config"]
+    if not keys:
+        return "", message, True
+    nested_option = _NESTED_OPTION_IN_MESSAGE.search(message)
+    option = f"{keys[0]}.{nested_option[1]}" if nested_option else ".".join(keys)
+    problems = [
+        f": {class_path}: {problem}."
+        for class_path, problem in _PROBLEM_IN_MESSAGE.findall(message)
+        if "Parser key" not in problem
+    ]
+    if problems:
+        return option, problems[-1], True
+    if "is abstract" in message:
+        return option, f": expected the name of a class in {keys[0]} first.", False
+
+    value_match = _VALUE_GIVEN.search(message)
+    if value_match is None:
+        return option, ": expected a section of options.", False
+    value = value_match[1]
+    kinds: list[str] = []
+    names: list[str] = []
+    for kind, choices, name in _EXPECTED_IN_MESSAGE.findall(message, endpos=value_match.end()):
+        if kind in _PLAIN_VALUES:
+            kinds.append(_PLAIN_VALUES[kind])
+        if choices or name:
+            names.append(choices.replace(", ", " or ") or "the name of a class")
+            value = name or value
+    if _PLAIN_VALUES["float"] in kinds:
+        names.clear()  # a tensor, or another object in a number's place
+    expected = " or ".join(dict.fromkeys([*kinds, *names]))
+    return option, f": expected {expected}, got {value}.", bool(names)
 
 
 def _suggestion(

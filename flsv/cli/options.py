@@ -9,7 +9,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import lightning as L
@@ -22,7 +25,7 @@ from jsonargparse import (
     Namespace,
     get_loader,
 )
-from jsonargparse._actions import _ActionConfigLoad
+from jsonargparse._actions import _ActionConfigLoad, _ActionHelpClassPath
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv.cli.config_errors import OptionError
@@ -200,7 +203,27 @@ def _class_of(section: Any) -> str | None:
 
 
 class OptionHelp(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Help formatter that shows descriptions unchanged, and docstrings without markup."""
+    """Help formatter that shows descriptions unchanged, docstrings without markup, and public classes only.
+
+    It leaves out the options ``--NAME.help`` and those that read a section from a file, which every section has.
+    """
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, _ActionHelpClassPath | _ActionConfigLoad):
+            super().add_argument(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, _, paths = super()._get_help_string(action).partition(", known subclasses: ")
+        if not paths:
+            return text
+        classes = []
+        for path in paths.rstrip(")").split(", "):
+            name = path.rpartition(".")[2]
+            if name in _public_names():
+                classes.append(name)
+            elif path.partition(".")[0] not in _LIBRARIES:
+                classes.append(path)
+        return f"{text}, classes: {', '.join(classes)})" if classes else f"{text})"
 
     def start_section(self, heading: str | None) -> None:
         super().start_section(textwrap.fill(plain(heading or ""), self._width - 1))
@@ -217,9 +240,7 @@ class OptionParser(ArgumentParser):
         is_on_trial = not self.exit_on_error
         if is_on_trial:
             return super().error(message, ex)
-        known_names: list[str] = []
-        for package in (*PACKAGES, *PACKAGES_OF_OTHERS):
-            known_names += _names_in(package)
+        known_names = list(_public_names())
         for parser in [self, *subparsers_of(self)]:
             known_names += parser.get_defaults(skip_validation=True).keys()
         raise OptionError(message, known_names) from ex
@@ -235,7 +256,18 @@ def subparsers_of(parser: ArgumentParser) -> list[ArgumentParser]:
 
 
 class FitParser(OptionParser, LightningArgumentParser):
-    """LightningCLI's parser, with a helpful error for modules of ``pytorch_lightning``."""
+    """LightningCLI's parser, with the federation first in its help, and errors for ``pytorch_lightning``."""
+
+    def format_help(self, *arguments: Any) -> str:
+        groups_by_section: dict[str, list[Any]] = {section: [] for section in SECTION_TITLES}
+        for group in filter(attrgetter("_group_actions"), self._action_groups):
+            section = group._group_actions[0].dest.partition(".")[0]
+            groups_by_section.setdefault(section, []).append(group)
+        for section, title in SECTION_TITLES.items():
+            for group in groups_by_section[section][:1]:  # further groups have titles of their own
+                group.title = title
+        self._action_groups = [*chain.from_iterable(groups_by_section.values())]
+        return super().format_help(*arguments)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         if "correspond to a subclass" in message:
@@ -265,6 +297,8 @@ PACKAGES = (
 )
 
 
+#: Packages whose other classes are not offered by the help: they are private, or too many.
+_LIBRARIES = ("flsv", "lightning", "torch", "torchmetrics", "torchvision")
 #: Packages of Lightning and torch whose classes a configuration often names.
 PACKAGES_OF_OTHERS = (
     "lightning.pytorch.callbacks",
@@ -298,6 +332,12 @@ def _names_in(package: str) -> Sequence[str]:
     return getattr(module, "__all__", ())
 
 
+@cache
+def _public_names() -> tuple[str, ...]:
+    """Return the names that a configuration may use without their packages."""
+    return tuple(chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS))))
+
+
 def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
     """Raise the error of a missing module, unless it is one of flsv's own."""
     module = error.name or ""
@@ -309,6 +349,17 @@ def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
 PARSER_OPTIONS: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 #: Sections of the configuration files of all commands.
 ALL_SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")
+#: The titles of the sections in the help of ``flsv fit``, in the order in which a user needs them.
+SECTION_TITLES = {
+    "help": "General options",
+    "federation": "Federation",
+    "data": "Data and clients",
+    "model": "Model, a LightningModule",
+    "optimizer": "Optimizer, for a model that configures none",
+    "lr_scheduler": "Learning rate schedule, for a model that configures no optimizer",
+    "trainer": "Lightning's Trainer. One epoch is one round",
+    "ckpt_path": "Checkpoint",
+}
 #: The first line of their help, instead of a list of all options.
 USAGE = "%(prog)s [--config CONFIG ...] [options]"
 

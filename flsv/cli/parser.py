@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 import time
 import traceback
 import warnings
@@ -29,6 +30,7 @@ from flsv.cli.checkpoints import (
     find_checkpoint,
 )
 from flsv.cli.config_errors import OptionError
+from flsv.cli.configs import packaged_names
 from flsv.cli.links import link_required
 from flsv.cli.options import (
     CONFIG_HELP,
@@ -81,6 +83,8 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
+#: What the help of ``flsv fit`` begins with.
+FIT_HELP = Path(__file__).with_name("templates") / "fit_help.txt"
 #: Seconds that a stopped rank waits so that the script that started it can print its last messages.
 SECONDS_UNTIL_KILLED = 10.0
 
@@ -166,6 +170,9 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.usage = USAGE
+        if self._command == "fit":
+            names = textwrap.fill(", ".join(packaged_names()), width=78)
+            parser.description = FIT_HELP.read_text("utf-8") + names
         import_parts()
         for group, base in PARTS.items():
             installed(group, base)

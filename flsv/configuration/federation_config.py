@@ -131,6 +131,20 @@ class Reporting:
         return is_last or rounds_done % rounds_between == 0
 
 
+#: For each argument that is an object, a list or a dictionary of objects: the objects' class, and an example.
+CLASSES_AND_EXAMPLES: dict[str, tuple[type, str]] = {
+    "aggregator": (Aggregator, "flsv.aggregation.FedAvg()"),
+    "metrics": (Metric, '{"value": flsv.metrics.ShadowShapley()}'),
+    "personalizer": (Personalizer, "flsv.personalization.Standalone()"),
+    "sampler": (ClientSampler, "flsv.sampling.UniformSampler(10)"),
+    "client_algorithm": (ClientAlgorithm, "flsv.training.algorithms.FedProx(0.1)"),
+    "uploads": (Upload, "[flsv.uploads.TopK(0.1)]"),
+    "filters": (UpdateFilter, "[flsv.filters.OutlierFilter()]"),
+    "evaluation": (ClientEvaluation, "flsv.ClientEvaluation(every=5)"),
+    "reporting": (Reporting, "flsv.Reporting(table=False)"),
+}
+
+
 class FederationConfig(ReadOnlyArguments):
     """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
 
@@ -154,6 +168,9 @@ class FederationConfig(ReadOnlyArguments):
         seed: int | None = None,
         engine: Literal["sequential", "vmap"] | Callable[..., Any] = "sequential",
     ) -> None:
+        arguments = locals()
+        for name in CLASSES_AND_EXAMPLES:
+            _check_class(name, arguments[name])
         self.aggregator: Aggregator = aggregator or FedAvg()
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
         self.personalizer = personalizer
@@ -170,20 +187,10 @@ class FederationConfig(ReadOnlyArguments):
         self.engine = engine
         self._read_only = frozenset(vars(self))
 
-        self._check_options()
         self._check_privacy()
         check_share(self.share)
         check_uploads(self.uploads, self.personalizer)
         named_head(self.parts)  # raises an error if parts name different heads
-
-    def _check_options(self) -> None:
-        expected_classes = {"evaluation": ClientEvaluation, "reporting": Reporting}
-        for name, expected_class in expected_classes.items():
-            value = getattr(self, name)
-            if not isinstance(value, expected_class):
-                raise ConfigurationError(
-                    f"FederatedLoop({name}={value!r}): expected {name}=flsv.{expected_class.__name__}(...)."
-                )
 
     def _check_privacy(self) -> None:
         if self.is_private:
@@ -290,6 +297,26 @@ class FederationConfig(ReadOnlyArguments):
     def head(self) -> str | None:
         """Return the classifier head that strategies, metrics or uploads name, or None."""
         return named_head(self.parts)
+
+
+def _check_class(name: str, value: Any) -> None:
+    """Raise ConfigurationError if an argument is, or holds, an object of another class than the loop expects."""
+    is_default = value is None and name not in ("evaluation", "reporting")
+    expected_class, example = CLASSES_AND_EXAMPLES[name]
+    match example[0], value:
+        case "{", Mapping() | torch.nn.ModuleDict():
+            objects = [*value.values()]
+        case "[", list() | tuple():
+            objects = [*value]
+        case "{" | "[", _:
+            objects = [None]
+        case _:
+            objects = [value]
+    if not is_default and not all(isinstance(item, expected_class) for item in objects):
+        raise ConfigurationError(
+            f"FederatedLoop({name}={value!r}): expected objects of the class {expected_class.__name__}, written as "
+            f"in {name}={example}."
+        )
 
 
 def _checked_epochs(local_epochs: Any) -> Any:

@@ -262,10 +262,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if trainer is None or not trainer.training:
             return
         if data_of(trainer) is self:  # a server's own data are set up by those of its sites
-            for callback in callbacks_of(trainer):
-                if is_loop(callback):
-                    loop: Any = callback
-                    loop.prepare(trainer)
+            loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
+            for loop in loops:
+                loop.prepare(trainer)
+            if not loops:
+                rank_zero_warn(
+                    "The Trainer has no FederatedLoop, so one model is trained on all clients' samples together, and "
+                    "no contribution is measured. For a federation: Trainer(callbacks=[FederatedLoop()])."
+                )
 
     def _load(self, stage: str | None) -> None:
         if self._module is not None:
@@ -529,7 +533,7 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
     """Return a data dictionary, whose class is loaded for tables only, with its patient."""
-    from flsv.data.tables.dictionary import as_dictionary
+    from flsv.data.tables.source import as_dictionary
 
     dictionary = as_dictionary(options)
     if together is None or dictionary.patient == together:

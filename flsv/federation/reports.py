@@ -398,10 +398,12 @@ class RunReports:
         )
 
     def _logged_numbers(self) -> dict[str, float]:
-        """Return the numbers that the module has logged, without those of the run itself."""
+        """Return the numbers that the module has logged, without those of the run and learning rates."""
         numbers = {}
         for name, value in self._trainer.callback_metrics.items():
-            if value.numel() == 1 and name not in self._monitored.names:
+            is_learning_rate = name.partition("-")[0] == "lr"  # also LearningRateMonitor's "lr-SGD"
+            is_score = name not in self._monitored.names and not is_learning_rate
+            if value.numel() == 1 and is_score:
                 numbers[name] = value.item()
         return numbers
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
@@ -39,7 +39,14 @@ from flsv.games.output_metric import (
     wants_probabilities,
 )
 from flsv.games.random_models import SMALL_SCALE, RandomModels
-from flsv.games.validation_batches import checked_logits, no_forward, read_batches
+from flsv.games.validation_batches import (
+    checked_logits,
+    free_cached_memory,
+    no_forward,
+    outputs_of,
+    outputs_of_stacked,
+    read_batches,
+)
 from flsv.games.vector_evaluator import (
     Build,
     Scores,
@@ -226,13 +233,13 @@ class ModelEvaluator(VectorEvaluator):
             return sums.scores(self._support, has_metric=bool(self._metrics))
 
         num_of_copy = max(count, 1) if self.effects.are_none else 1
-        for first in range(0, count, num_of_copy):
+        for start_index in range(0, count, num_of_copy):
             with self._scoring():
                 module = copies.load_to_score()
-                for index in range(first, first + num_of_copy):
+                for index in range(start_index, start_index + num_of_copy):
                     self._write(module, build, index)
                     row = range(index, index + 1)
-                    self._score(row, partial(_outputs_of, module), sums)
+                    self._score(row, partial(outputs_of, module), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     @torch.inference_mode(False)
@@ -245,7 +252,7 @@ class ModelEvaluator(VectorEvaluator):
             if not is_scored_in_itself or is_compiled(module):
                 module = ModuleCopies(module, self.space).load_to_score(is_last=True)
             with evaluation_mode(module):
-                self._score(range(1), partial(_outputs_of, module), sums)
+                self._score(range(1), partial(outputs_of, module), sums)
         return sums.scores(self._support, has_metric=bool(self._metrics))
 
     def _sums(self, count: int, keep: bool = False) -> Sums:
@@ -304,7 +311,7 @@ class ModelEvaluator(VectorEvaluator):
                 first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
-                _free_cached_memory(self.device)
+                free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
     def _try_to_score(
@@ -319,9 +326,9 @@ class ModelEvaluator(VectorEvaluator):
             outputs_of_models = self._stacked_outputs(module, build, rows)
             self._score(rows, outputs_of_models, sums)
         except RuntimeError as error:
-            if not is_oom_error(error) or len(rows) == 1:
-                raise
-            return False
+            if is_oom_error(error) and len(rows) > 1:
+                return False
+            raise
         return True
 
     @torch.no_grad()
@@ -335,8 +342,7 @@ class ModelEvaluator(VectorEvaluator):
         assert self.form is not None
         cpu = torch.device("cpu")
         num_models = len(outputs)
-        num_batches = len(self._batches)
-        sums = Sums(num_models, self.num_classes, num_batches=num_batches, device=cpu)
+        sums = Sums(num_models, self.num_classes, num_batches=len(self._batches), device=cpu)
         labels_of_batches = [labels.cpu() for _, labels in self._batches]
         batch_sizes = [len(labels) for labels in labels_of_batches]
         outputs_of_batches = outputs.split(batch_sizes, dim=1)  # [c, B, ...] each
@@ -446,7 +452,7 @@ class ModelEvaluator(VectorEvaluator):
         stacked_state = {}  # each tensor is [c, ...]
         for name, tensor in self.space.unflatten(vectors).items():
             stacked_state[name] = tensor.to(self._dtype_by_name[name])
-        return partial(_outputs_of_stacked, module, stacked_state)
+        return partial(outputs_of_stacked, module, stacked_state)
 
     def _score(self, rows: range, compute_outputs: Callable[[Any], Any], sums: Sums) -> None:
         """Score the models with the indices ``rows``, and write the results into ``sums``.
@@ -558,7 +564,7 @@ class ModelEvaluator(VectorEvaluator):
         batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
 
         def outputs_with_recorded_shape(x: Any) -> Any:
-            outputs = _outputs_of(module, x)
+            outputs = outputs_of(module, x)
             is_number = isinstance(outputs, Tensor) and outputs.is_floating_point()
             batch_shapes.append(outputs.shape[1:] if is_number else None)
             return outputs
@@ -592,30 +598,3 @@ class ModelEvaluator(VectorEvaluator):
                 'one at a time. backend="serial" silences this.',
                 stacklevel=5,
             )
-
-
-def _outputs_of(module: nn.Module, x: Any) -> Any:
-    """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
-    outputs = module(x)
-    return outputs[None] if isinstance(outputs, Tensor) else [outputs]
-
-
-def _outputs_of_stacked(module: nn.Module, stacked_state: dict[str, Tensor], x: Any) -> Tensor:
-    """Return the outputs ``[c, B, ...]`` of c models for the inputs ``x``. The models' states are stacked, ``{name: [c,
-    ...]}``.
-    """
-
-    def outputs_of_one(state: dict[str, Tensor]) -> Any:
-        return functional_call(module, state, (x,))
-
-    outputs = vmap(outputs_of_one, randomness="same")(stacked_state)
-    if not isinstance(outputs, Tensor):
-        raise TypeError(f"forward gives {type(outputs).__name__}")
-    return outputs
-
-
-def _free_cached_memory(device: torch.device) -> None:
-    """Release the memory that torch holds on a device without using it."""
-    backend: Any = getattr(torch, device.type, None)
-    if hasattr(backend, "empty_cache"):
-        backend.empty_cache()

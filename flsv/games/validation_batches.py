@@ -1,4 +1,4 @@
-"""Functions that read the validation batches once, check and keep them."""
+"""Functions that read the validation batches once, check and keep them, and compute models' outputs for them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from flsv.utilities.errors import ConfigurationError
 
@@ -141,3 +142,30 @@ def no_forward(module: nn.Module, x: Any, error: Exception) -> ConfigurationErro
         f"{type(module).__name__}.forward(x) ends in {type(error).__name__}: {str(error).rstrip('.')}. It is called "
         f"with the first part of a validation batch, {description_of(x)}: let it take that, and give the logits [B, M]."
     )
+
+
+def outputs_of(module: nn.Module, x: Any) -> Any:
+    """Return a module's outputs ``[1, B, ...]`` for the inputs ``x``."""
+    outputs = module(x)
+    return outputs[None] if isinstance(outputs, Tensor) else [outputs]
+
+
+def outputs_of_stacked(module: nn.Module, stacked_state: dict[str, Tensor], x: Any) -> Tensor:
+    """Return the outputs ``[c, B, ...]`` of c models for the inputs ``x``. The models' states are stacked, ``{name: [c,
+    ...]}``.
+    """
+
+    def outputs_of_one(state: dict[str, Tensor]) -> Any:
+        return functional_call(module, state, (x,))
+
+    outputs = vmap(outputs_of_one, randomness="same")(stacked_state)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"forward gives {type(outputs).__name__}")
+    return outputs
+
+
+def free_cached_memory(device: torch.device) -> None:
+    """Release the memory that torch holds on a device without using it."""
+    backend: Any = getattr(torch, device.type, None)
+    if hasattr(backend, "empty_cache"):
+        backend.empty_cache()

@@ -114,10 +114,10 @@ def changed_numbers(
             continue
         is_changed = tensor != earlier_tensor
         if part == OVERALL and (name, ENDS) in tensors:
-            ends = tensors[name, ENDS]
-            no_ends = torch.full_like(ends, NAN)
-            has_other_ends = ends != earlier_tensors.get((name, ENDS), no_ends)
-            has_interval = ~ends.isnan().any(1)
+            bounds = tensors[name, ENDS]
+            no_bounds = torch.full_like(bounds, NAN)
+            has_other_ends = bounds != earlier_tensors.get((name, ENDS), no_bounds)
+            has_interval = ~bounds.isnan().any(1)
             is_changed |= has_interval & has_other_ends.any(1)
         changed_tensors[name, part] = tensor.where(is_changed, NAN)
     return changed_tensors
@@ -162,7 +162,8 @@ class ResultBuilder:
         rows = [row for row in metric_rows if row.client is not None]
         for name, vector in of_round.items():
             if vector is not None:
-                rows += client_rows(index, name, by_client(vector.cpu()), self._client_names)
+                numbers = by_client(vector.cpu())
+                rows += client_rows(index, name, numbers, self._client_names)
         return rows
 
     def compare_with(self, values: Mapping[str, Tensor]) -> None:
@@ -189,12 +190,23 @@ class ResultBuilder:
         # Copies, since metrics change their states in place.
         return {key: tensor.to(torch.float64, copy=True) for key, tensor in host_tensors.items()}
 
-    def _metric_rows(self, index: int, tensors: Mapping[TensorKey, Tensor]) -> list[Row]:
+    def _metric_rows(
+        self,
+        index: int,
+        tensors: Mapping[TensorKey, Tensor],
+    ) -> list[Row]:
         """Return the rows of the metrics' numbers. Of a single number there is one row, of no client."""
         rows: list[Row] = []
         for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
-                rows.append(Row(index, name, client=None, column="", value=tensor.item()))
+                row = Row(
+                    index,
+                    name,
+                    client=None,
+                    column="",
+                    value=tensor.item(),
+                )
+                rows.append(row)
             elif part == OVERALL:
                 intervals: Any = {}
                 if (name, ENDS) in tensors:
@@ -252,11 +264,16 @@ class ResultBuilder:
         diagnostics = metric.diagnostics().items()
         return {(f"{name}/{diagnostic}", OVERALL): tensor for diagnostic, tensor in diagnostics}
 
-    def _score_rows(self, index: int, scores: Mapping[str, Tensor]) -> list[Row]:
+    def _score_rows(
+        self,
+        index: int,
+        scores: Mapping[str, Tensor],
+    ) -> list[Row]:
         """Return the rows of the scores of the clients' own models, and of their summary over the clients."""
         rows = []
         for name, score in scores.items():
-            rows += client_rows(index, name, by_client(score.cpu()), self._client_names)
+            numbers = by_client(score.cpu())
+            rows += client_rows(index, name, numbers, self._client_names)
         for name, number in score_summary(scores).items():
             rows.append(Row(index, name, client=None, column="", value=number))
         return rows

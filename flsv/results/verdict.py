@@ -152,7 +152,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
     Example:
         >>> values = PaymentInputs(values=[0.3, 0.2], by="accuracy", source="trainings", seeds=3)
         >>> verdict_of(values).text
-        'Suitable as a basis for payment: models were trained without some of the partners, too, with 3 seeds.'
+        'These values can be a basis for payment: models were also trained without some of the partners, with 3 seeds.'
     """
     has_trainings = inputs.source != "none"
     joint = _joint(inputs, rule)

@@ -364,7 +364,7 @@ class _Progress:
     def __init__(self, trainer: L.Trainer, missing: Sequence[Members]) -> None:
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
         total = sum(map(bool, missing))  # without the empty coalition
-        self._bar = Tqdm(total=total, desc="Coalitions", leave=False, disable=not shows_bars)
+        self._bar = Tqdm(total=total, desc="Groups of clients", leave=False, disable=not shows_bars)
         self._shows_bar = shows_bars
         self._line_time = time.monotonic()
 

@@ -302,7 +302,7 @@ class CoalitionPlan(RunExtension):
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
         num_fits = equivalent_runs(masks, self._mean_cohort_size)
-        cost = f"{num_fits:.3g} more fit{'s' * (num_fits != 1)} and {len(masks) - 2} models' validations"
+        cost = f"as long as {num_fits:.3g} more fit{'s' * (num_fits != 1)}, and {len(masks) - 2} validations"
         left_out = f", without {listed(self._left_out)}" if self._left_out else ""
         return f"{coalitions} after the run{left_out} ({cost})."
 
@@ -313,23 +313,21 @@ class CoalitionPlan(RunExtension):
             return ""
         have_outputs = all(self._has_outputs(metric, games) for metric in self._metrics.values())
         if have_outputs and favors_nobody(masks):
-            return " The others' outputs are predicted."
+            return " What models of all other groups would predict is computed from these models' predictions."
         return (
-            " The others' scores are estimated. To predict outputs, which comes closer, train each client alone and "
-            "whole sizes, or halves, and take a performance of outputs."
+            " The scores of all other groups are estimated from theirs. To predict outputs, which comes closer, train "
+            "each client alone and whole sizes, or halves, and take a performance of outputs."
         )
 
     def _coalitions_in_words(self, masks: Tensor) -> str:
         num_clients = masks.shape[1]
         num_coalitions = len(masks) - 2
         if num_coalitions == num_clients and has_complete_sizes(masks):
-            return f"each of {num_clients} clients alone is"
+            return f"a model of each of {num_clients} clients alone is"
         if self._coalitions == "halves":
             num_halves = num_coalitions - num_clients
-            return (
-                f"each of {num_clients} clients alone and {num_halves} halves of unlike clients are"
-            )
-        return f"{num_coalitions} coalitions are"
+            return f"models of each of {num_clients} clients alone and of {num_halves} halves of unlike clients are"
+        return f"models of {num_coalitions} groups of clients are"
 
     def _lines(self, num_clients: int) -> list[str]:
         """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""

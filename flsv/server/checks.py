@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
@@ -403,6 +404,11 @@ def check_trainer(trainer: L.Trainer) -> None:
             "ModelPruning changes the module's parameters between rounds, and the clients' models, optimizers and "
             "contributions are vectors of the same parameters all along. Prune the module before the fit "
             "(torch.nn.utils.prune): its masks then stay as they are in every round."
+        )
+    if trainer.max_epochs == 0:
+        rank_zero_warn(
+            "max_epochs=0 is a run of 0 rounds: nothing is trained, and no client gets a value. Set max_epochs to the "
+            "number of rounds."
         )
     if trainer.limit_train_batches == 0:
         raise ConfigurationError(

@@ -11,7 +11,10 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
+from flsv.cli.configs import packaged_names
 from flsv.cli.entry import FLSV_COMMANDS
+from flsv.cli.options import SECTION_TITLES
+from flsv.cli.parser import make_cli
 from flsv.utilities.atomic_files import FolderLock
 from helpers.forked import Forked
 from helpers.runs import write_config
@@ -194,6 +197,39 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capsys):
     for line in capsys.readouterr().out.splitlines():
         assert len(line) <= 80, line
         assert "``" not in line
+
+
+def test_help_of_fit_begins_with_what_users_change_and_offers_public_classes(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    text = capsys.readouterr().out
+
+    summary, *_ = text.split("Configurations that come with flsv")
+    assert "One epoch is one\nround." in summary
+    assert all(name in text for name in packaged_names())
+    titles = [text.index(f"\n{title}") for title in SECTION_TITLES.values()]
+    assert titles == sorted(titles)
+    for private in (
+        "flsv.testing",
+        "TinyClassifier",
+        "PlainModule",
+        "torchvision.datasets",
+        "<class '",
+        ".help [",
+    ):
+        assert private not in text
+    assert re.search(r"--federation.aggregator AGGREGATOR[^)]*classes: [^)]*\bFedAvg,", text)
+    assert len(text.splitlines()) < 800
+
+    # The examples are options that a fit takes.
+    words = ["--config", "quickstart"]
+    for line in summary.splitlines():
+        if line.startswith("  --"):
+            words += line.split()[:2]
+    loop = make_cli(words, run=False).loop
+    assert type(loop.aggregator).__name__ == "FedAdam"
+    assert loop.local_epochs == 2
 
 
 def main_without_a_reader(words: list[str]) -> int:

@@ -71,7 +71,21 @@ SLIPS = [
     (f"{FIT} --trainer.callbacks EarlyStoping", "Did you mean EarlyStopping?"),
     (f"{FIT} --ckpt_path runs/last.ckpt", "there is no checkpoint runs/last.ckpt."),
     (f"{FIT} --data.source digit", "Did you mean digits?"),
-    (f"{FIT} --model.netwrk mlp", "Did you mean model.init_args.network or"),
+    (f"{FIT} --model.netwrk mlp", "Did you mean --model.network or"),
+    (
+        f"{FIT} --model.optimizer.lr abc",
+        "error: --model.optimizer.lr: expected a number, got abc.\n",
+    ),
+    (
+        f"{FIT} --data.partitioner.num_clients five",
+        "error: --data.partitioner.num_clients: expected a whole number, got five.\n",
+    ),
+    (
+        f"{FIT} --federation.optimizer_state keep",
+        "--federation.optimizer_state: expected 'reset' or 'persist', got keep.\n",
+    ),
+    (f"{FIT} --federation.metrics ShadowShapley", "expected {name: value}, got ShadowShapley.\n"),
+    (f"{FIT} --federation.sampler.cohort_size 3", "a class in federation.sampler first.\n"),
     (f"{FIT} --model.network mpl", "Unknown network 'mpl'. Did you mean mlp?"),
     (f"{FIT} -q --model.optimizer.lr -1", "optimizer or lr_scheduler: Invalid learning rate"),
     (
@@ -87,7 +101,7 @@ SLIPS = [
     ("fti --config quickstart", "Did you mean fit?"),
     (f"{FIT} --data.source my_run", "Did you mean my_runs?"),
     (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),
-    (f"{FIT} --federation.evaluation 5", 'error: Parser key "federation.evaluation"'),
+    (f"{FIT} --federation.evaluation 5", "error: --federation.evaluation: expected a section"),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
 ]
 
@@ -163,7 +177,7 @@ MISSPELT = {
         "model:\n  class_path: ClassifierClient\n  init_args:\n    optimizer:\n"
         "      class_path: torch.optim.SGD\n      init_args:\n        lr: fast",
         "fast",
-        "Given value: fast",
+        "model.optimizer.lr: expected a number, got fast.\n",
     ),
     "share": ("data:\n  splits: {server_val: 1.5}", "server_val", "100 is 100 samples"),
     "metric": (

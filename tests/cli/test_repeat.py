@@ -102,7 +102,7 @@ def test_repeat_refuses_to_continue_with_changed_data(tmp_path, capsys):
     assert main(["repeat", "2", *options, "-q"]) == 0
     means = (out / "repeat.csv").read_bytes()
 
-    table[-1][1] = "99"
+    table[-1][1] = "33"
     write_table(file, table)
     assert main(["repeat", "3", *options]) == 2
 

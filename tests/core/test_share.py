@@ -79,7 +79,8 @@ def assert_clients_are_evaluated_with_their_own_part(
         client_model.load_state_dict({**client_model.state_dict(), **private_part})
         inputs, labels = zip(*data.client_loader(client, "test"))
         is_right = client_model(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
-        assert accuracy == pytest.approx(float(is_right.float().mean()))
+        # A client tells its scores in three significant digits.
+        assert accuracy == pytest.approx(float(is_right.float().mean()), rel=5e-3)
 
 
 @pytest.mark.fast_rows
@@ -158,7 +159,8 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     accuracies = federated.client_scores["accuracy"].tolist()
     for client in (0, 2):
         labels = data.client_labels(client, "test")
-        assert accuracies[client] == pytest.approx(share_of_class(labels, label=client))
+        share = share_of_class(labels, label=client)
+        assert accuracies[client] == pytest.approx(share, rel=5e-3)
 
     # Client 1 was not drawn. It is evaluated without a shift, and so is better than any class alone by far.
     labels = data.client_labels(1, "test")

@@ -146,6 +146,29 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
         assert curve == pytest.approx(client_values, abs=1e-5)
 
 
+def test_lightning_tutorial_computes_the_same_values_in_python_and_from_its_yaml(folder, capsys):
+    text = (ROOT / "docs" / "tutorials" / "lightning.md").read_text()
+    blocks = pages.blocks_of_page(text)
+    for block in blocks:
+        if block.title is not None:
+            Path(block.title).write_text(block.text)
+    project, federation, measure, *_ = [
+        block.text for block in blocks if block.language == "python"
+    ]
+    exec(project + federation + measure, {"__name__": "project"})
+    capsys.readouterr()
+
+    pages.run_command(["flsv", "fit", "--config", "federation.yaml"])
+
+    shown = values_printed(text)
+    assert len(shown) == 5
+    for shown_row, printed_row in zip(shown, values_printed(capsys.readouterr().out), strict=True):
+        assert printed_row == pytest.approx(shown_row, abs=0.02, rel=0.05)
+    in_python = read_rows(Path("lightning_logs/version_1/contributions.csv"))
+    from_yaml = read_rows(Path("lightning_logs/version_2/contributions.csv"))
+    assert from_yaml == in_python
+
+
 def first_command(page, *beginning):
     for words in commands_of(page):
         if words[: len(beginning)] == [*beginning]:

@@ -124,7 +124,8 @@ def test_personal_models_are_evaluated_on_the_test_split_of_their_client(tmp_pat
             "auroc": sum(areas) / len(areas),
         }
         scores = {name: values[client].item() for name, values in loop.client_scores.items()}
-        assert scores == pytest.approx(expected)
+        # A client tells its scores in three significant digits.
+        assert scores == pytest.approx(expected, rel=5e-3)
 
     assert not torch.equal(global_model, state_vector(module))
 

@@ -184,14 +184,19 @@ def test_bars_of_many_clients_are_those_of_the_highest_and_lowest_values():
     values = make_many_values()
     intervals = (values - 1, values + 2)
 
-    _, axis = plot_contributions(values, client_names=NAMES_OF_MANY, intervals=intervals)
+    _, axis = plot_contributions(
+        values,
+        client_names=NAMES_OF_MANY,
+        intervals=intervals,
+    )
 
     assert label_texts(axis.get_xticklabels()) == EXPECTED_OF_MANY
     heights = [bar.get_height() for bar in axis.patches]
     assert heights == [*range(25), *range(175, 200)]
     (bars,) = [bars for bars in axis.containers if getattr(bars, "has_yerr", False)]
     (error_lines,) = bars.lines[2]
-    assert error_lines.get_segments()[-1][:, 1].tolist() == [198, 201]
+    last_segment = error_lines.get_segments()[-1]
+    assert last_segment[:, 1].tolist() == [198, 201]
     assert axis.get_xlabel() == f"client {NOTE}"
 
 
@@ -199,11 +204,15 @@ def test_heatmap_of_many_clients_has_a_row_for_the_highest_and_lowest_values():
     values = make_many_values()
     values_by_class = torch.stack([values, torch.full_like(values, NAN)], dim=1)
 
-    _, axis = plot_contributions(values_by_class, client_names=NAMES_OF_MANY)
+    _, axis = plot_contributions(
+        values_by_class,
+        client_names=NAMES_OF_MANY,
+    )
 
     (image,) = axis.images
-    assert image.get_array().shape == (50, 2)
-    assert image.get_array()[:, 0].tolist() == [*range(25), *range(175, 200)]
+    cells = image.get_array()
+    assert cells.shape == (50, 2)
+    assert cells[:, 0].tolist() == [*range(25), *range(175, 200)]
     assert label_texts(axis.get_yticklabels()) == EXPECTED_OF_MANY
     assert axis.get_ylabel() == f"client {NOTE}"
 

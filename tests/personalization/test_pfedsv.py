@@ -26,6 +26,10 @@ from helpers import refused
 from helpers.fits import fit
 
 
+#: Half a unit in the third significant digit, in which clients answer.
+THREE_DIGITS = 5e-3
+
+
 def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
@@ -37,7 +41,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     models, round = play_round(begin_method(4, PFedSV()), clients, vectors)
 
     values = exact_values(vectors.numpy(), accuracy)
-    assert_allclose(round.peer_values[0], values, atol=1e-6)
+    assert_allclose(round.peer_values[0], values, rtol=THREE_DIGITS)
 
     # Every coalition but the empty one, once, in one call.
     (evaluated,) = clients[0].evaluated
@@ -175,9 +179,9 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
     )
     expected = exact_values(on_common_extractor.numpy(), accuracy)
 
-    assert_allclose(round.peer_values[0], expected, atol=1e-6)
+    assert_allclose(round.peer_values[0], expected, rtol=THREE_DIGITS)
 
-    mixture = mixture_of_client_0(round.peer_values[0], heads, heads)
+    mixture = mixture_of_client_0(torch.from_numpy(expected), heads, heads)
     assert_close(
         models[0][3:],
         mixture,
@@ -295,7 +299,8 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     models, round = play_round(method, clients, vectors, space=space)
 
     mixture = mixture_of_client_0(round.peer_values[0], vectors[:, :num_parameters], vectors)
-    assert_close(models[0], mixture, atol=1e-4, rtol=0)
+    # The client mixes by its values with all digits, and tells them in three.
+    assert_close(models[0], mixture, atol=0, rtol=0.02)
 
 
 def test_pfedsv_with_a_classifier_and_whole_models_is_refused():

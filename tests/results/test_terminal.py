@@ -88,6 +88,7 @@ def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
 class LogsByGroup(Plain):
     def validation_step(self, batch, batch_idx):
         self.log_dict({"val/f1": torch.tensor(0.5), "lr": torch.tensor(0.1)})
+        self.log("lr-SGD", 0.1)  # as a LearningRateMonitor
 
 
 @pytest.mark.fast_rows
@@ -118,8 +119,8 @@ def test_final_table_has_the_documented_columns(metrics, head, classes, tmp_path
     assert table.splitlines()[1].split() == head.split()
     assert ("cssv by class" in table) == classes
     assert (
-        "Model:   val/f1 0.5, lr 0.1" in table.splitlines()
-    )  # and no contribution, of whenever it is
+        "Model:   val/f1 0.5" in table.splitlines()
+    )  # and no contribution, of whenever it is, nor a learning rate
 
 
 def test_table_of_many_clients_shows_the_highest_and_lowest_ten(capsys):

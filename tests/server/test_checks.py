@@ -344,6 +344,44 @@ def test_loop_with_wrong_arguments_is_refused(options, message):
         FederatedLoop(**options)
 
 
+BY_NAME = (
+    r'expected objects of the class Metric, written as in metrics=\{"value": flsv.metrics.Shadow'
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": [ClassSpecificShapley()]}, BY_NAME),
+        ({"metrics": ClassSpecificShapley()}, BY_NAME),
+        ({"metrics": {"cssv": ClassSpecificShapley}}, BY_NAME),
+        ({"metrics": {"cssv": "ClassSpecificShapley"}}, BY_NAME),
+        (
+            {"aggregator": "FedAvg"},
+            r"'FedAvg'\): .* Aggregator, written as in aggregator=flsv.*Avg\(\)",
+        ),
+        ({"aggregator": FedAvg}, "objects of the class Aggregator"),
+        ({"personalizer": 1}, "objects of the class Personalizer"),
+        ({"sampler": 3}, r"sampler=flsv.sampling.UniformSampler\(10\)"),
+        ({"client_algorithm": "FedProx"}, "objects of the class ClientAlgorithm"),
+        ({"uploads": TopK(0.1)}, r"uploads=\[flsv.uploads.TopK\(0.1\)\]"),
+        ({"filters": "x"}, r"filters=\[flsv.filters.OutlierFilter\(\)\]"),
+        ({"evaluation": 5}, "objects of the class ClientEvaluation"),
+        ({"reporting": None}, "objects of the class Reporting"),
+    ],
+)
+def test_argument_of_a_wrong_type_is_refused_with_an_example(options, message):
+    with refused(message):
+        FederatedLoop(**options)
+
+
+def test_run_of_0_rounds_and_a_trainer_without_a_loop_warn(tmp_path):
+    with warns("max_epochs=0 is a run of 0 rounds"):
+        fit(FederatedLoop(seed=0), tmp_path, rounds=0)
+    with warns("Trainer has no FederatedLoop, so one model is trained on all clients' samples"):
+        L.Trainer(fast_dev_run=True, accelerator="cpu").fit(Plain(network()), toy_data())
+
+
 def test_undeclared_report_of_a_client_is_an_error(tmp_path):
     with (
         warns("discarded"),

@@ -550,17 +550,6 @@ else:
     DictionaryOptions = dict[str, Any] | str | None
 
 
-def as_dictionary(options: DictionaryOptions) -> Dictionary:
-    """Convert options in a mapping, or the path of a file, to a dictionary, which may be incomplete."""
-    if options is None:
-        return Dictionary()
-    if isinstance(options, Dictionary):
-        return options
-    if isinstance(options, Mapping):
-        return Dictionary.from_plain(options)
-    return Dictionary.from_file(options)
-
-
 def _changed_fields(record: Any) -> dict[str, Any]:
     """Return the fields of a record that have not their defaults. Mappings of records are left out."""
     changed = {}

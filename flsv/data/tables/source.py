@@ -20,7 +20,7 @@ from flsv.data.groups import check_spelling, client_names_of
 from flsv.data.labels import chooses_rarer_class, in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
-from flsv.data.tables.dictionary import Dictionary
+from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 from flsv.data.tables.drafts import ColumnCard, TableDoubt, apart
 from flsv.data.tables.merger import check_number_of_classes, classes_by_site, compare, draft_all
 from flsv.utilities.errors import ConfigurationError, listed
@@ -376,3 +376,14 @@ def _log(dictionary: Dictionary) -> None:
     for kind, names in names_by_kind.items():
         lines.append(f"  {kind}: {listed(names, 20)}")
     rank_zero_info("\n".join(lines))
+
+
+def as_dictionary(options: DictionaryOptions) -> Dictionary:
+    """Convert options in a mapping, or the path of a file, to a dictionary, which may be incomplete."""
+    if options is None:
+        return Dictionary()
+    if isinstance(options, Dictionary):
+        return options
+    if isinstance(options, Mapping):
+        return Dictionary.from_plain(options)
+    return Dictionary.from_file(options)

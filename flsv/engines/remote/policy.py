@@ -52,7 +52,7 @@ class SitePolicy:
         >>> SitePolicy(questions=[]).check_question("os:system")
         Traceback (most recent call last):
             ...
-        flsv.engines.remote.messages.Refused: its policy does not let it answer 'os:system'
+        flsv.utilities.errors.Refused: its policy does not let it answer 'os:system'
     """
 
     questions: (
