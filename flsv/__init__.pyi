@@ -1,7 +1,6 @@
 from . import (
     aggregation as aggregation,
     attacks as attacks,
-    benchmark as benchmark,
     cli as cli,
     contrib as contrib,
     core as core,

@@ -75,6 +75,6 @@ loop.metrics["norm"].plot()
 # Random numbers move the model as far as any update, so by the norm client 0 contributes as much as the others.
 # Leave it out of the last round, and next to nothing changes.
 #
-# A metric is a claim about useful clients. To hold yours against others, `flsv bench --metric my_package.UpdateNorm`
-# compares it with coalitions that were really trained. [The guide](../howto/own_metric.md) says how to share it as a
-# package.
+# A metric is a claim about useful clients. To hold yours against others, `python tools/bench.py --metric
+# my_package.UpdateNorm`, in a checkout of the repository, compares it with coalitions that were really trained. [The
+# guide](../howto/own_metric.md) says how to share it as a package.

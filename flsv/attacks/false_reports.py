@@ -21,7 +21,7 @@ class FalseReports(Attack):
 
     Args:
         loss: the mean training loss that the client reports. None for the true loss. The loss is logged, and
-            :class:`flsv.benchmark.registry.TrainingLoss` reads it.
+            the benchmark's baseline ``training_loss`` reads it.
         score: the score that the client reports when it evaluates the other clients' joint model on its validation
             samples, see :class:`flsv.metrics.ContributionEstimation` (FedCE). None for the true score.
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,11 @@ FLSV_COMMANDS = {
     "data": "show each client's samples, classes, columns and missing values, without training",
     "value": "value clients and their samples, without training",
     "retrain": "train a run again without some of its clients, and value each client",
-    "bench": "compare contribution metrics with Shapley values by retraining",
     "report": "write a run's results as a page to hand out, for all or for one client, with shares of a budget",
     "init": "write a project to start from",
 }
 #: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
-COMMANDS_OF_MANY_FITS = ("retrain", "repeat", "bench")
+COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
 #: Subcommands whose first argument is a run's folder.
 COMMANDS_ON_A_RUN = ("retrain", "report")
 #: Subcommands that read their arguments before they import PyTorch, or do not import it.
@@ -67,7 +67,18 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line, and return the exit status.
+    """Run the command line, and return the exit status."""
+    words = list(sys.argv[1:] if args is None else args)
+    is_resumable = bool(words) and words[0] in COMMANDS_OF_MANY_FITS
+    return exit_status(_run, words, is_resumable=is_resumable)
+
+
+def exit_status(
+    run: Callable[[list[str]], int],
+    words: list[str],
+    is_resumable: bool,
+) -> int:
+    """Run a program with the words of its command line, print its error, and return the exit status.
 
     It is 2 for a configuration that cannot work, 130 after Ctrl-C, 143 after SIGTERM.
     """
@@ -75,15 +86,14 @@ def main(args: list[str] | None = None) -> int:
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    words = list(sys.argv[1:] if args is None else args)
     try:
         with lasting_output(), terminable():
-            return _run(words)
+            return run(words)
     except (KeyboardInterrupt, SystemExit) as stopped:
         if isinstance(stopped, SystemExit) and stopped.code != 128 + signal.SIGTERM:
             raise
         advice = ""
-        if words and words[0] in COMMANDS_OF_MANY_FITS:
+        if is_resumable:
             advice = ". Finished work is kept: run the same command again to continue."
         print(f"flsv: stopped{advice}", file=sys.stderr)
         if type(stopped) is KeyboardInterrupt:
@@ -164,7 +174,7 @@ def _check_run_folder(arguments: list[str]) -> None:
 
 def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
     if command not in COMMANDS_WITHOUT_PYTORCH:
-        _hide_messages(quiet or command in COMMANDS_OF_MANY_FITS)
+        hide_messages(quiet or command in COMMANDS_OF_MANY_FITS)
     main: Any = importlib.import_module(f"flsv.cli.{command}").main
     return int(main(args, quiet) or 0)
 
@@ -172,7 +182,7 @@ def _run_flsv_command(command: str, args: list[str], quiet: bool) -> int:
 def _run_lightning_command(args: list[str], command: str, quiet: bool) -> int:
     from flsv.cli.parser import make_cli  # here, since it imports torch
 
-    _hide_messages(quiet)
+    hide_messages(quiet)
     arguments = list(args)
     if quiet:
         arguments += QUIET_ARGUMENTS.get(command, ())
@@ -205,7 +215,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _hide_messages(quiet: bool) -> None:
+def hide_messages(quiet: bool) -> None:
     """Hide messages of Lightning that users cannot act on, or with ``quiet`` all except warnings."""
     importlib.import_module("lightning.pytorch")  # the import sets the loggers' levels
     log_level = logging.WARNING if quiet else logging.INFO

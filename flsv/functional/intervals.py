@@ -16,7 +16,7 @@ positive values, the standard error of the value of client i is
 - r: the standard deviation of a value over the last three rounds, as root mean square over the clients. It is largest
   where a sampler draws the clients.
 
-The constants were chosen on the tuning set of ``flsv.benchmark``: 32 federations of up to seven clients, in which all
+The constants were chosen on the benchmark's tuning set: 32 federations of up to seven clients, in which all
 coalitions were trained with three to five seeds. There the intervals contain the mean of the other seeds, allowing for
 its own error, for 0.92 of the clients. Prefer the interval from several seeds, which measures your own
 federation.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from benchmark.registry import TrainingLoss
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import (
@@ -22,7 +23,6 @@ from flsv.attacks import (
     Scaling,
     SignFlip,
 )
-from flsv.benchmark.registry import TrainingLoss
 from flsv.federation import FederatedLoop
 from flsv.metrics import CommunicationCost
 from flsv.personalization import Standalone

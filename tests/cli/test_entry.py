@@ -128,7 +128,6 @@ def test_stopped_fit_prints_the_command_that_resumes_it(
 WRITING = {
     "fit": "--config digits --trainer.default_root_dir={}",
     "repeat": "2 --config digits --out {}",
-    "bench": "--metric size --federations digits_sizes --out {}",
     "value": "--config digits --out {}",
     "retrain": "{}",
 }
@@ -147,7 +146,7 @@ def test_output_folder_below_a_file_is_refused(name, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("name", ["repeat", "bench", "retrain"])
+@pytest.mark.parametrize("name", ["repeat", "retrain"])
 def test_command_in_a_folder_that_another_run_has_locked_is_refused(name, tmp_path, capsys):
     (tmp_path / "config.yaml").touch()  # of the run to retrain
     with FolderLock(tmp_path):

@@ -32,7 +32,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return error
 
 
-@pytest.mark.fast_rows("retrain*", "report*", "bench*", "init*", "*lrr", "fit --model*")
+@pytest.mark.fast_rows("retrain*", "report*", "init*", "*lrr", "fit --model*")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -42,7 +42,6 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("report . --by value", "--by: name the budget, too"),
         ("report . --client Oslo", "has no contributions.csv"),
         ("report . --client 1 --client=2", "--client is given 2 times"),
-        ("bench --seeds 0", "0: expected a whole number of at least 1"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
         (
             "fit --config shapfed_wa --federation.aggregator.metric nope",
@@ -94,7 +93,6 @@ SLIPS = [
         "Did you mean pairs?",
     ),
     ("fit quickstart", "unrecognized arguments: quickstart"),
-    ("bench --metric cssvv", "Did you mean cssv or ssv?"),
     ("report lightning_logs/versoin_0", "Did you mean lightning_logs/version_0?"),
     ("retrain elsewhere", "Runs are in lightning_logs/version_0."),
     ("report . --budget 10 --currency EURO", "three letters, such as EUR"),
@@ -104,7 +102,6 @@ SLIPS = [
     (f"{FIT} --data.source my_run", "Did you mean my_runs?"),
     (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),
     (f"{FIT} --federation.evaluation 5", "error: --federation.evaluation: expected a section"),
-    ("bench --federations my_federatoin.yaml", "Did you mean my_federation.yaml"),
     ("report . --budget 10k", "10k: expected a number, such as 10000"),
 ]
 
@@ -115,7 +112,6 @@ def test_slip_of_the_pen_is_answered_by_the_nearest_word(
     line, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    Path("my_federation.yaml").write_text("{}")
     Path("my_runs").mkdir()
     run = Path("lightning_logs/version_0")
     run.mkdir(parents=True)

@@ -23,7 +23,6 @@ COMMANDS = {
     "data": ("--config federation.yaml", "nothing"),
     "value": ("--config federation.yaml --out values", r"values/.*"),
     "retrain": ("RUN --seeds 1 --jobs 1 --trainings singles", r"RUN/(retrained.*|\.lock)"),
-    "bench": ("--quick --metric size --federations digits_sizes --out bench", r"bench/.*"),
     "report": ("RUN", "RUN/report.html"),
     "init": ("project", r"project/.*"),
 }

@@ -18,7 +18,7 @@ from flsv.retraining.coalition_fit import CoalitionScoring
 from helpers import pages
 
 ROOT = Path(__file__).parents[2]
-#: Pages of results show what tools and `flsv bench` print; they have tests of their own.
+#: Pages of results show what tools print; they have tests of their own.
 WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "results")
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 #: Pages whose commands start servers. What their first blocks do, test_deployment.py of each network runs.

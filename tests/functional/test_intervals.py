@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from flsv.benchmark import federation, names, truth_table
+from benchmark import federation, names, truth_table
 from flsv.functional.intervals import (
     SEED_DEVIATION,
     SEED_DEVIATION_WITH_UNTRAINED,

@@ -24,6 +24,7 @@ import flsv
 from flsv.cli import main
 from flsv.engines.remote.policy import SitePolicy
 
+ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
     r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE
 )
@@ -139,10 +140,17 @@ def run_command(command: list[str]):
     elif command[0] == "python" and command[1].endswith(".py"):
         arguments = sys.argv
         sys.argv = command[1:]
+        status = None
+        script = Path(command[1])
+        if script.parts[0] == "tools":
+            script = ROOT / script
         try:
-            runpy.run_path(command[1], run_name="__main__")
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as stopped:
+            status = stopped.code
         finally:
             sys.argv = arguments
+        assert not status, command
     elif command[0] == "pytest" and Path(command[-1]).exists():
         paths = {**os.environ, "PYTHONPATH": str(Path(flsv.__file__).parents[1])}
         subprocess.run(

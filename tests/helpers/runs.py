@@ -1,12 +1,10 @@
-"""Folders of runs: made without a training, or left by a command or a benchmark of three clients; and whether two are
-the same to the bit."""
+"""Folders of runs: made without a training, or left by a command; and whether two are the same to the bit."""
 
 import csv
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from flsv.benchmark import Federation, federation
 from flsv.cli import main
 from flsv.results.record import RECORD_VERSION
 from flsv.results.run_table import SCHEMA
@@ -250,38 +247,6 @@ def read_output(capsys: pytest.CaptureFixture[str]) -> str:
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-RIDER = {
-    "class_path": "flsv.attacks.FreeRider",
-    "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]},
-}
-
-
-SIZES = {
-    "class_path": "flsv.data.SizePartitioner",
-    "init_args": {"proportions": [3, 5, 2], "seed": 1},
-}
-
-
-def make_small_federation(**changes) -> Federation:
-    """With other arguments of :class:`flsv.benchmark.Federation`."""
-    like = federation("digits_sizes")
-    data = {
-        **like.data,
-        "partitioner": SIZES,
-        "splits": {**like.data["splits"], "max_samples": 160},
-        "batch_size": 8,
-    }
-    small = replace(
-        like,
-        name="small",
-        rounds=2,
-        data=data,
-        attacks=[RIDER],
-    )
-
-    return replace(small, **changes)
 
 
 #: Of a process alone: Lightning's counts of its own batches, beside the totals that all have, and where it writes.

@@ -21,7 +21,6 @@ from helpers import make_generator
 #: What a run by ``flsv fit`` can be without.
 LEAVES = (
     "flsv.attacks",
-    "flsv.benchmark",
     "flsv.contrib",
     "flsv.engines.flower",
     "flsv.engines.nvflare",

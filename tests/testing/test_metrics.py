@@ -3,8 +3,8 @@
 import pytest
 from torchmetrics import Metric
 
+from benchmark.registry import SampleCount, TrainingLoss
 from flsv import metrics
-from flsv.benchmark.registry import SampleCount, TrainingLoss
 from flsv.metrics import ClassSpecificShapley
 from flsv.testing import fits
 from flsv.testing.metric import results_of

@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import logging
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+
+# Studies import the package benchmark, which is beside their folder.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 def be_quiet() -> None:

@@ -20,7 +20,7 @@ from own_models import OwnModels
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from flsv.benchmark.truth import UTILITY_NAME
+from benchmark.truth import UTILITY_NAME
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,

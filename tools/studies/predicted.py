@@ -29,7 +29,7 @@ from predicted_federations import Training, flat, numbers, play, samples_of, sco
 from predicted_sets import ALL, HELD_OUT, TUNING
 from torch import Tensor
 
-from flsv.benchmark.scores import share_error, shares, spearman
+from benchmark.scores import share_error, shares, spearman
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
 from flsv.functional.intervals import interval_over_seeds, one_seed_stderr, t_quantile
 from flsv.functional.shapley.exact import shapley_of_table

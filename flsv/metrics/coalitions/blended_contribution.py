@@ -37,7 +37,7 @@ class BlendedContribution(
     client i's update, and :math:`d_N^t` the sum of the updates, each scaled to length 1 and weighted as in the round's
     aggregation, see :class:`flsv.metrics.CosineGradientShapley`. The two halves fail in different federations: the
     Shapley values where a round's gains are noise or classes are learned one after another, the cosines where the
-    majority is wrong. This method is not from a paper. Both halves and the decay were chosen on ``flsv.benchmark``'s
+    majority is wrong. This method is not from a paper. Both halves and the decay were chosen on the benchmark's
     tuning federations (docs/benchmark.md).
 
     If no client has a positive gain u, the cosines alone determine the values. If no client has a positive mean cosine

@@ -1,0 +1,201 @@
+"""``python tools/bench.py``, as a user types it."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+from bench import QUICK_FEDERATIONS, main
+
+from benchmark.federation import FOLDER
+from flsv.utilities.atomic_files import FolderLock
+from flsv.utilities.errors import ConfigurationError
+from helpers.runs import read_rows
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "bench.py"
+
+
+@pytest.fixture
+def federation_file(tmp_path):
+    """Three clients of the digits, one of whom has the wrong labels; two rounds."""
+    sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
+    partitioner = {
+        "class_path": "flsv.data.SizePartitioner",
+        "init_args": {"proportions": [3, 5, 2], "seed": 1},
+    }
+    noise = {"class_path": "flsv.data.ClosedSetLabelNoise", "init_args": {"clients": [1]}}
+    sections["data"] |= {"partitioner": partitioner, "corruptions": [noise]}
+    sections["data"]["splits"]["max_samples"] = 160
+    sections["rounds"] = 2
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(sections))
+
+    return str(path)
+
+
+METRIC = """
+import torch
+from flsv.metrics import ContributionMetric
+
+class Mine(ContributionMetric):
+    is_differentiable, higher_is_better, full_state_update = False, True, False
+
+    def init_states(self, num_clients, num_classes):
+        pass
+
+    def update(self, client_ids):
+        self.rounds += 1
+        {statement}
+
+    def compute(self):
+        return {scale} * torch.arange(3.0)
+"""
+
+
+@pytest.mark.slow
+def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
+    federation_file, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    values_file = out / "values.csv"
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["--federations", federation_file, "--seeds", "1", "--truth-seeds", "2"]
+    command += ["--out", str(out), "-q", "--metric", "edited_metric.Mine"]
+
+    def run_with_edited_metric(statement: str = "", scale: float = 1) -> tuple[int, str]:
+        """The status, and what is printed as an error."""
+        source = METRIC.format(statement=statement, scale=scale)
+        (tmp_path / "edited_metric.py").write_text(source)
+        sys.modules.pop("edited_metric", None)
+        importlib.invalidate_caches()
+        status = main(command)
+
+        return status, capsys.readouterr().err
+
+    def stored_values() -> list[float]:
+        if not values_file.is_file():
+            return []
+        values = []
+        for row in read_rows(values_file):
+            if row["metric"] == "Mine":
+                numbers = row["values"].lstrip("'")  # as a spreadsheet must not compute
+                values += map(float, numbers.split())
+        return values
+
+    status, printed = run_with_edited_metric("torch.ones(2) + torch.ones(3)")
+    assert status == 1
+    assert "Mine has no value in mine, seed 0: Traceback" in printed
+    assert "RuntimeError: The size of tensor a (2) must match" in printed
+    assert stored_values() == []
+
+    # Corrected, edited, with the same code again.
+    success = (0, "")
+    assert run_with_edited_metric() == success
+    assert stored_values() == [0, 1, 2]
+    assert run_with_edited_metric(scale=-2) == success
+    assert stored_values()[3:] == [0, -2, -4]
+
+    content = values_file.read_bytes()
+    assert run_with_edited_metric(scale=-2) == success
+    assert values_file.read_bytes() == content
+
+    # Baselines stand beside it.
+    scores = pandas.read_csv(out / "scores.csv")
+    assert set(scores["metric"]) == {"Mine", "size", "training_loss", "cgsv", "fedsv_samples"}
+
+
+def test_two_classes_of_one_name_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("first_lab", "second_lab"):
+        code = METRIC.format(statement="pass", scale=1)
+        (tmp_path / f"{module}.py").write_text(code)
+
+    names = ["--metric", "first_lab.Mine", "--metric", "second_lab.Mine"]
+    status = main([*names, "--out", str(tmp_path / "out")])
+
+    assert status == 2
+    assert "second_lab.Mine would both be called Mine" in capsys.readouterr().err
+
+
+def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
+    federations = []
+
+    def record_names(
+        federations_asked: dict[str, object],
+        *_: object,
+        **__: object,
+    ) -> None:
+        federations.append(set(federations_asked))
+        raise ConfigurationError("enough")
+
+    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
+    monkeypatch.setattr("bench.bench", record_names)
+
+    status = main(["--metric", "size", "--out", str(tmp_path), "--quick"])
+
+    assert status == 2
+    assert federations == [set(QUICK_FEDERATIONS)]
+    assert len(QUICK_FEDERATIONS) == 4
+
+
+def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
+    command = ["--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)]
+
+    status = main(command)
+
+    assert status == 2  # a usage error
+    captured = capsys.readouterr()
+    assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
+    assert "there is no federation to run" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--seeds 0", "0: expected a whole number of at least 1"),
+        ("--metric cssvv", "Did you mean cssv or ssv?"),
+        ("--federations my_federatoin.yaml", "Did you mean my_federation.yaml"),
+    ],
+)
+def test_bench_error_names_the_wrong_option_or_value(line, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_federation.yaml").write_text("{}")
+    try:
+        status = main(line.split())
+    except SystemExit as stopped:
+        status = stopped.code
+
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bench_in_a_folder_that_another_run_has_locked_is_refused(tmp_path, capsys):
+    command = ["--metric", "size", "--federations", "digits_sizes", "--out", str(tmp_path)]
+    with FolderLock(tmp_path):
+        assert main(command) == 2
+    assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_started_as_a_script_compares_a_metric_of_the_working_folder(tmp_path):
+    """It finds its own modules beside it, and writes into ``--out`` alone."""
+    (tmp_path / "lab.py").write_text(METRIC.format(statement="pass", scale=1).replace("3.0", "6.0"))
+    command = ["--quick", "--federations", "digits_sizes", "--metric", "lab.Mine", "--out", "out"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    program = subprocess.run(
+        [sys.executable, SCRIPT, *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert program.returncode == 0, program.stderr
+    assert "Mine" in program.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lab.py", "out"]
