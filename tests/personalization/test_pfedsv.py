@@ -25,7 +25,6 @@ from flsv.personalization.base import OWN_MODEL
 from helpers import refused
 from helpers.fits import fit
 
-
 #: Half a unit in the third significant digit, in which clients answer.
 THREE_DIGITS = 5e-3
 
