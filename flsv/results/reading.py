@@ -18,7 +18,6 @@ from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
 from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
-from flsv.metrics.coalitions.evidence import untrained_stderr
 from flsv.results.folder import (
     CONFIG,
     RECORD,
@@ -395,6 +394,9 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
     if not trains_coalitions:
         return values.apply(_deviation).combine(values.count(), mean_half_width)
+    # Imported here: a run that scores no models shows its table without it.
+    from flsv.metrics.coalitions.evidence import untrained_stderr
+
     known_clients = values.columns[values.notna().all()]
     known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
     stderr = untrained_stderr([run.performances[metric] for run in runs])
