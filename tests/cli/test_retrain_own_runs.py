@@ -22,7 +22,7 @@ from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
 from helpers import refused
 from helpers.forked import Forked
-from helpers.pages import text_of_page
+from helpers.pages import text_of_page, words_in
 from helpers.retrained import record_fits, retrained_values
 from helpers.runs import (
     FEDERATION,
@@ -229,8 +229,8 @@ def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_paym
         status, output = Forked(tmp_path, main, command).wait()
         assert status == 0, output
 
-    printed = " ".join(output.split())
-    assert "Do not pay by these values: Coalitions may be unlike the run" in printed
+    printed = words_in(output)
+    assert "Do not pay by these values: The models of groups may have been trained" in printed
     run = tmp_path / "lightning_logs" / "version_0"
     page = text_of_page(write_report(run))
     assert "Do not pay by these values" in page
