@@ -34,12 +34,42 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (371_500, 290_000),
-    "tokens of the core": (124_500, 118_000),
+    "tokens of flsv": (372_600, 290_000),
+    "tokens of the core": (126_550, 118_000),
     "modules of the core": (117, 110),
-    "words of all pages": (32_500, 30_000),
-    "words of guides": (12_100, 12_000),
-    "words of docstrings": (98_000, 90_000),
+    "words of all pages": (34_700, 30_000),
+    "words of guides": (12_550, 12_000),
+    "words of docstrings": (98_700, 90_000),
+}
+#: The largest number of tokens of each package, so that none grows by what another loses. "." is what lies beside them.
+ROOMS = {
+    "data": 51_750,
+    "engines": 34_700,
+    "training": 29_650,
+    "functional": 28_000,
+    "retraining": 23_250,
+    "games": 20_550,
+    "cli": 20_300,
+    "metrics": 20_050,
+    "utilities": 19_650,
+    "results": 17_400,
+    "core": 14_850,
+    "federation": 13_750,
+    "_lightning": 9_600,
+    "testing": 9_000,
+    "personalization": 7_300,
+    "models": 6_600,
+    "server": 6_500,
+    "report": 6_250,
+    "valuation": 5_500,
+    "outside": 5_350,
+    "configuration": 4_850,
+    "aggregation": 4_600,
+    "filters": 3_250,
+    "sampling": 3_100,
+    ".": 2_700,
+    "scores": 2_650,
+    "attacks": 1_950,
 }
 LINES_OF_A_FILE = 600
 #: The folder of the package and of the tests whose files are other people's.
@@ -334,12 +364,19 @@ print(json.dumps([files, arguments]))
     return [Path(file) for file in files], problems
 
 
+def room_of(path: Path, folder: Path) -> str:
+    """Return the package below a folder in which a file lies, or "." beside them."""
+    if path.parent == folder:
+        return "."
+    return path.relative_to(folder).parts[0]
+
+
 def print_rooms(folder: Path, counts: dict[Path, Counter[int]]) -> None:
     """Print tokens and density of a folder and of each folder in it."""
     rooms: dict[str, list[int]] = {}
     files = Counter[str]()
     for path, tokens in counts.items():
-        room = path.relative_to(folder).parts[0] if path.parent != folder else "."
+        room = room_of(path, folder)
         rooms.setdefault(room, []).extend(tokens.values())
         files[room] += 1
 
@@ -374,6 +411,12 @@ def print_docstrings(folder: Path, sources: dict[Path, str], seed: int) -> None:
 def over_budget(sources: dict[Path, str], counts: dict[Path, Counter[int]]) -> list[str]:
     """Print the budgets of flsv, and return those that are exceeded."""
     files, problems = imported_facts()
+    tokens_by_room = Counter[str]()
+    for path, tokens in counts.items():
+        tokens_by_room[room_of(path, ROOT / "flsv")] += tokens.total()
+    for room, limit in ROOMS.items():
+        if tokens_by_room[room] > limit:
+            problems.append(f"more than {limit:,} tokens of {room}: {tokens_by_room[room]:,}")
     core = [path for path in files if path in counts]
     totals = {
         "tokens of flsv": sum(tokens.total() for tokens in counts.values()),
