@@ -333,4 +333,6 @@ def test_every_round_scores_the_model_that_validation_sees(tmp_path, callback, j
 
     bound_metric = loop.metrics["sv"]
     utilities = bound_metric.grand_utilities.flatten().tolist()
-    assert utilities == pytest.approx(expected, abs=1e-6)
+    # Clients tell their scores in three significant digits.
+    tolerance = 5e-3 if judges == "clients" else 1e-6
+    assert utilities == pytest.approx(expected, abs=tolerance)

@@ -206,7 +206,7 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     assert main(["report", str(run), *accepted]) == 0
 
     text = text_of_page(run / "report.html")
-    assert "The partners themselves scored the models" in text
+    assert "The partners scored the models themselves" in text
     assert "Source of the values: retraining, measured by the clients' balanced accuracy" in text
 
     shutil.rmtree(run / "retrained")

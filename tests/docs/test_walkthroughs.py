@@ -11,7 +11,7 @@ import pytest
 from pandas import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from flsv.results import open_run
+from flsv.results import open_run, preferred_basis
 from helpers import pages
 from helpers.retrained import retrained_rows
 from helpers.runs import read_rows
@@ -110,7 +110,9 @@ def test_readme_quickstart_prints_the_shown_table_and_logs_its_csv_to_tensorboar
     run_folder = Path("lightning_logs/version_0")
     run = open_run(run_folder)
     game = run.record["paid_in"]["value"]
-    estimates = run.estimates("value")
+    basis = preferred_basis(run)
+    assert basis is not None
+    estimates = basis.estimates
     numbers = {
         "value": run.final("value"),
         "low": estimates["low"].tolist(),

@@ -89,7 +89,8 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
     for client, accuracy in enumerate(loop.client_scores["accuracy"].tolist()):
         inputs, labels = zip(*data.client_loader(client, "test"))
         is_right = module(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
-        assert accuracy == pytest.approx(is_right.float().mean().item())
+        # A client tells its scores in three significant digits.
+        assert accuracy == pytest.approx(is_right.float().mean().item(), rel=5e-3)
 
 
 METRICS = [

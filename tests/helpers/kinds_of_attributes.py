@@ -276,7 +276,6 @@ class OfGenerator(Base):
         return entropy(next(self.nets)(batch[0]), batch[1])
 
 
-TWO_SCORES = "one model, scored twice, has two scores"
 KINDS: dict[str, Kind] = {
     "a carried state": Kind(CarriesState),
     "a deque and a list": Kind(RecentLosses),
@@ -293,9 +292,7 @@ KINDS: dict[str, Kind] = {
     "a counter of the class": Kind(
         ClassCounter, outcome="by company", passes="ClassCounter.num_steps"
     ),
-    "a temporary folder of `setup`": Kind(
-        TemporaryFolder, outcome="by company", message=TWO_SCORES
-    ),
+    "a temporary folder of `setup`": Kind(TemporaryFolder, outcome="by company"),
     "an open file": Kind(OpenFile, outcome="refused", message="the module.file .FileIO. cannot be"),
     "a generator that holds the module": Kind(
         OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled and"

@@ -80,7 +80,7 @@ AGGREGATORS = [
     ),
     aggregator(aggregation.FedYogi(), expected_failures=OWN_STEP),
     aggregator(
-        aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.01, amsgrad=True)),
+        aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.02, amsgrad=True)),
         expected_failures=OWN_STEP,
     ),
     aggregator(aggregation.ShapFedWA("cssv")),

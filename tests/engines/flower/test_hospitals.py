@@ -70,7 +70,7 @@ def load_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     clinics = folder / "clinics"
     changes = {
         "../clinics": str(clinics),
-        "rounds=15": f"rounds={ROUNDS}",
+        "ROUNDS = 15": f"ROUNDS = {ROUNDS}",
     }
     text = block_of(PAGE, "federation/fedapp/federation.py")
     project = with_texts(text, changes)

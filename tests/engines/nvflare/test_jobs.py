@@ -214,7 +214,11 @@ def test_hospitals_with_a_merged_dictionary_are_those_of_one_process(job, tmp_pa
     job.run(server)
 
     loop, _ = hospitals.fit_in_one_process(
-        tmp_path / "one_process", clients=TABLES, val=VAL, pos_label="yes"
+        tmp_path / "one_process",
+        clients=TABLES,
+        val=VAL,
+        pos_label="yes",
+        dictionary=dictionary,
     )
     checkpoint = torch.load(
         tmp_path / "server" / "flsv-runs" / "checkpoints" / "last.ckpt", weights_only=False

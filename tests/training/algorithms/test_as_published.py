@@ -142,7 +142,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         is_right = model(torch.cat(inputs)).argmax(1) == torch.cat(labels)
         assert accuracy == pytest.approx(
             is_right.double().mean().item(),
-            abs=1e-6,
+            rel=5e-3,  # told in three significant digits
         )
 
 
