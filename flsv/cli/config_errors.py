@@ -24,6 +24,7 @@ _PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(
 _EXPECTED_IN_MESSAGE = re.compile(
     r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
 )
+_AMBIGUOUS_NAME = re.compile(r"Multiple subclasses with name .+")
 _VALUE_GIVEN = re.compile(r"(?:Given|Got) value: (.+?)(?:\. Got value|$)", flags=re.MULTILINE)
 #: An option of a class on the command line, below the option that names the class, and its value.
 _NESTED_OPTION_IN_MESSAGE = re.compile(r"NestedArg\(key='([\w.]+)', val='(.*)'\)")
@@ -108,6 +109,9 @@ def _shortened(message: str) -> tuple[str, str, bool]:
     ]
     if problems:
         return option, problems[-1], True
+    ambiguous_name = _AMBIGUOUS_NAME.search(message)
+    if ambiguous_name is not None:
+        return option, f": {ambiguous_name[0]}", False
     if "is abstract" in message:
         return option, f": expected the name of a class in {keys[0]} first.", False
 
