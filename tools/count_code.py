@@ -34,7 +34,7 @@ RECORD = Path(__file__).with_name("packed_code.txt")
 
 #: The limit, and the aim. A commit that moves a limit says why. The core is what importing the loop loads.
 BUDGETS = {
-    "tokens of flsv": (372_600, 290_000),
+    "tokens of flsv": (372_650, 290_000),
     "tokens of the core": (126_550, 118_000),
     "modules of the core": (117, 110),
     "words of all pages": (34_700, 30_000),
