@@ -395,11 +395,11 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     if not trains_coalitions:
         return values.apply(_deviation).combine(values.count(), mean_half_width)
     # Imported here: a run that scores no models shows its table without it.
-    from flsv.metrics.coalitions.evidence import untrained_stderr
+    from flsv.values.evidence import stderr_over_seeds
 
     known_clients = values.columns[values.notna().all()]
     known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
-    stderr = untrained_stderr([run.performances[metric] for run in runs])
+    stderr = stderr_over_seeds([run.performances[metric] for run in runs])
     half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
     return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
 
