@@ -81,9 +81,9 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             else the name of an attribute of the training data or the name or position of a field of its samples; False
             for data without classes. By default, the only number after a sample's first element, or in its fields
             called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
-        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
-            larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
-            warning if a metric uses it.
+        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. Two classes
+            with words for names need it for such a score. Of two numbers the larger one is positive, and of truth
+            values ``True``.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
@@ -118,7 +118,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         ... )
         >>> own.setup("fit")
         >>> own.client_names, own.class_names, own.num_samples.tolist()
-        (('Boston', 'Lyon'), ('well', 'ill'), [35, 55])
+        (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
     """
 
     _remedy_template = "Create a new one: FederatedDataModule(..., {0})."

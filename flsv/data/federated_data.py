@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
 from flsv.data.contents import content_hashes, loader_hash, loader_rows
+from flsv.data.labels import are_two_words
 from flsv.data.loaders import TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sample_hashes import hash_samples
@@ -144,9 +145,9 @@ class FederatedData:
         )
 
     @property
-    def chose_rarer_class(self) -> bool:
-        """Return whether the positive class is the rarer of two classes because the user named none."""
-        return self._source.chose_rarer_class
+    def lacks_pos_label(self) -> bool:
+        """Return whether the user has to name the positive one of two classes, whose names are words."""
+        return self._source.pos_label is None and are_two_words(self.class_names)
 
     @property
     def client_names(self) -> tuple[str, ...]:

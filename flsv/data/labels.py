@@ -7,8 +7,8 @@ that counts per client and class are counts per client.
 
 The positive class, to which average precision, F1 and similar scores refer, always has the number 1, so that every
 score of class 1 is its score. If flsv numbers the classes (words, folders of images), the class that ``pos_label``
-names gets the number 1, by default the rarer class. If both names are numbers, the larger number is positive, and of
-truth values ``True``. Labels that are numbers and no texts stay as they are.
+names gets the number 1. Without ``pos_label`` classes are numbered in sorted order, and two classes whose names are
+words have no such scores. Labels that are numbers and no texts stay as they are.
 """
 
 from __future__ import annotations
@@ -393,21 +393,13 @@ def _number(name: str) -> float:
         return math.nan
 
 
-def positive_last(
-    names: Sequence[str], counts: Sequence[int], pos_label: Any = None
-) -> tuple[str, ...]:
-    """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
-    if pos_label is None and len(names) != 2:
-        return tuple(names)
-    if pos_label is not None:
-        positive = named_class(names, pos_label)
-    elif not chooses_rarer_class(names, pos_label):
-        return in_order(names)  # the larger number, or True, is last
-    elif counts[0] < counts[1]:
-        positive = names[0]
-    else:
-        positive = names[1]
-    other_names = [name for name in names if name != positive]
+def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:
+    """Return the class names in sorted order, but the positive one of two last if ``pos_label`` names it."""
+    sorted_names = in_order(names)
+    if pos_label is None:
+        return sorted_names
+    positive = named_class(sorted_names, pos_label)
+    other_names = [name for name in sorted_names if name != positive]
     return *other_names, positive
 
 
@@ -424,9 +416,9 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
     )
 
 
-def chooses_rarer_class(names: Sequence[str], pos_label: Any) -> bool:
-    """Return whether :func:`positive_last` makes the rarer class the positive one."""
-    return pos_label is None and len(names) == 2 and not _numbers(names)
+def are_two_words(names: Sequence[str]) -> bool:
+    """Return whether two classes have words for names, of which none says that it is the positive class."""
+    return len(names) == 2 and not _numbers(names)
 
 
 def check_positive(names: Sequence[str], pos_label: Any) -> None:

@@ -25,7 +25,6 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import (
     Classes,
     class_names_of,
-    dataset_labels,
     in_order,
     label_column,
     positive_last,
@@ -87,7 +86,7 @@ class SourceData:
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client. Then each group keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
-        chose_rarer_class: whether the rarer one of two classes was made the positive one.
+        pos_label: the positive one of two classes, if the user has named it.
         columns: one :class:`ColumnCard` per column of a table.
         fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
             features.
@@ -115,7 +114,7 @@ class SourceData:
     group_names: tuple[str, ...] = ()
     clients: bool = False
     labeled: bool = False
-    chose_rarer_class: bool = False
+    pos_label: str | bool | int | None = None
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
@@ -198,7 +197,7 @@ class Reading:
         label: the column to predict.
         group: the column with each row's client.
         dictionary: what is known of the columns of tables.
-        pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
+        pos_label: the positive one of two classes. None: the larger number or ``True``.
         split_columns: columns by which rows are split. They are no inputs unless the dictionary names them.
         is_alone: whether the data are those of one site.
     """
@@ -416,13 +415,7 @@ def _union_of_names(
         if len(numberings) == 1:
             return numberings.pop()  # the user's numbering of the classes
         return sorted_names
-
-    counts = dict.fromkeys(sorted_names, 0)
-    for client, dataset in client_sets.items():
-        class_counts = torch.bincount(dataset_labels(dataset)).tolist()
-        for class_name, count in zip(names_by_set[client], class_counts):
-            counts[class_name] += count
-    return positive_last(sorted_names, list(counts.values()), pos_label)
+    return positive_last(sorted_names, pos_label)
 
 
 def _numbers_of_names(name: str, class_names: Names, common_names: Names) -> NewNumbers:
