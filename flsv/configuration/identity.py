@@ -50,8 +50,6 @@ class Identity:
 
     def differences(self, earlier: Identity) -> list[str]:
         """Describe each setting that differs from ``earlier``, and name the clients with other samples."""
-        if not earlier.settings:
-            return ["nothing tells which"]
         differences = self.other_settings(earlier)
         owners = self.owners_of_other_samples(earlier)
         if owners:
