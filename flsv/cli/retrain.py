@@ -88,8 +88,6 @@ def retrain(
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
-    reporting = config.get("federation", {}).get("reporting") or {}
-    reporting.pop("client_steps", None)  # in runs of 2.1
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)

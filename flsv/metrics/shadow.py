@@ -120,7 +120,6 @@ class ShadowShapley(MeasuredMetric):
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "one to three more fits, validations included."
-    former_states = ("ends", "valued", "outputs")
     values: Tensor
     errors: Tensor
     starts: Tensor
@@ -145,7 +144,7 @@ class ShadowShapley(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         check_halvings(coalitions, halvings or 1, judges)
-        self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
+        self._num_halvings = halvings or 1
         self.max_fits = max_fits
         self.verify = verify
         self._leaves_out = None if leave_out is None else tuple(leave_out)
