@@ -12,7 +12,7 @@ from torch import Tensor
 RELATIVE_TOLERANCE = 1e-6
 #: Largest relative difference between two results of an accelerator's kernels. TF32 rounds factors to 0.0005.
 MAX_ROUNDING = 0.01
-#: Smallest distance from the initial model that others are divided by.
+#: Smallest divisor for distances that are relative to the distance from the initial model.
 _SMALLEST_DIVISOR = 1e-12
 
 
@@ -25,7 +25,7 @@ class Rounding(NamedTuple):
 
     @property
     def run_tolerance(self) -> float:
-        """Return the distance up to which two runs' models count as equal, relative to how far training moved them."""
+        """Return the distance up to which models of two runs count as equal, relative to the length of the update."""
         return min(0.01, 10 * self.number)
 
     def unexplained_distance(
@@ -34,15 +34,15 @@ class Rounding(NamedTuple):
         reference: Tensor,
         initial_model: Tensor,
     ) -> float | None:
-        """Return the distance of two models that should be equal, relative to the reference's from ``initial_model``.
-        None: rounding explains it."""
+        """Return the distance of two models that should be equal, relative to the distance of ``reference`` from
+        ``initial_model``. None: rounding can explain it."""
         model = model.double()
         reference = reference.double()
         initial_model = initial_model.double()
         if not reference.isfinite().all():
             if model.isfinite().equal(reference.isfinite()):
                 return None
-            return 1.0  # as far apart as training moves the model
+            return 1.0  # their distance is as large as the update
 
         distance = (model - reference).norm()
         path_length = (reference - initial_model).norm()
@@ -100,7 +100,7 @@ def tf32_of() -> list[str]:
         precision = getattr(settings, "fp32_precision", None)
         if precision is None:  # an earlier torch
             precision = "tf32" if backend.allow_tf32 else "ieee"
-        elif precision == "none":  # the setting of all operations holds
+        elif precision == "none":  # the setting for all operations applies
             precision = getattr(torch.backends, "fp32_precision", "ieee")
         if precision in ("tf32", "bf16"):
             operations.append(operation)
