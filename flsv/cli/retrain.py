@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import shlex
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,14 +47,14 @@ from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
+from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
 from flsv.results.terminal import filled, print_table, verdict_lines
 from flsv.results.text import percent, shares_in, with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
 from flsv.scores.performance import CLASSIFICATION, Judges
-from flsv.utilities.atomic_files import FolderLock
+from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
@@ -430,6 +431,7 @@ def _parser() -> ArgumentParser:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
     options, fit_arguments = _parser().parse_known_args(list(args))
+    typed_options = shlex.join(word for word in args if Path(word) != options.run)
     backend = vars(options).pop("backend")
     jobs = vars(options).pop("jobs")
     if backend and jobs > 1:
@@ -439,6 +441,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers(jobs, backend), lock:
         _summary, path = retrain(**vars(options), overrides=fit_arguments, say=printer(quiet))
+    with replacing(path.with_name(OPTIONS)) as file:
+        file.write(typed_options.encode())
     if not quiet:
         _show(open_run(options.run))
     print(f"Retrained: {display_path(path)}")
