@@ -31,7 +31,7 @@ from flsv.metrics.coalitions.design import (
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import cases_record, coalitions_not_finite, evidence_of
+from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.declared import Count
@@ -364,7 +364,7 @@ class ShadowShapley(MeasuredMetric):
     def payment_record(self) -> dict[str, Any]:
         """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
         case_values = None if self._case_values is None else self._case_values()
-        return {**self._evidence, **cases_record(case_values)}
+        return {**self._evidence, "case_values": case_values}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""
