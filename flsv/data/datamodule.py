@@ -19,9 +19,9 @@ from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.division import divide, without_flagged
 from flsv.data.federated_data import FederatedData
+from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
-from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
@@ -79,8 +79,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or the name or position of a field of its samples; False
-            for data without classes. By default, the only number after a sample's first element, or in its fields
-            called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
+            for data without classes. By default the attribute ``targets`` of the training data, or else the second part
+            of each sample ``(x, y)``, if it is an integer. Without labels all samples have one class.
         pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. Two classes
             with words for names need it for such a score. Of two numbers the larger one is positive, and of truth
             values ``True``.
@@ -293,7 +293,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        check_read_back(divided, compare_labels=labels is None)
+        check_first_batches(divided, compare_labels=labels is None)
         warn_of_random_evaluation(divided)
         self._divided = divided
         self._needs_setup = False

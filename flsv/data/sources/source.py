@@ -233,16 +233,15 @@ def _combine_sets(
     source = SourceData(first_part, clients=clients)
     if isinstance(first_part, SourceData):
         source = first_part
-    sets, held_out_sets, class_names = one_numbering(parts, held_out_parts, reading.pos_label)
+    class_names = one_numbering(parts, held_out_parts, reading.pos_label)
     if clients:
-        # For mypy: a map-style data set has a length.
-        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
-        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
+        sizes = torch.tensor([len(part) for part in parts.values()])
+        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(parts))
     return replace(
         source,
-        train=concatenated(sets),
-        val=held_out_sets.get("val"),
-        test=held_out_sets.get("test"),
+        train=concatenated(parts),
+        val=held_out_parts.get("val"),
+        test=held_out_parts.get("test"),
         class_names=class_names or source.class_names,
         pos_label=reading.pos_label,
     )
