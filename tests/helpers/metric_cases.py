@@ -18,7 +18,6 @@ from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal
 from flsv.testing.metric import MetricCase, results_of
 from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, PreparedRounds
-from flsv.training.algorithms import InRunValues
 from helpers.part_cases import remote_is_equal, vmap_is_equal
 
 
@@ -183,11 +182,6 @@ METRICS = [
     ),
     checks_of_metric(metrics.GradientAgreement()),
     checks_of_metric(metrics.GradientShapley(momentum=0.5)),
-    checks_of_metric(
-        metrics.InRunShapley(),
-        given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
-        client_algorithm=InRunValues(),
-    ),
     checks_of_metric(metrics.LeaveOneOut(momentum=0.3)),
     checks_of_metric(metrics.OneRoundShapley(2, coalition_weights="fixed")),
     checks_of_metric(metrics.PartialFederatedShapley(momentum=0.5)),

@@ -13,7 +13,6 @@ from flsv.metrics import (
     ContributionEstimation,
     CosineGradientShapley,
     DomainRelevance,
-    InRunShapley,
 )
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
@@ -98,11 +97,6 @@ SAMPLERS = [
 ALGORITHMS = [
     algorithm(algorithms.FedDyn(), aggregator=algorithms.FedDynServer()),
     algorithm(algorithms.FedRep(), share=["!head"], local_epochs=2),
-    algorithm(
-        algorithms.InRunValues(),
-        metrics={"in_run": InRunShapley()},
-        expected_failures={"odd_rounds_end": "BatchNorm has no gradient of one sample"},
-    ),
     algorithm(algorithms.PerFedAvg(hessian="free")),
 ]
 UPLOADS = [
