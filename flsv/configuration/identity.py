@@ -50,8 +50,6 @@ class Identity:
 
     def differences(self, earlier: Identity) -> list[str]:
         """Describe each setting that differs from ``earlier``, and name the clients with other samples."""
-        if not earlier.settings:
-            return ["the earlier settings are not recorded"]
         differences = self.other_settings(earlier)
         owners = self.owners_of_other_samples(earlier)
         if owners:

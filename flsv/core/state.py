@@ -205,11 +205,8 @@ class FederationState:
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Checkpoints of earlier versions do not have them.
-        added_later = {"is_aggregate_finite": True, "failed": [], "non_finite_names": []}
-        complete_state = {**added_later, **state}
         for name in self._saved():
-            setattr(self, name, _copied(complete_state[name]))
+            setattr(self, name, _copied(state[name]))
 
     def _saved(self) -> list[str]:
         names = [field_of_state.name for field_of_state in fields(self)]

@@ -137,7 +137,7 @@ class LightningFit(Rounds):
         )
         measures = self.metrics.performances.values()
         if measures:
-            scores.performance.warn_of_rarity(measures, data)
+            scores.performance.check_positive_class(measures, data)
         check_metric_shapes(
             config.strategies,
             self.metrics.metrics,

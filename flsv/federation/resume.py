@@ -16,7 +16,7 @@ from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.core.parameter_space import named_state
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
+from flsv.utilities.formats import CHECKPOINT_FORMAT, check_format, warn_of_versions
 from flsv.utilities.plain_values import digest
 
 #: Hyper-parameters that select the network. If they differ, weights are not loaded even if all shapes agree.
@@ -62,8 +62,8 @@ def check_state(
     check_format(
         "the checkpoint",
         state.get("format"),
-        readable=READABLE_CHECKPOINTS,
-        written_by=state.get("versions", {}).get("flsv", state.get("version")),
+        expected=CHECKPOINT_FORMAT,
+        written_by=state.get("versions", {}).get("flsv"),
     )
     with refuse_incomplete():
         versions = state["versions"]
@@ -71,11 +71,6 @@ def check_state(
         saved_seed = state["seed"]
         rounds = state["round_index"]
     warn_of_versions("the checkpoint", versions)
-    if state.get("finetuned") is not None:
-        raise ConfigurationError(
-            "the checkpoint is of flsv 2.0 and of a finetuning callback, the frozen layers of which only that version "
-            "reads. Finish the run with it, or start a new one."
-        )
 
     changes = identity.differences(saved_identity)
     if changes:

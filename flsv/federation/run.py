@@ -421,9 +421,8 @@ class RunState:
         self.configured_options = state["configured_options"]
         self.shared = state["shared"]
         self.csv = state["csv"]
-        # A checkpoint of flsv 2.1 has none.
-        self.changeable = dict(state.get("changeable", {}))
-        self.changes = list(state.get("changes", []))
+        self.changeable = dict(state["changeable"])
+        self.changes = list(state["changes"])
         self.coalitions = dict(state["coalitions"])
         self.resumed = True
 

@@ -102,10 +102,11 @@ class ClientSampler(Strategy):
         1952).
         """
 
-    def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By default
-        this is so if they are fewer than the sampler's ``cohort_size``.
+    def check(self, client_names: Sequence[str]) -> None:
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from the clients with these names. By
+        default this is so if they are fewer than the sampler's ``cohort_size``.
         """
+        num_clients = len(client_names)
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
                 f"{self!r} cannot draw its cohort, since the federation has {num_clients} clients. Lower cohort_size "

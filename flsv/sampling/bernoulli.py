@@ -106,7 +106,8 @@ class BernoulliSampler(ClientSampler):
         p_another_present = -torch.expm1(sums_before + sums_after)
         return (p * p_another_present / p_enough_drawn).to(probabilities)
 
-    def check(self, num_clients: int) -> None:
+    def check(self, client_names: Sequence[str]) -> None:
+        num_clients = len(client_names)
         if max(self.min_cohort, self.expected_cohort) > num_clients:
             raise ConfigurationError(
                 f"{self!r} cannot draw its cohort, since the federation has {num_clients} clients. Lower "

@@ -69,7 +69,7 @@ def check_setup(
     """Check a federation against trainer, module and data, and return the data module."""
     data = federated_data(trainer)
     check_trainer(trainer)
-    config.sampler.check(data.num_clients)
+    config.sampler.check(data.client_names)
     config.check_clients(data.client_names)
     check_classes(data, metrics, config.strategies)
     _check_metrics(trainer, data, metrics)

@@ -309,13 +309,12 @@ class ContributionMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, metric in self.metrics.items():
-            if name not in state.get("missing", {}):
+            if name not in state["missing"]:
                 metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])
-        # Checkpoints of earlier versions lack both. Others hold the dictionary of sentences.
-        self.missing.clear()
-        self.missing.update(state.get("missing", {}))
-        self._last_values = dict(state.get("last_values", {}))
+        self.missing.clear()  # in place, since others hold this dictionary
+        self.missing.update(state["missing"])
+        self._last_values = dict(state["last_values"])
 
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -303,8 +303,7 @@ def write_state(module: nn.Module, state: State) -> list[str]:
 
     snapshot = ModuleSnapshot(module)
     missing = []
-    structure = state.get("structure", {})  # version 2.0.0 saves none
-    for path, (flag, description) in structure.items():
+    for path, (flag, description) in state["structure"].items():
         present = snapshot.structure.get(path, [flag, "missing"])
         _, present_description = present
         if present_description == description:
