@@ -165,7 +165,7 @@ REFUSED = {
     "one side": (
         lambda: make_in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),
         lambda: Plain(make_network_without_norm()),
-        "needs its other side",
+        "needs an InRunShapley metric",
     ),
     "BatchNorm": (
         make_in_run_loop,
@@ -175,12 +175,12 @@ REFUSED = {
     "penalty": (
         make_in_run_loop,
         lambda: Penalty(make_network_without_norm()),
-        "come by other ways than the layers",
+        "computed outside the layers' forward",
     ),
     "no classes": (
         make_in_run_loop,
         lambda: SoftLabels(make_network_without_norm()),
-        r"batches \(x, y\) with one class for every sample",
+        r"batches \(x, y\) with the class of every sample",
     ),
     "vmap": (
         lambda: make_in_run_loop(engine="vmap"),

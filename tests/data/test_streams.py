@@ -127,6 +127,6 @@ BY_SAMPLE = {
 @pytest.mark.parametrize("arguments", [BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
 def test_what_reads_single_samples_is_refused_before_the_first_round(arguments, tmp_path):
     data = FederatedDataModule(clients=STREAMS, val=VAL)
-    message = "one by one, which cannot be done with a client's stream"
+    message = "by index, but a client's data are a stream"
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)
