@@ -42,6 +42,9 @@ _VALUE_IN_MESSAGE = re.compile(r"\b(\w+)=|'([^']+)'")
 #: The arguments with which a message on a call begins, as in ``FedAvgM(momentum=2.0): ...`` or ``client='Oslo': ...``.
 _ARGUMENTS_IN_MESSAGE = re.compile(r"(?:\w+\((\w+=.+?)\)|(\w+='[^']*'))(?=[: ])")
 
+#: Arguments whose options have another name.
+_OPTIONS_OF_ARGUMENTS = {"amount": "budget", "coalitions": "trainings"}
+
 
 class OptionError(ConfigurationError):
     """Error of jsonargparse on a command line or a configuration.
@@ -146,6 +149,7 @@ def naming_options(message: str, words: Sequence[str]) -> str:
     options = []
     for argument in re.split(r", (?=\w+=)", match[1] or match[2]):
         name, _, value = argument.partition("=")
+        name = _OPTIONS_OF_ARGUMENTS.get(name, name)
         typed_options = set(_options_called(name, words))
         if len(typed_options) != 1:  # it stands in a file, or two options have this name
             return message

@@ -215,9 +215,9 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
-    """Return sentences that tell why metrics beside the page's values have none."""
+    """Return sentences that say why metrics other than the page's have no values."""
     if basis is not None and basis.key == RETRAINED:
-        return []  # retrained values stand in the place of the metrics' values
+        return []  # the page shows retrained values instead of the metrics' values
     sentences = []
     reasons = dict(run.record.get("missing", {}))
     for metric, record in run.performances.items():
@@ -304,13 +304,13 @@ def _for_one(
             # Columns that are not classes may be other clients.
             "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
             "How to read the values": [_guide_table(run, basis)],
-            "What this page tells": _sentences_on_privacy(run, shows_means, shares is not None),
+            "What this page reveals": _sentences_on_privacy(run, shows_means, shares is not None),
             "The run": [_settings_for_one(run, client, shows_means)],
         },
     }
     if basis is not None:
         content["values"] = _values_for_one(run, client, basis, shares)
-        # No seeds: from the federation's, the others' parts of the data follow.
+        # Without seeds: from the federation's seed, the others' parts of the data can be derived.
         content["source"] = basis.title
         content["missing"] = math.isnan(basis.values[client])
     return content
@@ -333,7 +333,7 @@ def _other_measurements(
 
 
 def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list[str]:
-    """Return sentences on what a client's page tells of others."""
+    """Return sentences that say what a client's page reveals about the others."""
     if shows_means:
         return [WORDS["public"], WORDS["own_value_reveals"]]
     if run.ended:
@@ -348,7 +348,7 @@ def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list
 
 
 def _participation(run: Run, client: int, finding: str) -> Table | None:
-    """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
+    """Return a table of one client's rounds and samples, and the ``finding`` about its updates and data."""
     num_samples = run.record["samples"]
     num_rounds = run.taken_part()
     texts = {
@@ -389,7 +389,7 @@ def _values_table(
     shares: Shares | None,
     faults: Sequence[str],
 ) -> Table:
-    """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
+    """Return the page's main table: values with bars, shares and amounts, and findings (``faults``)."""
     estimates = basis.estimates.loc[clients]
     columns: dict[str, list[Any]] = {
         "value": with_intervals(estimates, between=" to "),
@@ -452,7 +452,7 @@ def _may_see_means(run: Run, values: Sequence[float]) -> bool:
 
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Format the mean of all clients' values, a dash if it is hidden."""
-    # From more digits, or from several pages, others' values could be derived.
+    # With more digits, the values of others could be derived from several pages.
     if not _may_see_means(run, values):
         return NO_NUMBER
     return format_number(Series(values).mean(), digits=2)
@@ -495,7 +495,7 @@ def _metrics_beside(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _head_of(name: str, estimates: DataFrame) -> str:
-    """Return the head of a column of values, which says for what their intervals are."""
+    """Return the head of a column of values, which says what the intervals are for."""
     has_intervals = bool(estimates["low"].notna().any())
     return f"{name}, {WORDS['over_seeds']}" if has_intervals else name
 

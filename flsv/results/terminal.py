@@ -1,7 +1,7 @@
 """Terminal: the sink that writes to Lightning's progress bar, and prints tables at the end.
 
 Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again. Numbers
-are never cut. Into a pipe or a file tables are printed at full width.
+are never shortened. In a pipe or a file, tables have their full width.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
-#: Performances with a name of their own, which begins a sentence with a capital letter.
+#: Performances whose names are words, and get a capital letter at the beginning of a sentence.
 _TITLED_SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
-    """Print a table of a run's values, sentences on them, and the lines ``where``.
+    """Print a table of a run's values, the verdict on them, and the lines ``where``.
 
     The values are those that the run's page shows, or of all metrics if none is suitable for payment.
     """
@@ -92,7 +92,7 @@ def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _sentences(run: Run, basis: Basis | None) -> list[str]:
-    """Return sentences on the values, the model's performance, and the values that it logged."""
+    """Return the verdict on the values, the model's performance, and the values that the model logged."""
     lines = []
     if basis is None:
         lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
@@ -198,7 +198,7 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
         >>> performance_lines({"paid_in": {"sv": verdict, "value": verdict}})
-        ['Accuracy on the validation set: from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
+        ['Accuracy on the validation set: from 10.0 % to 30.0 % (always predicting the most frequent class: 25.0 %).']
     """
     lines = []
     performances = record.get("paid_in", {})  # by metric, what its values distribute
