@@ -68,8 +68,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
 
     Raises:
         ConfigurationError: the folder holds a run or cannot be written. Before any client trains:
-            :func:`flsv.value_round` refuses the arguments, because metrics need responses of clients or train coalitions,
-            the arrays do not fit the module, or there is only one client.
+            :func:`flsv.value_round` refuses the arguments, because metrics need clients' responses or train coalitions, the
+            arrays do not fit the module, or there is only one client.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
@@ -242,8 +242,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         num_names = len(self._client_names) + len(new_names)
         if num_names > (self._num_clients or 0):
             raise ConfigurationError(
-                f"The clients {new_names} are new, and the first round already had {self._num_clients} clients. Pass the "
-                "number of all clients that may ever take part: Contributions(num_clients=...)."
+                f"The clients {new_names} are new, and the first round already had {self._num_clients} clients. Pass "
+                "the number of all clients that may ever take part: Contributions(num_clients=...)."
             )
         self._client_names += new_names
         ids_and_names = enumerate(self._client_names)
@@ -321,7 +321,7 @@ class _Files:
         names: Sequence[str],
         samples: Mapping[int, int | None],
     ) -> None:
-        """Write a round's values. ``samples`` are the counts that the round's clients report, None or 0 if not reported."""
+        """Write a round's values. ``samples`` are the counts that its clients report, None or 0 without a report."""
         num_clients = len(round_values.names)
         all_names = list(names)
         for client in range(len(names), num_clients):

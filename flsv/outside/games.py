@@ -65,8 +65,8 @@ def games_outside_fit(
     if isinstance(module, L.LightningModule):
         if loss is not None:
             raise ConfigurationError(
-                "loss=... is for plain modules. For a LightningModule, name a value that it logs: performance='val_loss', "
-                "mode='min'."
+                "loss=... is for plain modules. For a LightningModule, name a value that it logs: "
+                "performance='val_loss', mode='min'."
             )
         lightning_module = copy.copy(module)
         detach_fabric(lightning_module)

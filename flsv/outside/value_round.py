@@ -304,8 +304,8 @@ def _games(
         )
     if loss is not None and not any(is_logged(measure) for measure in measures.values()):
         raise ConfigurationError(
-            f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures the loss. Create "
-            f"one with performance={LOSS!r}, mode='min', or do not pass loss."
+            f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures the loss. "
+            f"Create one with performance={LOSS!r}, mode='min', or do not pass loss."
         )
     if not measures:
         return None
@@ -387,8 +387,8 @@ def _check_metrics(
     metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
     if num_classes is None and metrics_of_classes:
         raise ConfigurationError(
-            f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from which "
-            "it could be read. Pass num_classes."
+            f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from "
+            "which it could be read. Pass num_classes."
         )
 
 

@@ -251,7 +251,7 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
 
 
 def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return, for each other score of retrained models, the fraction of a payment by it that would go to other clients."""
+    """Return, for each other score of retrained models, the fraction of a payment that it would give to others."""
     if basis.key != RETRAINED or run.retrained is None:
         return {}
     shares = shares_in(run.retrained.final(RETRAINED_METRIC))

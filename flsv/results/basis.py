@@ -101,7 +101,7 @@ class Basis:
 
     @property
     def adds_up(self) -> bool:
-        """Return whether the values sum up to the difference between the scores of the untrained and the final model."""
+        """Return whether the values sum up to the difference between the untrained and the final model's scores."""
         total = self.final_score - self.initial_score
         sum_of_values = math.fsum(self.values)
         return abs(sum_of_values - total) <= MAX_DEVIATION_OF_SUM * abs(total)  # False for NaN

@@ -411,7 +411,7 @@ def repeated_runs(run: Run) -> list[Run]:
         if differences:
             raise ConfigurationError(
                 f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
-                f"computed: {listed(differences)}. To read {run.folder} alone, move it out of the folder of flsv repeat."
+                f"computed: {listed(differences)}. To read {run.folder} alone, move it out of flsv repeat's folder."
             )
     return repetitions
 

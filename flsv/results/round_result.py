@@ -25,7 +25,7 @@ ALL_DIVERGED = "sent a model that is not finite, as all of its cohort"
 
 @dataclass(frozen=True)
 class Event:
-    """An incident at a client, an invalid update in one or several rounds, or a data-quality warning about its table."""
+    """An incident at a client, an invalid update in some rounds, or a data-quality warning about its table."""
 
     #: The client's id. None for an event that concerns all clients.
     client: int | None

@@ -1,4 +1,4 @@
-"""Verdict: whether a budget may be shared out by values. Pages, files, the terminal and notebooks show the same verdict."""
+"""Verdict: whether a budget may be shared out by values. Pages, files, terminal and notebook show the same one."""
 
 from __future__ import annotations
 
