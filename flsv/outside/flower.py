@@ -68,8 +68,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
 
     Raises:
         ConfigurationError: the folder holds a run or cannot be written. Before any client trains:
-            :func:`flsv.value_round` refuses the arguments, because metrics need clients' responses or train coalitions, the
-            arrays do not fit the module, or there is only one client.
+            :func:`flsv.value_round` refuses the arguments, because metrics need clients' responses or train coalitions,
+            the arrays do not fit the module, or there is only one client.
 
     Example:
         >>> from flwr.serverapp.strategy import FedAvg
