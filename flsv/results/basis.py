@@ -85,6 +85,11 @@ class Basis:
         return verdict_of(inputs, rule)
 
     @property
+    def lines(self) -> list[str]:
+        """Return a sentence on the intervals and the verdict, as lines for a terminal."""
+        return [self.sentence_on_intervals, *self.verdict().lines]
+
+    @property
     def has_intervals(self) -> bool:
         """Return whether the interval of any value is known."""
         return bool(self.estimates["low"].notna().any())

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from flsv.results.basis import Basis
     from flsv.results.reading import Run
-    from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
@@ -75,8 +74,7 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
                 class_columns(run, metric),
                 rows,
             )
-    for line in _sentences(run, basis):
-        print(filled(line))
+    print_lines(_sentences(run, basis))
     for line in where:
         print(line)
 
@@ -93,13 +91,10 @@ def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
 
 def _sentences(run: Run, basis: Basis | None) -> list[str]:
     """Return the verdict on the values, the model's performance, and the values that the model logged."""
-    lines = []
     if basis is None:
-        lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
+        lines = [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     else:
-        if not basis.inputs.unsuitable:
-            lines.append(basis.sentence_on_intervals)
-        lines += verdict_lines(basis.verdict())
+        lines = basis.lines
     lines += performance_lines(run.record)
     logged_values = run.record.get("logged", {})
     if logged_values:
@@ -108,12 +103,10 @@ def _sentences(run: Run, basis: Basis | None) -> list[str]:
     return lines
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return a verdict in lines: the decision, and each reason."""
-    lines = [verdict.title]
-    for text in verdict.reasons.values():
-        lines.append(f"- {text}")
-    return lines
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines, wrapped to the terminal's width."""
+    for line in lines:
+        print(filled(line))
 
 
 def filled(line: str) -> str:
@@ -138,9 +131,14 @@ def value_table(run: Run, basis: Basis | None) -> dict[str, list[str]]:
         if metric == basis.key:
             estimates = basis.estimates
         columns[metric] = with_intervals(estimates)
-    if not basis.inputs.unsuitable and not basis.verdict().forbids_payment:
-        columns["share"] = list(map(percent, shares_in(basis.values)))
-    return columns
+    return columns | share_column(basis)
+
+
+def share_column(basis: Basis) -> dict[str, list[str]]:
+    """Format the clients' shares as ``{column: cells}``, empty if the verdict forbids a payment."""
+    if basis.verdict().forbids_payment:
+        return {}
+    return {"share": list(map(percent, shares_in(basis.values)))}
 
 
 def class_columns(run: Run, metric: str) -> dict[str, list[str]]:

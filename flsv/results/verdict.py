@@ -137,6 +137,11 @@ class Verdict:
         sentences = [self.title, *self.reasons.values()]
         return " ".join(sentences)
 
+    @property
+    def lines(self) -> list[str]:
+        """Return the decision and each reason, as lines for a terminal."""
+        return [self.title, *(f"- {text}" for text in self.reasons.values())]
+
     def for_one_client(self) -> Verdict:
         """Return this verdict with reasons that neither name a client nor describe a client's table."""
         sentences: Mapping[str, str] = WORDS["against_for_one"]
