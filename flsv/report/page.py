@@ -199,8 +199,11 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
 def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
+    performances = run.performances
+    if basis is not None and basis.key == RETRAINED and run.retrained is not None:
+        performances = run.retrained.performances
     # The performance that the values distribute, or any if there are no values.
-    for change in run.performances.values():
+    for change in performances.values():
         if basis is None or change["by"] == basis.by:
             sentences.append(f"The model's {describe_change(change)}.")
             break
