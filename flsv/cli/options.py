@@ -48,16 +48,14 @@ CONFIG_HELP = (
 STRICT_HELP = (
     "raise an error for files that other versions of packages have written, instead of a warning"
 )
-    "raise an error for files that other versions of packages have written, instead of a warning"
-)
 
 
 class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
 
     If a file names another class for an optimizer, a schedule or a part of the federation than an earlier file, the
-    earlier options are dropped: the learning rate of SGD does not suit Adam. A file of LightningCLI names the data module under ``data`` and the
-    loop among the callbacks.
+    earlier options are dropped: the learning rate of SGD does not suit Adam. A file of LightningCLI names the data
+    module under ``data``, and the loop among the callbacks.
     """
 
     def __call__(
