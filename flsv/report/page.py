@@ -157,6 +157,8 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(faults):
         sentences.append(WORDS["findings"])
+    if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
+        sentences.append(WORDS["steps"])
     sentences += _sentences_on_performance(run, basis)
     sentences += _sentences_on_missing_values(run, basis)
     sentences.append(
@@ -188,12 +190,16 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     }
     if basis is not None:
         content["values"] = _values_table(basis, clients, names, shares, faults)
-        content["source"] = f"{basis.title}; {basis.origin}"
+        content["source"] = f"{_source(basis)}; {basis.origin}"
         content["moved"] = {
             f"by {titled(score)}": fraction
             for score, fraction in fractions_moved_by_scores(run, basis).items()
         }
     return content
+
+
+def _source(basis: Basis) -> str:
+    return basis.title if basis.key == RETRAINED else f"the metric {basis.title}"
 
 
 def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
@@ -314,7 +320,7 @@ def _for_one(
     if basis is not None:
         content["values"] = _values_for_one(run, client, basis, shares)
         # Without seeds: from the federation's seed, the others' parts of the data can be derived.
-        content["source"] = basis.title
+        content["source"] = _source(basis)
         content["missing"] = math.isnan(basis.values[client])
     return content
 

@@ -238,7 +238,10 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
     assert re.search(
         rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
     )
-    assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
+    assert (
+        "Source of the values: the metric sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds."
+        in front
+    )
     assert WORDS["intervals"]["seeds"] in front.replace("\n", " ")
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
