@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pandas
 from pandas import DataFrame, Series
 
+from flsv.core.artifacts import client_folders
 from flsv.report.html import (
     Cell,
     Table,
@@ -61,8 +61,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
-#: Largest number of hashes of samples that are shown.
-MAX_HASHES_SHOWN = 50
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -97,7 +95,7 @@ def write_report(
     folder = run.folder
     if client is not None:
         client_id = client_number(client, run.client_names)
-        folder = run.folder / "clients" / run.folders[client_id]
+        folder = run.folder / "clients" / client_folders(run.client_names)[client_id]
     file = folder / "report.html" if out is None else Path(out)
 
     if budget is None:
@@ -185,7 +183,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
             "How to read the values": [_guide_table(run, basis)],
-            "Settings": _settings_section(run, basis),
+            "Settings": _settings_section(run, basis, clients),
         },
     }
     if basis is not None:
@@ -258,8 +256,12 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
     return table_of_clients(names, columns)
 
 
-def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]:
-    """Return the settings, commands and hashes by which a run and its values can be repeated."""
+def _settings_section(
+    run: Run,
+    basis: Basis | None,
+    clients: Sequence[int],
+) -> list[str | Table | None]:
+    """Return settings, commands and some clients' hashes, by which a run and its values can be repeated."""
     commands = []
     config = run.folder / "config.yaml"
     if config.is_file():
@@ -273,11 +275,9 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
     if settings.get("data/server_val_samples") == 0:
         # The validation set is one of its own, and nothing was held out for it.
         settings.pop("data/splits.server_val", None)
-    hashes = run.hashes_by_owner()
-    shown_hashes = dict(islice(hashes.items(), MAX_HASHES_SHOWN))
-    further_hashes = ""
-    if len(shown_hashes) < len(hashes):
-        further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
+    hashes = run.record["hashes"]
+    owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
+    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
 
     return [
         *commands,
@@ -286,7 +286,6 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
         table_of_texts(run.encoding),
         WORDS["hashes"],
         table_of_texts(shown_hashes),
-        further_hashes,
     ]
 
 

@@ -199,12 +199,9 @@ def preferred_basis(run: Run) -> Basis | None:
         *_metrics_to_share_by(run),
         *run.metrics,
     ]
-    for metric in preferred:
-        if metric in run.measured:
-            return _basis_by_metric(run, metric)
-    if not preferred:
-        return None
-    return _basis_by_metric(run, preferred[0])
+    measured = [metric for metric in preferred if metric in run.measured]
+    metrics = [*measured, *preferred]
+    return _basis_by_metric(run, metrics[0]) if metrics else None
 
 
 def _metrics_to_share_by(run: Run) -> list[str]:
@@ -221,8 +218,7 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 
 def _suitable_metrics(run: Run) -> list[str]:
     """Return the metrics whose documentation does not advise against payments by them."""
-    candidates = _metrics_to_share_by(run)
-    return [metric for metric in candidates if run.metric_info(metric)["to_pay_by"]]
+    return [metric for metric in run.metrics if run.metric_info(metric)["to_pay_by"]]
 
 
 def _basis_by_metric(run: Run, metric: str) -> Basis:

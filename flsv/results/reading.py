@@ -15,7 +15,6 @@ from pandas import DataFrame, Series
 
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
-from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
@@ -73,11 +72,6 @@ class Run:
     def label(self, client: int) -> str:
         """Return a client's name, or "client" and its id if it has none."""
         return client_label(client, self.client_names)
-
-    @cached_property
-    def folders(self) -> tuple[str, ...]:
-        """Return the name of each client's folder below ``clients``."""
-        return tuple(client_folders(self.client_names))
 
     @property
     def rounds(self) -> int:
@@ -140,17 +134,6 @@ class Run:
     def to_frame(self) -> DataFrame:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
-
-    def hashes_by_owner(self) -> dict[str, str]:
-        """Return the samples' hashes by owner."""
-        hashes = {}
-        for server_or_client, data_hash in self.record["hashes"].items():
-            if server_or_client == "server":
-                name = "the server"
-            else:
-                name = self.label(int(server_or_client))
-            hashes[name] = data_hash
-        return hashes
 
     @cached_property
     def encoding(self) -> dict[str, str]:

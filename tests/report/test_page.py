@@ -12,7 +12,7 @@ import torch
 
 import flsv.metrics
 from flsv.functional.joint_shares import CaseValues
-from flsv.report import Budget, page, write_report
+from flsv.report import Budget, write_report
 from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.report.shares import fraction_moved
 from flsv.results import open_run
@@ -344,21 +344,3 @@ def test_every_metric_has_caveats_for_the_report():
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
     assert WORDS["caveats"].keys() <= exported
-
-
-def test_page_shows_the_first_hashes_and_says_where_the_others_are(tmp_path, monkeypatch):
-    make_run(tmp_path)
-    hashes = {"server": "hash of the server"}
-    for client in range(4):
-        hashes[str(client)] = f"hash of client {client}"
-    change_record(tmp_path, hashes=hashes)
-
-    whole_page = text_of_page(write_report(tmp_path))
-    monkeypatch.setattr(page, "MAX_HASHES_SHOWN", 2)
-    short_page = text_of_page(write_report(tmp_path))
-
-    assert "hash of client 3" in whole_page
-    assert "hashes. All are in run.json" not in whole_page
-    assert "hash of client 0" in short_page
-    assert "hash of client 1" not in short_page
-    assert f"The first 2 of {len(hashes)} hashes. All are in run.json" in short_page
