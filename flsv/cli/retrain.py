@@ -47,8 +47,8 @@ from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
-from flsv.results.terminal import filled, print_table, verdict_lines
-from flsv.results.text import percent, shares_in, with_intervals
+from flsv.results.terminal import print_lines, print_table, share_column
+from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
 from flsv.scores.performance import CLASSIFICATION, Judges
@@ -358,12 +358,9 @@ def _check_data(run: Path, record: Mapping[str, Any], cli: FederatedCLI) -> None
 def _show(run: Run) -> None:
     basis = basis_by_retraining(run)
     columns = {"value": with_intervals(basis.estimates)}
-    verdict = basis.verdict()
-    if not verdict.forbids_payment:
-        columns["share"] = [percent(share) for share in shares_in(basis.values)]
+    columns |= share_column(basis)
     print_table(f"{basis.by}, by retraining ({basis.origin})", run.client_names, columns)
-    for line in [basis.sentence_on_intervals, *verdict_lines(verdict)]:
-        print(filled(line))
+    print_lines(basis.lines)
 
 
 @contextmanager
