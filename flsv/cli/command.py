@@ -1,4 +1,4 @@
-"""Functions that all commands use, for parsers and signals."""
+"""Functions for parsers, signals and output that all commands use."""
 # The module imports little, so that commands start fast.
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
+
+import yaml
 
 from flsv.utilities.display import display_path as display_path
 from flsv.utilities.errors import nearest
@@ -36,7 +40,7 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
-    # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
+    # A process may get several signals: one to its process group, and one that rank 0 passes on.
     was_raised = False
     numbers_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
     second_signals = list[threading.Timer]()
@@ -49,8 +53,8 @@ def terminable() -> Iterator[None]:
             raise Terminated
 
     def send_signal_again(unraisable: Any) -> None:
-        # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many, but
-        # calls this hook. A moment later the process is probably elsewhere, and the error is raised there.
+        # Python ignores an error in a __del__ or in the callback of a weak reference (matplotlib has many), but calls
+        # this hook. A moment later the process probably runs other code, in which the error is raised.
         nonlocal was_raised
         number = numbers_by_error.get(unraisable.exc_type)
         if number is None:
@@ -92,12 +96,12 @@ class DiscardableOutput(io.FileIO):
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let a command go on within this context if nobody reads its output any more."""
+    """Let a command continue within this context after the reader of its output has closed the pipe."""
     if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
         yield
         return
     usual_output: Any = sys.stdout
-    # The same file, whose closed pipe raises no error.
+    # This object writes to the same file, and raises no error after the pipe is closed.
     output_file = DiscardableOutput(usual_output.fileno(), "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(output_file),
@@ -113,15 +117,15 @@ def lasting_output() -> Iterator[None]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that takes each option with one value once, and writes errors in one line, with the nearest choice."""
+    """Parser that accepts each option only once, and writes errors in one line with the nearest choice."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         options = [word.partition("=")[0] for word in words]
         for option, action in self._option_string_actions.items():
-            # The last one would count, and the others be lost.
+            # Otherwise all values but the last would be ignored.
             if isinstance(action, argparse._StoreAction) and options.count(option) > 1:
-                self.error(f"{option} is given {options.count(option)} times: give it once")
+                self.error(f"{option} is given {options.count(option)} times. Give it once")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -138,16 +142,6 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
 
 
-def command_parser(
-    prog: str, description: str | None, epilog: str | None = None
-) -> argparse.ArgumentParser:
-    """Return an ``ArgumentParser`` that prints its description unchanged and accepts no abbreviated options."""
-    raw = argparse.RawDescriptionHelpFormatter
-    return CommandParser(
-        prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
-    )
-
-
 def from_1(text: str) -> int:
     """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
@@ -161,6 +155,33 @@ def amount(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: expected a number, such as 10000") from None
+
+
+#: The types of options by their names in ``commands.yaml``.
+TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "count": from_1, "amount": amount}
+
+
+def command_parser(
+    prog: str, description: str | None, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of the subcommand in ``commands.yaml``, if it is one.
+
+    It prints its description unchanged and accepts no abbreviated options.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = CommandParser(
+        prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
+    )
+    table = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text("utf-8"))
+    options: dict[str, dict[str, Any]] = table.get(prog.removeprefix("flsv "), {})
+    for name, arguments in options.items():
+        if "type" in arguments:
+            arguments["type"] = TYPES[arguments["type"]]
+        choices = arguments.get("choices")
+        if isinstance(choices, str):
+            arguments["choices"] = get_args(resolve_name(choices))
+        parser.add_argument(name, **arguments)
+    return parser
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Limits of a site, which are the same on each network.
 _POLICY = "flsv-site.toml"
-#: Where one's own module and data go, by the template's network.
+#: The file for the user's own module and data, by the template's network.
 _OWN_CODE = {
     "flower": "fedapp/federation.py",
     "nvflare": "job/app/custom/federation.py",
@@ -34,27 +34,9 @@ _OWN_CODE = {
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv init`` with the command-line arguments ``args``."""
     parser = command_parser("flsv init", __doc__)
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        type=Path,
-        nargs="?",
-        help="folder of the files. Default: the working folder",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="NAME",
-        action="append",
-        help="name of a configuration that comes with flsv. May be repeated. Default: quickstart",
-    )
-    networks = parser.add_mutually_exclusive_group()
-    networks.add_argument(
-        "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
-    )
-    networks.add_argument(
-        "--nvflare", metavar="DIR", type=Path, help="a federation on NVIDIA FLARE, as a job"
-    )
     options = parser.parse_args(args)
+    if options.flower and options.nvflare:
+        parser.error("--nvflare is not allowed with argument --flower")
     network_folder = options.flower or options.nvflare
     check_writable(network_folder or options.folder or Path())
     if options.flower is not None:
@@ -72,7 +54,7 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
     existing_files = [str(copy) for copy in copies if copy.exists()]
     if existing_files:
         raise ConfigurationError(
-            f"{', '.join(existing_files)} is there already: name another folder, or use what is there."
+            f"{', '.join(existing_files)} is there already. Name another folder, or use the file that exists."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for copy, path in copies.items():
@@ -83,7 +65,7 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
 
 def _copy_template(network: str, folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"{folder} is not empty: name a new folder.")
+        raise ConfigurationError(f"{folder} is not empty. Name a new folder.")
     shutil.copytree(
         _TEMPLATES / network,
         folder,
@@ -92,6 +74,6 @@ def _copy_template(network: str, folder: Path) -> str:
     )
     shutil.copy(_TEMPLATES / _POLICY, folder)
     return (
-        f"{folder}/README.md explains how to run it; {folder}/{_OWN_CODE[network]} is where your "
-        "own module and data go."
+        f"{folder}/README.md explains how to run it. Put your own module and data into "
+        f"{folder}/{_OWN_CODE[network]}."
     )

@@ -26,15 +26,14 @@ from flsv.cli.command import (
     QUIET_FIT_ARGUMENTS,
     command_parser,
     display_path,
-    from_1,
     printer,
 )
 from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import runs_with_seeds
 from flsv.results.basis import preferred_basis
 from flsv.results.reading import SUMMARY_FILE, Run, open_run, over_seeds, seed_summary
-from flsv.results.terminal import filled, print_table, verdict_lines
-from flsv.results.text import format_numbers, percent, shares_in, with_intervals
+from flsv.results.terminal import print_lines, print_table, share_column
+from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
@@ -77,12 +76,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument(
-        "runs", metavar="N", type=from_1, help="number of runs. It comes before all other arguments"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary"
-    )
     options, fit_arguments = parser.parse_known_args(list(args))
     has_bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):
@@ -104,15 +97,14 @@ def _show(run: Run) -> None:
     assert basis is not None  # a repeat has a metric
     for metric in sorted(run.metrics, key=lambda name: name != basis.key):
         summary = seed_summary(run.runs, [metric])
-        estimates = run.estimates(metric)
-        if metric == basis.key:
-            estimates = basis.estimates
+        is_basis = metric == basis.key
+        estimates = basis.estimates if is_basis else run.estimates(metric)
         columns = {
             "mean": with_intervals(estimates),
             "std of runs": format_numbers(summary["std"]),
         }
-        if metric == basis.key and not basis.verdict().forbids_payment:
-            columns["share"] = list(map(percent, shares_in(basis.values)))
+        if is_basis:
+            columns |= share_column(basis)
 
         title = f"{metric}, mean of {run.seeds} runs"
         if run.seeds == 1:
@@ -120,5 +112,4 @@ def _show(run: Run) -> None:
         if not run.metric_info(metric)["to_pay_by"]:
             title += ". Do not base payments on these values"
         print_table(title, run.client_names, columns)
-    for line in [basis.sentence_on_intervals, *verdict_lines(basis.verdict())]:
-        print(filled(line))
+    print_lines(basis.lines)

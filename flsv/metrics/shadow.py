@@ -32,7 +32,7 @@ from flsv.scores.performance import Judges, Mode
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.values.coalition_files import measure_name, outputs_name
-from flsv.values.evidence import are_singles_only, cases_record
+from flsv.values.evidence import are_singles_only
 from flsv.values.query import Game, RoundValues, SeedScores, value_after_round, values_by_round
 
 
@@ -140,7 +140,7 @@ class ShadowShapley(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         check_halvings(coalitions, halvings or 1, judges)
-        self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
+        self._num_halvings = halvings or 1
         self.max_fits = max_fits
         self.verify = verify
         self._leaves_out = None if leave_out is None else tuple(leave_out)
@@ -348,7 +348,7 @@ class ShadowShapley(MeasuredMetric):
         case_values = None
         if self._round_values is not None and self._round_values.case_values is not None:
             case_values = self._round_values.case_values()
-        return {**self.evidence, **cases_record(case_values)}
+        return {**self.evidence, "case_values": case_values}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""

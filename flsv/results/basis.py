@@ -1,4 +1,4 @@
-"""Basis: the values, one per client, by which clients are ordered and paid, and all on which their verdict depends."""
+"""Basis: the values by which clients are ordered and paid, one per client, and the inputs of the verdict on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv.functional.intervals import seed_covariance, seed_freedom
+from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values, over_seeds
@@ -22,13 +22,12 @@ from flsv.results.verdict import (
     PaymentInputs,
     Verdict,
     inputs_of_events,
-    matrix_of,
     performance_inputs,
-    value_errors,
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
+from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.errors import ConfigurationError
 
 #: Name of the values by retraining.
@@ -54,14 +53,12 @@ class Basis:
     #: seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the mean
     #: over many seeds often enough.
     estimates: DataFrame
-    #: All on which it depends whether a budget may be shared out by the values.
+    #: The facts that decide whether a budget may be shared out by the values.
     inputs: PaymentInputs
     client_names: Sequence[str] = ()
     #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
     initial_score: float = NAN
     final_score: float = NAN
-    #: The coalitions of values by retraining, as `flsv retrain --trainings` names them.
-    trainings: str = ""
 
     @property
     def values(self) -> Sequence[float]:
@@ -88,6 +85,11 @@ class Basis:
         return verdict_of(inputs, rule)
 
     @property
+    def lines(self) -> list[str]:
+        """Return a sentence on the intervals and the verdict, as lines for a terminal."""
+        return [self.sentence_on_intervals, *self.verdict().lines]
+
+    @property
     def has_intervals(self) -> bool:
         """Return whether the interval of any value is known."""
         return bool(self.estimates["low"].notna().any())
@@ -104,14 +106,14 @@ class Basis:
 
     @property
     def adds_up(self) -> bool:
-        """Return whether the values are steps from the untrained model's score to the score of the model of all."""
+        """Return whether the values sum up to the difference between the untrained and the final model's scores."""
         total = self.final_score - self.initial_score
         sum_of_values = math.fsum(self.values)
         return abs(sum_of_values - total) <= MAX_DEVIATION_OF_SUM * abs(total)  # False for NaN
 
     @property
     def sentence_on_intervals(self) -> str:
-        """Return a sentence that tells what the intervals are for."""
+        """Return a sentence that says what the intervals contain, or why there are none."""
         sentences: Mapping[str, str] = WORDS["intervals"]
         if not self.has_intervals:
             return sentences["none"]
@@ -145,17 +147,17 @@ def _selected_key(
     """Return the values to share a budget by: ``values_name``, or the only ``suitable`` one."""
     if not candidates:
         raise ConfigurationError(
-            f"{run.folder}: no contribution was measured, so there is nothing to share out by."
+            f"{run.folder}: no contribution was measured, so a budget cannot be shared out. Train with a metric."
         )
     available = f"{run.folder} has values by {joined(candidates)}"
     if values_name is not None:
         if values_name not in candidates:
             raise ConfigurationError(
-                f"--by {values_name}: {available}. flsv retrain RUN adds {RETRAINED}."
+                f"Budget(by={values_name!r}): {available}. flsv retrain RUN adds {RETRAINED}."
             )
         return values_name
 
-    framework = run.record.get("of_rounds")  # which ran single rounds, or None
+    framework = run.record.get("of_rounds")  # another framework that has run the rounds
     if framework:
         reason = WORDS["against"]["rounds"].format(framework)
         raise ConfigurationError(f"{available}. {reason}")
@@ -165,8 +167,10 @@ def _selected_key(
             "adds suitable ones."
         )
     if len(suitable) > 1:
-        options = joined((f"--by {name}" for name in suitable), "or")
-        raise ConfigurationError(f"{available}. Choose one: {options}.")
+        options = joined(suitable, "or")
+        raise ConfigurationError(
+            f"{available}. Say which of them to share the budget out by: {options}."
+        )
     return suitable[0]
 
 
@@ -195,12 +199,9 @@ def preferred_basis(run: Run) -> Basis | None:
         *_metrics_to_share_by(run),
         *run.metrics,
     ]
-    for metric in preferred:
-        if metric in run.measured:
-            return _basis_by_metric(run, metric)
-    if not preferred:
-        return None
-    return _basis_by_metric(run, preferred[0])
+    measured = [metric for metric in preferred if metric in run.measured]
+    metrics = [*measured, *preferred]
+    return _basis_by_metric(run, metrics[0]) if metrics else None
 
 
 def _metrics_to_share_by(run: Run) -> list[str]:
@@ -217,8 +218,7 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 
 def _suitable_metrics(run: Run) -> list[str]:
     """Return the metrics whose documentation does not advise against payments by them."""
-    candidates = _metrics_to_share_by(run)
-    return [metric for metric in candidates if run.metric_info(metric)["to_pay_by"]]
+    return [metric for metric in run.metrics if run.metric_info(metric)["to_pay_by"]]
 
 
 def _basis_by_metric(run: Run, metric: str) -> Basis:
@@ -271,42 +271,47 @@ def _with_joint_intervals(estimates: DataFrame, errors: Sequence[ValueErrors]) -
 
 
 def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[ValueErrors]:
-    """Return the sources of the errors of a metric's values in a run, or of their means over several."""
-    covariance = None
-    degrees_of_freedom = None
-    if run.seeds > 1:
-        degrees_of_freedom = run.seeds - 1
+    """Return the sources of the errors of a metric's values: the seeds, and the validation samples if their part is
+    known.
+
+    Without trained coalitions the errors of two values are independent, and follow from the values' intervals. They are
+    NaN if the intervals are not known.
+    """
+    widths = torch.tensor((estimates["high"] - estimates["low"]).to_numpy("float64"))
+    freedom = run.seeds - 1 if run.seeds > 1 else None
     if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
         values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
-        widths = (estimates["high"] - estimates["low"]).to_numpy("float64")
-        covariance = seed_covariance(values, half_widths=torch.tensor(widths / 2))
-        degrees_of_freedom = seed_freedom(run.seeds)
-    return value_errors(
-        estimates,
-        degrees_of_freedom=degrees_of_freedom,
-        seed_covariance=covariance,
-        case_covariance=_case_covariance_of_runs(run.runs, metric),
-    )
+        covariance_of_seeds = seed_covariance(values, half_widths=widths / 2)
+        freedom = seed_freedom(run.seeds)
+    else:
+        quantile = t_quantile(INTERVAL_LEVEL, freedom or math.inf)
+        covariance_of_seeds = (widths / 2 / quantile).square().diag()
+
+    errors_by_source = [ValueErrors(covariance_of_seeds, freedom)]
+    covariance_of_samples = _sample_covariance(run.runs, metric)
+    if covariance_of_samples is not None:
+        errors_by_source.append(ValueErrors(covariance_of_samples))
+    return errors_by_source
 
 
-def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
+def _sample_covariance(runs: Sequence[Run], metric: str) -> Tensor | None:
     """Return the covariance of mean values over all runs between draws of validation samples, or None."""
-    covariances = []
     values_by_run = []
     for run in runs:
-        performance = run.performances.get(metric, {})
-        covariance = matrix_of(performance.get("case_covariance") or [])
-        if covariance is None:
+        values_by_sample = _values_by_sample(run, metric)
+        if values_by_sample is None:
             return None
-        covariances.append(covariance)
-        case_values = read_case_values(run.folder, metric)
-        if case_values is not None:
-            values_by_run.append(case_values)
-    if len(values_by_run) == len(runs) > 1:
-        mean_values = torch.stack([values.values for values in values_by_run]).mean(0)
-        return replace(values_by_run[0], values=mean_values).covariance()
-    # Of runs of earlier versions, each with the same validation samples, a mean varies at most as much as one of them.
-    return torch.stack(covariances).mean(0)
+        values_by_run.append(values_by_sample)
+    mean_values = torch.stack([run_values.values for run_values in values_by_run]).mean(0)
+    return replace(values_by_run[0], values=mean_values).covariance()
+
+
+def _values_by_sample(run: Run, metric: str) -> CaseValues | None:
+    """Return a metric's values on each validation sample, None if they are not known."""
+    performance = run.performances.get(metric, {})
+    if "case_values" in performance:  # of a run that has just ended, and may write no files
+        return performance["case_values"]
+    return read_case_values(run.folder, metric)
 
 
 def basis_by_retraining(run: Run) -> Basis:
@@ -317,7 +322,7 @@ def basis_by_retraining(run: Run) -> Basis:
     trainings = performance.get("trainings") or ""
     trained = WORDS["trainings"].get(trainings)
     event_inputs = inputs_of_events(run.record["events"], run.client_names)
-    # What a site missed in the run, it may have sent in the repetitions.
+    # A site may have sent in the repetitions what it did not send in the run.
     del event_inputs["incidents"]
     # A repetition may have taken coalitions over from the run.
     event_inputs["unlike_run"] = event_inputs["unlike_run"] or basis.inputs.unlike_run
@@ -327,7 +332,6 @@ def basis_by_retraining(run: Run) -> Basis:
         title=f"retraining, measured by {titled(basis.by)}",
         origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
         inputs=replace(basis.inputs, **event_inputs),
-        trainings=trainings,
     )
 
 

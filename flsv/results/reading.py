@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +15,10 @@ from pandas import DataFrame, Series
 
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
-from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
+    OPTIONS,
     RECORD,
     RETRAINED,
     RUNS,
@@ -36,13 +35,13 @@ from flsv.results.run_table import (
     select_rows,
     tidy,
 )
-from flsv.results.text import known_mean, shares_in
+from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN, Cell
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.result_file import stored_settings
 
-#: Setting in the list of the runs of ``flsv retrain``: a text about what differs from the run.
+#: Setting in the list of the runs of ``flsv retrain``: a description of the settings that differ from the run's.
 CHANGED = "changed"
 
 
@@ -74,11 +73,6 @@ class Run:
         """Return a client's name, or "client" and its id if it has none."""
         return client_label(client, self.client_names)
 
-    @cached_property
-    def folders(self) -> tuple[str, ...]:
-        """Return the name of each client's folder below ``clients``."""
-        return tuple(client_folders(self.client_names))
-
     @property
     def rounds(self) -> int:
         """Return the number of the last round in the table, counted from 1, or 0 without rounds."""
@@ -89,7 +83,7 @@ class Run:
         """Return the number of rounds, as in "2 of 3 rounds"."""
         planned_rounds = self.record["rounds"]
         if planned_rounds is None or planned_rounds < 0:  # -1: no limit
-            return f"{self.rounds} rounds"
+            return "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         return f"{self.rounds} of {planned_rounds} rounds"
 
     @property
@@ -141,22 +135,10 @@ class Run:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
 
-    def hashes_by_owner(self) -> dict[str, str]:
-        """Return the samples' hashes by owner."""
-        hashes = {}
-        for server_or_client, data_hash in self.record["hashes"].items():
-            if server_or_client == "server":
-                name = "the server"
-            else:
-                name = self.label(int(server_or_client))
-            hashes[name] = data_hash
-        return hashes
-
     @cached_property
     def encoding(self) -> dict[str, str]:
-        """Return how each column of a table became inputs."""
-        # Runs of 2.1 have an encoder.
-        dictionary = self.record.get("dictionary") or self.record.get("encoder") or {}
+        """Return how each column of a table is converted to the model's inputs."""
+        dictionary = self.record.get("dictionary") or {}
         texts = {}
         for name, column in dictionary.get("columns", {}).items():
             if "categories" in column:
@@ -178,11 +160,7 @@ class Run:
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
-        estimates = last_estimates(self.table, metric, self.num_clients)
-        # Version 1 wrote intervals for other metrics, too, which were too narrow.
-        if self.metric_info(metric).get("class") != "ShadowShapley":
-            estimates[["low", "high"]] = NAN
-        return estimates
+        return last_estimates(self.table, metric, self.num_clients)
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -203,17 +181,15 @@ class Run:
     def retrained(self) -> Run | None:
         """Return the runs of ``flsv retrain``, with means over them, or None without any."""
         folder = self.folder / RETRAINED
-        if (folder / RUNS).is_file():
-            if not repeated_folders(folder):
-                return None
-            return over_seeds(open_run(folder))
-        earlier_file = folder.with_suffix(".csv")
-        if earlier_file.is_file():
-            raise ConfigurationError(
-                f"{earlier_file} has values of flsv 2.1 or earlier, which this version does not read. Compute them "
-                f"again (flsv retrain {self.folder}), or move the file away."
-            )
-        return None
+        if not (folder / RUNS).is_file() or not repeated_folders(folder):
+            return None
+        return over_seeds(open_run(folder))
+
+    @property
+    def retraining_options(self) -> str | None:
+        """Return the options of the last ``flsv retrain`` of the run as they were typed, None if it is not known."""
+        path = self.folder / RETRAINED / OPTIONS
+        return path.read_text(encoding="utf-8") if path.is_file() else None
 
     @property
     def changed_settings(self) -> str:
@@ -261,7 +237,7 @@ def open_run(path: str | Path) -> Run:
     folder = file.parent
     record = read_record(folder / RECORD)
     table = read_contributions(file)
-    # A metric that has failed has only values of earlier rounds.
+    # A metric that has failed only has values of earlier rounds.
     names = table["metric"].str.split("/").str[0]
     is_missing = names.isin(list(record.get("missing", {})))
     return Run(folder, record=record, table=table[~is_missing])
@@ -286,8 +262,7 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        values = final_values(self.runs, metric, column)
-        return values.apply(known_mean).tolist()
+        return final_values(self.runs, metric, column).mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
         summary = seed_summary(self.runs, [metric])
@@ -307,8 +282,8 @@ def over_seeds(run: Run) -> Run:
     if not runs:
         return run
 
-    # The run's record, with means over all runs of two entries: "paid_in", the performances that metrics' values
-    # distribute, and "logged". Doubts are those of all runs.
+    # The run's record, in which two entries are means over all runs: "paid_in", the performances that metrics' values
+    # distribute, and "logged".
     mean_performances = {}
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
@@ -330,7 +305,7 @@ def over_seeds(run: Run) -> Run:
 
 
 def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
-    """Return what was found in other runs to speak against values, each sentence once."""
+    """Return the events of other runs that say how coalitions' trainings differ from the run, without repetitions."""
     texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
     differences = []
     for repeated in runs:
@@ -368,8 +343,8 @@ def seed_summary(
                 "client": values.columns,
                 "client_name": run.client_names,
                 "runs": values.count(),
-                "mean": values.apply(known_mean),
-                "std": values.apply(_deviation),
+                "mean": values.mean(),
+                "std": values.std(),
             }
         )
         if len(runs) == 1:
@@ -389,12 +364,15 @@ def seed_summary(
 def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) -> Series:
     """Compute half the widths of the intervals of a metric's means over runs.
 
-    Of trained coalitions it is known how much seeds usually differ, and how far predicted utilities are off.
+    For trained coalitions, the usual difference between seeds and the error of predicted utilities are known.
     """
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
     if not trains_coalitions:
-        return values.apply(_deviation).combine(values.count(), mean_half_width)
-    # Imported here: a run that scores no models shows its table without it.
+        variances_of_means = torch.tensor((values.var() / values.count()).to_numpy("float64"))
+        degrees_of_freedom = torch.tensor(values.count().to_numpy("float64")) - 1
+        widths = half_width(variances_of_means, degrees_of_freedom, INTERVAL_LEVEL)
+        return Series(widths.tolist(), index=values.columns)
+    # Imported here, so that the table of a run that scores no models is shown without this module.
     from flsv.values.evidence import stderr_over_seeds
 
     known_clients = values.columns[values.notna().all()]
@@ -402,28 +380,6 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     stderr = stderr_over_seeds([run.performances[metric] for run in runs])
     half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
     return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
-
-
-def _deviation(values: Series) -> float:
-    """Compute the standard deviation of a client's values, NaN if there are less than two."""
-    known_values = values.dropna()
-    return statistics.stdev(known_values) if len(known_values) > 1 else NAN
-
-
-def mean_half_width(deviation: float, count: int) -> float:
-    """Compute half the width of a mean's 90 % t-interval.
-
-    The mean is of ``count`` values with the standard ``deviation``. NaN for a single value.
-
-    Example:
-        >>> round(mean_half_width(1.0, 4), 3)
-        1.177
-    """
-    if count < 2:
-        return NAN
-    variance_of_mean = torch.tensor(deviation**2 / count, dtype=torch.float64)
-    degrees_of_freedom = torch.tensor(count - 1.0)
-    return float(half_width(variance_of_mean, degrees_of_freedom, INTERVAL_LEVEL))
 
 
 def repeated_runs(run: Run) -> list[Run]:
@@ -437,9 +393,8 @@ def repeated_runs(run: Run) -> list[Run]:
         differences = _differences_of_experiments(run, repetition)
         if differences:
             raise ConfigurationError(
-                f"{repetition.folder} is not {run.folder} with another seed, so that no mean over "
-                f"seeds can be computed: {listed(differences)}. Move {run.folder} out of the "
-                "folder of flsv repeat to read it alone."
+                f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
+                f"computed: {listed(differences)}. To read {run.folder} alone, move it out of flsv repeat's folder."
             )
     return repetitions
 
@@ -464,7 +419,7 @@ def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
         differences.append(f"it does not have the data of {run.folder}")
     if repetition.record["rounds"] != run.record["rounds"]:
         differences.append(
-            f"it is of {repetition.record['rounds']} rounds, and not of {run.record['rounds']}"
+            f"it has {repetition.record['rounds']} rounds, and not {run.record['rounds']}"
         )
 
     repeated = Identity(_options_of(repetition), samples={})

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.intervals import prediction_stderr
-from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import has_halvings
-from flsv.utilities.csv_files import numbers_text
 
 
 def are_singles_only(masks: Tensor) -> bool:
@@ -60,15 +58,6 @@ def evidence_of(
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }
-
-
-def cases_record(values: CaseValues | None) -> dict[str, Any]:
-    """Return values on each validation sample, and the rows of the covariance that follows, if they are known."""
-    rows = None
-    if values is not None:
-        covariance = values.covariance()
-        rows = [numbers_text(row) for row in covariance.tolist()]
-    return {"case_covariance": rows, "case_values": values}
 
 
 def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:

@@ -276,17 +276,6 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp
         assert len(table) == num_earlier_rows + num_late_rows
 
 
-def test_writing_no_late_values_changes_nothing(tmp_path):
-    path = write_rounds(tmp_path / "c.csv", range(2))
-    file = CSV(path)
-    file.write_late_rounds(make_late_rounds(5.0))
-    table = read_contributions(path)
-
-    file.write_late_rounds([])
-
-    assert read_contributions(path).equals(table)
-
-
 def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path)
@@ -299,24 +288,6 @@ def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
         file.append(make_round_rows(3))
     assert not path.exists()
-
-
-def test_value_written_twice_is_read_as_the_later_one(tmp_path):
-    path = write_rounds(tmp_path / "c.csv", range(2))
-    for value in (3.0, 5.0):
-        changed_rows = []
-        for result in make_late_rounds(value):
-            changed_rows += result.changes
-        with path.open("ab") as file:
-            file.write(csv_text(changed_rows))
-
-    table = read_contributions(path)
-    values = table[table["metric"] == "value"].pivot(
-        index="round", columns="client", values="value"
-    )
-
-    # Those of make_late_rounds(5.0), by round and client.
-    assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
         return score(scoring, module, **options)
 
     monkeypatch.setattr(ModelScoring, "score", fail_in_the_second_round)
-    with warns("values are missing.*round 2.*out of memory"):
+    with warns("has failed: .*round 2.*out of memory"):
         loop = fit_valued(tmp_path, Base(), rounds=3)
 
     assert loop.contributions["shadow"].isnan().all()
