@@ -16,7 +16,6 @@ from pandas.api.types import (
     infer_dtype,
     is_bool_dtype,
     is_datetime64_any_dtype,
-    is_integer_dtype,
     is_numeric_dtype,
 )
 
@@ -207,7 +206,7 @@ def _read_column(
     values, is_misfit = unlimited_column.values(cells, name)
     if is_misfit.any():
         row = int(np.argmax(is_misfit))
-        cell = str(cells.texts(name).iloc[row])
+        cell = str(cells.frame[name].iloc[row])
         raise Question(
             f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
             "notation (read), a number with its unit (unit), or categories (kind)?"
@@ -252,7 +251,7 @@ def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.S
     if bound is not None:
         return
     row = int(np.argmax(values == values_apart[0]))
-    cell = str(cells.texts(name).iloc[row])
+    cell = str(cells.frame[name].iloc[row])
     raise Question(
         f"{cells.where([row])}: {cell!r} lies farther from all other values than these from each other. A missing "
         f"value (gaps), another unit, or a value like others ({'low' if is_below else 'high'})?"
@@ -436,23 +435,19 @@ def kind_of(cells: Cells, name: str, column: Column) -> str:
         return CATEGORIES
     if is_bool_dtype(typed_cells):
         return TRUTHS
-    if cells.file is None:
+    if not cells.is_text_file:
         type_of_cells = infer_dtype(typed_cells, skipna=True)
         if type_of_cells in ("mixed", "mixed-integer"):
             raise Question(f"values of several types in {cells.title}. Give them one")
     if not is_numeric_dtype(typed_cells):
         return _kind_of_texts(cells, name, column)
-    if cells.file is not None and cells.file.may_have_codes:
-        texts = set(cells.texts(name).str.strip())
-        if _are_codes(texts.difference(column.gap_marks(is_text_file=True))):
-            return CATEGORIES
     return _kind_of_numbers(cells, name, typed_cells.dropna())
 
 
 def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
     """Return the kind of a column with texts or dates, or raise Question."""
     words = cells.words(name)
-    gap_marks = column.gap_marks(cells.file is not None)
+    gap_marks = column.gap_marks(cells.is_text_file)
     texts = [text for text in words.cat.categories if text not in gap_marks]
     if not texts:
         return NUMBERS
@@ -516,16 +511,16 @@ def _check_notation(
 
 
 def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
-    if cells.file is not None and cells.file.may_have_groups:
+    if cells.is_text_file:
         _check_point(cells, name)
     return WHOLE_NUMBERS if (numbers % 1 == 0).all() else NUMBERS
 
 
 def _check_point(cells: Cells, name: str) -> None:
     """Raise Question if all numbers are below 1,000 or have three digits after a point, and there are both."""
-    if cells.file_format.thousands is not None or is_integer_dtype(cells.frame[name]):
+    if cells.file_format.thousands is not None:
         return
-    texts = cells.texts(name).tolist()
+    texts = cells.frame[name].tolist()
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
