@@ -261,11 +261,10 @@ def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.S
 def apart(numbers: np.ndarray) -> np.ndarray:
     """Return the numbers that lie farther from all others than these from each other, ascending, or none.
 
-    Their gap to the others is wider than the range of the others. So that skewed numbers, as of money, do not lie
-    apart, a further condition holds for all but codes (9, 99, -999, ...), and negative numbers beside others that are
-    not: with the others' median ``m``, the median ``s`` of their distances from it, and the largest distance ``t`` on
-    the same side, ``1 + |x - m| / s > (1 + t / s)^2``, and the gap is the wider in ``log(1 + x / s)``, too. Beside
-    other negative numbers the exponent is 3, and there are no logarithms. Zeros never lie apart, nor does what is
+    Their gap to the others is wider than the range of the others. That is enough for codes (9, 99, -999, ...), and for
+    negative numbers beside others that are not. Any other number lies apart among 50 if the gap is wider also in
+    ``log(1 + x / s)``, with the others' median distance ``s`` from their median, so that skewed numbers, as of money,
+    do not, or beside other negative numbers if the gap is three times as wide. Zeros never lie apart, nor does what is
     beside fewer than 20 different numbers, but for a code.
 
     Example:
@@ -282,39 +281,29 @@ def apart(numbers: np.ndarray) -> np.ndarray:
     if _is_code(negative_numbers):
         return negative_numbers
 
-    split = _widest_gap(_logarithms(numbers, _typical_distance(numbers)))
+    logarithms = _logarithms(numbers, _typical_distance(numbers))
+    split = int(np.argmax(np.diff(logarithms))) + 1  # behind the widest gap
     few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
     gap = numbers[split] - numbers[split - 1]
-    if not gap > np.ptp(other_numbers) > 0 or not few_numbers.any():
+    range_of_others = np.ptp(other_numbers)
+    if not gap > range_of_others > 0 or not few_numbers.any():
         return none
     if _is_code(few_numbers):
         return few_numbers
     if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
         return none
-    are_negative = few_numbers[-1] < 0 <= other_numbers[0]
-    if are_negative or _is_no_tail(numbers, few_numbers, other_numbers):
+    if few_numbers[-1] < 0 <= other_numbers[0]:
         return few_numbers
-    return none
-
-
-def _is_no_tail(numbers: np.ndarray, few_numbers: np.ndarray, other_numbers: np.ndarray) -> bool:
-    """Return whether few numbers are farther away than the tail of a skewed distribution reaches."""
     if len(numbers) < MIN_VALUES:
-        return False
-    unit = _typical_distance(other_numbers)
-    median = np.median(other_numbers)
-    is_below = few_numbers[0] < other_numbers[0]
-    end_of_others = other_numbers[0] if is_below else other_numbers[-1]
-    distance = np.abs(few_numbers - median).min() / unit
-    usual_distance = abs(end_of_others - median) / unit
+        return none
 
-    have_negative = numbers[0] < 0
-    exponent = 3 if have_negative else 2
-    if 1 + distance <= (1 + usual_distance) ** exponent:
-        return False
-    logarithms = _logarithms(numbers, unit)
-    gap = np.diff(logarithms).max()
-    return have_negative or bool(gap > np.ptp(_logarithms(other_numbers, unit)))
+    if numbers[0] < 0:
+        is_apart = gap > 3 * range_of_others
+    else:
+        unit = _typical_distance(other_numbers)
+        gap_of_logarithms = np.diff(_logarithms(numbers, unit)).max()
+        is_apart = gap_of_logarithms > np.ptp(_logarithms(other_numbers, unit))
+    return few_numbers if is_apart else none
 
 
 def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
@@ -322,11 +311,6 @@ def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
     if numbers[0] < 0 or not unit:
         return numbers
     return np.log1p(numbers / unit)
-
-
-def _widest_gap(numbers: np.ndarray) -> int:
-    """Return the position behind the widest gap between ascending numbers."""
-    return int(np.argmax(np.diff(numbers))) + 1
 
 
 def _is_code(numbers: np.ndarray) -> bool:
