@@ -205,17 +205,6 @@ class Table(Dataset):
         }, 0
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
-def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
-    data = make_tensors()
-    hashes = hashes_of_holders(wrap(make_tensors()), HOLDERS)
-
-    data.tensors[0][3, 2] += 1e-6
-
-    assert changed_clients(hashes, hashes_of_holders(wrap(data), HOLDERS)) == ["b"]
-    assert hashes_of_holders(wrap(make_tensors()), HOLDERS) == hashes
-
-
 @pytest.mark.parametrize(
     "column",
     [
