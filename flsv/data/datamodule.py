@@ -434,12 +434,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._module is None:
             return
         assert self._source.train_loader is not None
-
-        def num_batches() -> int:
-            return len(self._train_loader(members, None))
-
         # A module may have made its loader before.
-        vars(self._module)["train_dataloader"] = partial(self.shown_loader, members, num_batches)
+        vars(self._module)["train_dataloader"] = partial(
+            self.shown_loader, members, self._count_batches
+        )
         is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
         for client in set(range(self.num_clients)) - set(members):
             for indices in self._source.splits.clients[client].values():
@@ -447,6 +445,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if not is_kept.all():
             rows = is_kept.nonzero()[:, 0]
             restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
+
+    def _count_batches(self) -> int:
+        """Count the batches of all clients' samples, or in a coalition of the members'."""
+        clients = self.counted_clients or range(self.num_clients)
+        return len(self._train_loader(clients, None))
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
         """Return the samples, or None before ``setup``.
