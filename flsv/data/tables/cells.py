@@ -53,7 +53,10 @@ class FileFormat:
     date_format: str = "ISO8601"
 
 
-def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, np.ndarray]:
+def read_text_file(
+    path: Path,
+    file_format: FileFormat,
+) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the cells of a text file as they are written, and the line in which each row ends, int64 ``[N]``."""
     text = _text_of(path, file_format.encoding)
     separator = file_format.sep or _frequent_separator(path, text)
@@ -63,9 +66,9 @@ def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, n
     rows = []
     lines = []
     for cells in reader:
-        if len(cells) < 2 and not "".join(cells).strip():  # an empty line
-            continue
         stripped_cells = [cell.strip() for cell in cells]
+        if stripped_cells in ([], [""]):  # an empty line
+            continue
         line = f"{path}, line {reader.line_num}"
         if not names:
             names = stripped_cells
@@ -81,7 +84,8 @@ def read_text_file(path: Path, file_format: FileFormat) -> tuple[pd.DataFrame, n
             raise ConfigurationError(f"{line}: the columns' names again. Remove this line.")
         rows.append(cells)
         lines.append(reader.line_num)
-    return pd.DataFrame(rows, columns=names, dtype=object), np.array(lines, dtype=np.int64)
+    frame = pd.DataFrame(rows, columns=names, dtype=object)
+    return frame, np.array(lines, dtype=np.int64)
 
 
 def _text_of(path: Path, encoding: str) -> str:
@@ -270,9 +274,10 @@ def numbers_of(cells: pd.Series, file_format: FileFormat, unit: str = "") -> np.
     texts = pd.Series(distinct_cells, dtype=object)
     if unit or file_format.decimal != "." or file_format.thousands is not None:
         texts = _with_points(texts, file_format, unit)
-    numbers = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-    is_finite = np.isfinite(numbers)
-    numbers_with_gap = np.append(np.where(is_finite, numbers, np.nan), np.nan)
+    parsed_texts = pd.to_numeric(texts, errors="coerce")
+    numbers = parsed_texts.to_numpy(dtype=float, na_value=np.nan)
+    numbers_with_gap = np.append(numbers, np.nan)
+    numbers_with_gap[np.isinf(numbers_with_gap)] = np.nan
     return numbers_with_gap[number_of_cell]
 
 
