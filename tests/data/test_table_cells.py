@@ -20,7 +20,7 @@ from helpers.data import set_up_data
         ("", "table.csv is empty"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the header has 2 names"),
         ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
-        ('a,b\n"x" y,2\n"x,2\n', "line 4: 1 values, but the header has 2 names"),
+        ('a,b\n"x" y,2\n"x,2\n', "line 3: 1 values, but the header has 2 names"),
     ],
 )
 def test_read_csv_of_a_broken_table_raises(tmp_path: Path, text: str, message: str) -> None:
