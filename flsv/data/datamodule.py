@@ -281,7 +281,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
-        labels = self._labels_beside(source)
+        # A table's labels are those that its samples have.
+        labels = None if source.labeled else self.labels
         divided = divide(
             source,
             self.partitioner,
@@ -352,10 +353,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._batch_size is None and size != self.batch_size:
             self.batch_size = size
             self._batch_size = None
-
-    def _labels_beside(self, source: SourceData) -> Any:
-        """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
-        return None if source.labeled else self.labels
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``.
