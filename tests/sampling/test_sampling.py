@@ -205,7 +205,7 @@ def make_loop(**kwargs) -> FederatedLoop:
     ids=["nobody", "one twice"],
 )
 def test_fixed_cohort_of_no_different_clients_is_refused(clients):
-    with refused("expected different client ids"):
+    with refused("expected different clients"):
         FixedCohort(clients)
 
 
