@@ -16,7 +16,7 @@ from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
 from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
 from flsv.results.reading import Run
-from flsv.results.round_result import doubts_in, faults_in
+from flsv.results.round_result import data_warnings_in, faults_in
 from flsv.results.text import NO_NUMBER, joined, percent, shares_in
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
@@ -237,16 +237,14 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
             f"not finite or far too large in {faulty_rounds} of {num_rounds} rounds"
         )
 
-    for doubt in doubts_in(run.record["events"]):
-        if doubt.client is None:
+    for data_warning in data_warnings_in(run.record["events"]):
+        if data_warning.client is None:
             continue  # a warning about all tables is a reason of the verdict
-        description = (
-            f"{doubt.column}: doubtful" if for_one_client else f"{doubt.column}: {doubt.text}"
-        )
-        texts[doubt.client].append(description)
-        for other_client in doubt.others:
-            name = "another participant" if for_one_client else run.label(doubt.client)
-            texts[other_client].append(f"{doubt.column}: has some of {name}")
+        description = "a data-quality warning" if for_one_client else data_warning.text
+        texts[data_warning.client].append(f"{data_warning.column}: {description}")
+        for other_client in data_warning.others:
+            name = "another participant" if for_one_client else run.label(data_warning.client)
+            texts[other_client].append(f"{data_warning.column}: some are also samples of {name}")
     return ["; ".join(client_texts) for client_texts in texts]
 
 

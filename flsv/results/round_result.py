@@ -70,12 +70,12 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     return dict(sorted(counts.items()))
 
 
-def doubts_in(events: Iterable[Event]) -> list[Event]:
+def data_warnings_in(events: Iterable[Event]) -> list[Event]:
     """Return the data-quality warnings about the clients' tables.
 
     Example:
         >>> events = [Event(3, "large", 0, 2), Event(1, "doubt", 0, 0, text="9 of 80 are there twice")]
-        >>> [event.text for event in doubts_in(events)]
+        >>> [event.text for event in data_warnings_in(events)]
         ['9 of 80 are there twice']
     """
     return [event for event in events if event.what == DOUBT]
