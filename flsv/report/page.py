@@ -126,8 +126,8 @@ def write_report(
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as draft:
-        draft.write(page.encode())
+    with replacing(file) as page_file:
+        page_file.write(page.encode())
     if shares is not None and client_id is None:
         save_table(shares_file(file), shares.csv_table())
     return file

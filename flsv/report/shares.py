@@ -120,7 +120,7 @@ class Shares:
     budget: Budget
     #: The values by which the budget is shared out.
     basis: Basis
-    #: Whether the budget may be shared out by these values. If not, nobody has a share.
+    #: Whether the budget may be shared out by these values. If not, no client has a share.
     verdict: Verdict
     #: One row per client, with the columns :data:`COLUMN_ORDER`. `share` is the client's fraction of the budget.
     #: `share_low` and `share_high` are the ends of its interval, from draws of all values together, see
@@ -176,7 +176,7 @@ class Shares:
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values. If the verdict on them forbids it, nobody has an amount.
+    """Share a budget out by a run's values. If the verdict on them forbids it, no client has an amount.
 
     Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
     """

@@ -39,7 +39,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("init --flower a --nvflare b", "not allowed with argument --flower"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
         ("report . --budget -5", "error: --budget -5.0: expected a finite number above 0."),
-        ("report . --by value", "--by: name the budget, too"),
+        ("report . --by value", "--by needs a budget: add --budget"),
         ("report . --client Oslo", "has no contributions.csv"),
         ("report . --client 1 --client=2", "--client is given 2 times"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
