@@ -130,7 +130,7 @@ def test_listed_runs_of_another_experiment_are_refused(tmp_path, config, other_c
 def test_listed_run_of_more_rounds_is_refused(tmp_path):
     reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     change_record(tmp_path / "seed_1", rounds=4)
-    with refused("it is of 4 rounds, and not of 5"):
+    with refused("it has 4 rounds, and not 5"):
         basis_of(open_run(reported_run), "sv")
 
 
