@@ -223,8 +223,8 @@ def test_a_value_that_fails_does_not_end_the_training():
 @pytest.mark.parametrize(
     ("metric", "module", "why"),
     [
-        (ContributionEstimation(), None, "asks for .*clients.* only a FederatedLoop has"),
-        (ShadowShapley(), None, "asks for .*trained.* only a FederatedLoop has"),
+        (ContributionEstimation(), None, "needs .*clients.* only a FederatedLoop"),
+        (ShadowShapley(), None, "needs .*trained.* only a FederatedLoop"),
         (CumulativeShapley(performance="val_f1", mode="max"), None, "val_f1"),
         (CumulativeShapley(), nn.Linear(5, 3), "does not fit the module"),
     ],
