@@ -50,7 +50,7 @@ from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summ
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
+from flsv.retraining.coalition_store import EARLIER_FOLDER
 from flsv.scores.performance import CLASSIFICATION, Judges
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
@@ -59,6 +59,7 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.result_file import stored_settings
+from flsv.values.coalition_files import copy_coalitions
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -87,8 +88,6 @@ def retrain(
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
-    reporting = config.get("federation", {}).get("reporting") or {}
-    reporting.pop("client_steps", None)  # in runs of 2.1
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)
@@ -291,7 +290,7 @@ def _copy_coalitions(run: Path, folder: Path) -> None:
     """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
     earlier = folder / EARLIER_FOLDER
     shutil.rmtree(earlier, ignore_errors=True)
-    copy_store(run, earlier)
+    copy_coalitions(run, earlier)
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -373,11 +373,11 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
         widths = half_width(variances_of_means, degrees_of_freedom, INTERVAL_LEVEL)
         return Series(widths.tolist(), index=values.columns)
     # Imported here, so that the table of a run that scores no models is shown without this module.
-    from flsv.metrics.coalitions.evidence import untrained_stderr
+    from flsv.values.evidence import stderr_over_seeds
 
     known_clients = values.columns[values.notna().all()]
     known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
-    stderr = untrained_stderr([run.performances[metric] for run in runs])
+    stderr = stderr_over_seeds([run.performances[metric] for run in runs])
     half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
     return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
 

@@ -34,7 +34,7 @@ class FixedCohort(ClientSampler):
     rules: ClassVar = (
         (
             lambda a: 0 < len(a.clients) == len(set(a.clients)),
-            "expected different clients, one at least.",
+            "expected at least one client, and each client once.",
         ),
     )
 
@@ -67,8 +67,8 @@ class FixedCohort(ClientSampler):
         if drawn_members:
             return FixedCohort(list(drawn_members))
         raise ConfigurationError(
-            f"{self!r} draws none of the clients {list(members)} in any round, so that a coalition of these alone has "
-            "no round. Leave them out of the data, or draw them."
+            f"{self!r} never draws the clients {list(members)}, so their coalition cannot be trained. Remove them from "
+            "the data, or add them to the cohort."
         )
 
     def check(self, client_names: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class FixedCohort(ClientSampler):
         largest_id = len(client_names) - 1
         if max(ids) > largest_id:
             raise ConfigurationError(
-                f"{self!r} cannot be met: the federation has clients 0 to {largest_id} only."
+                f"{self!r} names client {max(ids)}, but the federation has clients 0 to {largest_id} only."
             )
         if len(set(ids)) < len(ids):
             raise ConfigurationError(
@@ -144,12 +144,12 @@ class UniformSampler(ClientSampler):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        order = torch.randperm(num_clients, generator=generator)
+        permutation = torch.randperm(num_clients, generator=generator)
         if self.members is not None:
-            # All coalitions draw from one order of all clients, in which each takes its first members.
-            is_member = torch.isin(order, torch.tensor(self.members))
-            order = order[is_member]
-        return order[: self.cohort_size].sort().values
+            # All coalitions use the same permutation, of which each draws its first members.
+            is_member = torch.isin(permutation, torch.tensor(self.members))
+            permutation = permutation[is_member]
+        return permutation[: self.cohort_size].sort().values
 
     def inclusion_probabilities(
         self,

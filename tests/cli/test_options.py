@@ -45,7 +45,7 @@ def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
         (
             "fit --config shapfed_wa --federation.aggregator.metric nope",
-            "reads a metric that is called 'nope'",
+            "reads the metric 'nope'",
         ),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         ("fit --data.source lacks.Data", "lacks cannot be imported"),
@@ -180,7 +180,7 @@ MISSPELT = {
     "own class": ("model: helpers.models.Plainn", "Plainn", "Did you mean Plain or"),
     "own module": ("model: helperss.models.Plain", "helperss", "No module named 'helperss'"),
     "yaml": ("federation:\n  metrics: :", "metrics: :", "there is a colon too many"),
-    "value": ("federation:\n  local_epochs: two", "two", "expected a number of passes"),
+    "value": ("federation:\n  local_epochs: two", "two", "expected a number of epochs"),
     "value in a class": (
         "model:\n  class_path: ClassifierClient\n  init_args:\n    optimizer:\n"
         "      class_path: torch.optim.SGD\n      init_args:\n        lr: fast",

@@ -239,7 +239,7 @@ def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
     }
     loop = FederatedLoop(metrics=metrics, seed=1)
 
-    with refused("has written no contributions"):
+    with refused("contributions.csv, which this fit has not written"):
         loop.history()
 
     fit(
