@@ -287,16 +287,6 @@ def folder_of_two_rounds(tmp_path):
     return tmp_path
 
 
-def test_report_of_a_flower_run_is_labelled_and_has_no_shares(folder_of_two_rounds):
-    page = write_report(folder_of_two_rounds).read_text()
-    page_of_client = write_report(folder_of_two_rounds, client="Boston").read_text()
-
-    assert "These are values of single rounds that FedAvg ran" in page
-    assert "<span>share" not in page
-    assert "The training has not finished" not in page
-    assert "These are values of single rounds" in page_of_client
-
-
 def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_of_two_rounds):
     with refused("single rounds that FedAvg ran"):
         write_report(folder_of_two_rounds, budget=Budget(100))
