@@ -232,7 +232,7 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
         assert value == pytest.approx(by_class[client, int(label)].item(), rel=1e-6)
 
     assert set(frame["round"]) == {3}
-    traffic = frame[frame["metric"] == "cost"]
+    traffic = run[run["metric"] == "cost"]
     assert set(traffic["class"].dropna()) == {"up", "down"}
 
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
