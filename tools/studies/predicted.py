@@ -31,7 +31,12 @@ from torch import Tensor
 
 from benchmark.scores import share_error, shares, spearman
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
-from flsv.functional.intervals import interval_over_seeds, one_seed_stderr, t_quantile
+from flsv.functional.intervals import (
+    INTERVAL_LEVEL,
+    interval_over_seeds,
+    one_seed_stderr,
+    t_quantile,
+)
 from flsv.functional.shapley.exact import shapley_of_table
 from flsv.functional.shapley.predicted_outputs import PredictedGame
 
@@ -213,7 +218,7 @@ def table(folder: Path, path: Path | None) -> str:
     return grid(rows)
 
 
-def half_width(values: Tensor, apart: Tensor, untrained: Tensor, level: float = 0.9) -> Tensor:
+def half_width(values: Tensor, apart: Tensor, untrained: Tensor) -> Tensor:
     """Compute half the width of the interval around the mean of each seed's own values.
 
     Args:
@@ -223,8 +228,8 @@ def half_width(values: Tensor, apart: Tensor, untrained: Tensor, level: float = 
     """
     fit = FIT * apart.mean(0).square().mean().sqrt().expand(values.shape[1])
     if len(values) == 1:
-        return t_quantile(level) * one_seed_stderr(values[0], fit, untrained)
-    return interval_over_seeds(values, fit, level)
+        return t_quantile(INTERVAL_LEVEL) * one_seed_stderr(values[0], fit, untrained)
+    return interval_over_seeds(values, fit)
 
 
 def brackets(folder: Path, path: Path | None) -> str:
