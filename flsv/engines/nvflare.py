@@ -38,7 +38,7 @@ from flsv.engines.remote.deployment import SITE_FOLDER, answer_or_failure
 from flsv.engines.remote.messages import Refused, Reply
 from flsv.engines.remote.run_status import Stopped
 from flsv.engines.remote.transport import Address
-from flsv.utilities.errors import ConfigurationError, is_like
+from flsv.utilities.errors import ConfigurationError, similar_names
 
 __all__ = ["FlsvController", "FlsvExecutor"]
 
@@ -286,7 +286,7 @@ def _check_names(names: Iterable[str]) -> None:
             continue
         # NVFlare's own files are of other kinds.
         is_meant = "flsv" in name.lower() or name.endswith(".toml")
-        if is_meant or any(is_like(name, expected) for expected in expected_names):
+        if is_meant or similar_names(name, expected_names):
             raise Refused(
                 f"{name} in its folder local is no file that flsv reads: expected {POLICY_FILE} or {NODE_FILE}"
             )
