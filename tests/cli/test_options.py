@@ -221,13 +221,13 @@ def test_uploads_of_several_configuration_files_are_merged(configs, uploads, agg
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        (b"federation: {seed: 1}\n# \x07\n", "this is no valid YAML: unacceptable character"),
+        (b"federation: {seed: 1}\n# \x07\n", "this is not valid YAML: unacceptable character"),
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
         (
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
             "line 3: the key 'server_lr' is in line 2",
         ),
-        (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
+        (b"federation: {evaluation: null}\n", "federation.evaluation: expected options, got null"),
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):

@@ -9,10 +9,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from flsv import FederatedLoop
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, OneClient, Splits, Stream
-from flsv.metrics import InRunShapley
 from flsv.sampling import PowerOfChoice
-from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 from helpers.fits import fit

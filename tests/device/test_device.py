@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassF1Score
 import flsv
 from flsv import Reporting
 from flsv.aggregation import CGSV, FedAdam, ShapFedWA, TrimmedMean
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.core.parameter_space import ParameterSpace
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
@@ -26,13 +27,12 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
-    InRunShapley,
     ShadowShapley,
 )
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues, MoreauSGD
+from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.uploads import TopK, UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone

@@ -105,7 +105,7 @@ def test_run_with_a_failing_metric_keeps_the_other_values():
 
 @pytest.mark.slow
 def test_entry_of_a_metric_includes_its_client_algorithm():
-    name, in_run = entry("flsv.metrics.InRunShapley()")
+    name, in_run = entry("flsv.contrib.InRunShapley()")
     assert in_run.requirements == METRICS["in_run"].requirements
 
     entries = {name: in_run, "size": METRICS["size"]}

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad
 
-from flsv.training.algorithms.in_run import GhostProducts
+from flsv.contrib._ghost_products import GhostProducts
 from helpers import refused
 
 BATCH_SIZE = 5
