@@ -340,7 +340,7 @@ class InRunValues(ClientAlgorithm):
                 shared_parameters.append(parameter)
                 names.append(name)
         reference_gradient = context.received(VALIDATION_GRADIENT)  # [P]
-        gradients = context.entries(reference_gradient, shared_parameters)  # one per parameter
+        gradients = context.unflatten(reference_gradient, shared_parameters)  # one per parameter
         self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
 
         # State of the round.
@@ -515,7 +515,7 @@ class InRunValues(ClientAlgorithm):
         gradients: list[Tensor],
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient."""
-        reference = context.entries(context.received(VALIDATION_GRADIENT), parameters)
+        reference = context.unflatten(context.received(VALIDATION_GRADIENT), parameters)
         gradient_product = 0.0
         largest_product = 0.0  # if all gradients had the direction of the reference
         for gradient, reference_gradient in zip(gradients, reference):

@@ -39,7 +39,7 @@ from flsv.core import (
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
