@@ -323,8 +323,10 @@ class FederationRun:
         are evaluated now.
         """
         evaluates_clients = self.config.evaluation.every and self.engine.has_begun
-        num_rounds = self.state.round_index
-        if not evaluates_clients or self.has_evaluated_clients or num_rounds == 0:
+        has_trained = self.state.round_index > 0
+        if not evaluates_clients or not has_trained:
+            return False
+        if self.has_evaluated_clients:
             return False
 
         self.state.client_scores = self.engine.own_scores(self._instruct)

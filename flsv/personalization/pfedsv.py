@@ -327,8 +327,11 @@ class PFedSV(UploadKeeper):
         start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        # A client of the previous round's cohort received the extractor after that aggregation.
-        if self._is_personal is None or start is not None or client in self._cohort:
+        if self._is_personal is None or start is not None:
+            return {}
+        if (
+            client in self._cohort
+        ):  # it received the extractor after the previous round's aggregation
             return {}
         model = state.model()
         is_shared = ~self._is_personal.to(model.device)
