@@ -39,7 +39,7 @@ from flsv.core import (
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
@@ -325,8 +325,11 @@ class PFedSV(UploadKeeper):
         start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        # A client of the previous round's cohort received the extractor after that aggregation.
-        if self._is_personal is None or start is not None or client in self._cohort:
+        if self._is_personal is None or start is not None:
+            return {}
+        if (
+            client in self._cohort
+        ):  # it received the extractor after the previous round's aggregation
             return {}
         model = state.model()
         is_shared = ~self._is_personal.to(model.device)

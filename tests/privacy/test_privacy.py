@@ -197,17 +197,17 @@ def test_update_that_is_not_finite_becomes_noise(update):
 
 
 class Watching(Personalizer):
-    """Personalizer that keeps the rounds and, if ``asks``, the models that the clients have trained."""
+    """Personalizer that keeps the rounds and, if ``sends_requests``, the models that the clients have trained."""
 
-    def __init__(self, asks=False):
-        self.asks = asks
-        self.needs = ("clients",) if asks else ()
+    def __init__(self, sends_requests=False):
+        self.sends_requests = sends_requests
+        self.needs = ("clients",) if sends_requests else ()
         self.rounds = []
         self.trained_models = []
 
     def personalize(self, round, contributions, models):
         self.rounds.append(round._round)
-        if self.asks:
+        if self.sends_requests:
             trained_models = [client.ask(trained_model) for client in round.clients]
             self.trained_models.append(torch.stack(trained_models))
 
@@ -223,7 +223,7 @@ def trained_model(local):
 
 
 def test_sent_update_is_clipped_and_the_clients_own_model_is_not(tmp_path):
-    watching = Watching(asks=True)
+    watching = Watching(sends_requests=True)
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
     loop = FederatedLoop(personalizer=watching, uploads=[privacy], seed=1)
 
