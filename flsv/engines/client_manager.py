@@ -143,7 +143,7 @@ class ClientManager:
 
     def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
         evaluators = games.make_evaluators.make_evaluators(
-            self._trainer, self._space, loader, {"what clients are asked for": performance}
+            self._trainer, self._space, loader, {"the requested score": performance}
         )
         return evaluators[performance.evaluator_key]
 

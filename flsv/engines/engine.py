@@ -120,9 +120,9 @@ class Engine:
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
         self.broken_clients: list[int] = []
-        self._visits: Sequence[ClientBatches] = []
+        self._client_batches: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
-        self._num_visited = 0
+        self._num_trained = 0
         self._matrix = torch.empty(0)
 
     # ---- before the first round
@@ -196,15 +196,15 @@ class Engine:
     def train(self, instructions: dict[int, Instruction]) -> bool:
         """Train the clients by their ``instructions``, and return whether all of them have trained."""
         batches = self._batches()
-        self._visits = batches.visits  # one for each client of the cohort
+        self._client_batches = batches.visits  # one for each client of the cohort
         self._instructions = instructions
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
-            len(self._visits), self.global_vector, self.trainer.default_root_dir
+            len(self._client_batches), self.global_vector, self.trainer.default_root_dir
         )
         self.updates = []
         self.broken_clients = []
-        self._num_visited = 0
+        self._num_trained = 0
         self.is_discarded = False
 
         self._train(batches)
@@ -216,25 +216,25 @@ class Engine:
 
     def _train(self, batches: Any) -> None:
         """Train the round's clients on ``batches``. Stop if the training of one ends early."""
-        for visit in self._visits:
-            self._begin(visit)
-            self.loop.train_client(batches, visit.epochs)
+        for client_batches in self._client_batches:
+            self._begin(client_batches)
+            self.loop.train_client(batches, client_batches.epochs)
             if not self.local_training.is_trained:
                 return
             self._end()
 
-    def _begin(self, visit: ClientBatches) -> None:
-        client = visit.client
+    def _begin(self, client_batches: ClientBatches) -> None:
+        client = client_batches.client
         self.local_training.begin(
             self._instructions[client],
             self.manager.locals[client],
             num_samples=len(self.data.client_indices(client)),
-            lengths=visit.lengths,
+            lengths=client_batches.lengths,
         )
 
     def _end(self) -> None:
         """Store a trained client's update, or discard it if its model is not finite."""
-        client = self._visits[self._num_visited].client
+        client = self._client_batches[self._num_trained].client
         # If the model is not finite, the next client's model overwrites the row.
         next_free_row = self._matrix[len(self.updates)]
         update = self.local_training.end(out=next_free_row)
@@ -243,7 +243,7 @@ class Engine:
             self.manager.forget(client)
         else:
             self.updates.append(update)
-        self._num_visited += 1
+        self._num_trained += 1
 
     def _make_clients_collude(self) -> None:
         for attack in self._config.uploads:
@@ -301,7 +301,7 @@ class Engine:
     @property
     def is_complete(self) -> bool:
         """Return whether the cohort's last batch has been trained on."""
-        return self._num_visited == len(self._visits)
+        return self._num_trained == len(self._client_batches)
 
     @property
     def clients_that_trained(self) -> set[int]:
@@ -312,16 +312,16 @@ class Engine:
     @property
     def client(self) -> int | None:
         """Return the id of the client that is training, or None after the last one."""
-        if self._num_visited == len(self._visits):
+        if self._num_trained == len(self._client_batches):
             return None
-        return self._visits[self._num_visited].client
+        return self._client_batches[self._num_trained].client
 
     @property
     def place(self) -> str:
         """Return the training client's position in the cohort, such as ``"3/10"``."""
-        num_visits = len(self._visits)
-        visit_number = min(self._num_visited + 1, num_visits)
-        return f"{visit_number}/{num_visits}"
+        num_clients = len(self._client_batches)
+        client_number = min(self._num_trained + 1, num_clients)
+        return f"{client_number}/{num_clients}"
 
     @property
     def matrix(self) -> Tensor:
@@ -373,8 +373,8 @@ class Engine:
         return True
 
     def _forget_round(self) -> None:
-        for visit in self._visits:
-            self.manager.locals[visit.client].set_models(initial_model=None, model=None)
+        for client_batches in self._client_batches:
+            self.manager.locals[client_batches.client].set_models(initial_model=None, model=None)
         self._matrix = self._matrix.new_empty(0)
         self.updates = []
         self._instructions = {}

@@ -109,14 +109,14 @@ class SeveralRanks(Engine):
         return loader_of_one_batch
 
     def _is_idle(self) -> bool:
-        return not self._visits
+        return not self._client_batches
 
     def _position(self) -> int:
         """Return the position in the cohort of the client that is training on this rank, or of its last client."""
         if self._is_idle():
             return len(self._clients)
-        visit_index = min(self._num_visited, len(self._visits) - 1)
-        return self._clients.index(self._visits[visit_index].client)
+        last_index = min(self._num_trained, len(self._client_batches) - 1)
+        return self._clients.index(self._client_batches[last_index].client)
 
     def _train(self, batches: Any) -> None:
         # It stays True until all clients have trained or, after an error, until the fit is closed.
@@ -152,7 +152,9 @@ class SeveralRanks(Engine):
         keeps_models = self._config.evaluation.keeps
         unsent_models = self._models_unlike_sent() if keeps_models else {}
         generator_states = None
-        has_last_client = not self._is_idle() and self._visits[-1].client == self._clients[-1]
+        has_last_client = (
+            not self._is_idle() and self._client_batches[-1].client == self._clients[-1]
+        )
         if has_last_client:
             generator_states = (*global_rngs()[:2], *torch_rngs(device))
         training = RankTraining(

@@ -178,12 +178,12 @@ class SiteTraining(L.Callback, Rounds):
         # The next update will include what compression has not sent, as after any other update.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
-        (visit,) = self._loader.visits
+        (client_batches,) = self._loader.visits
         return ClientUpdate(
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
             vector=vector,
-            num_steps=self._steps.steps_in_round(visit.lengths, instruction.round_index),
+            num_steps=self._steps.steps_in_round(client_batches.lengths, instruction.round_index),
             traffic=traffic,
         )
 
@@ -245,13 +245,13 @@ class SiteTraining(L.Callback, Rounds):
         if self._has_lost_its_model():
             with opened(self._local_data) as local:
                 local.state[OWN_MODEL] = space.read(pl_module)
-        (visit,) = self._loader.visits
+        (client_batches,) = self._loader.visits
         num_samples = int(self._data.num_samples[0])
         training.begin(
             instruction,
             self._local_data,
             num_samples=num_samples,
-            lengths=visit.lengths,
+            lengths=client_batches.lengths,
         )
 
     def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
@@ -281,8 +281,8 @@ class SiteTraining(L.Callback, Rounds):
             )
 
     def run_round(self) -> None:
-        (visit,) = self._loader.visits  # a site trains one client
-        self._loop.train_client(self._loader, visit.epochs)
+        (client_batches,) = self._loader.visits  # a site trains one client
+        self._loop.train_client(self._loader, client_batches.epochs)
         if self._training.is_trained:
             self._end_training()
             self._loop.trainer.should_stop = True  # each round is a separate fit

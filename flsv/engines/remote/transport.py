@@ -159,9 +159,9 @@ class Directory:
                 is_last_look = time.monotonic() > deadline
                 if not is_last_look:
                     time.sleep(min(0.5, self.wait))
-                asked_before = set(self._contacted_sites)
+                contacted_before = set(self._contacted_sites)
                 reachable_sites = self.refresh(strict=True, only_new=is_last_look)
-                if is_last_look and self._contacted_sites == asked_before:
+                if is_last_look and self._contacted_sites == contacted_before:
                     raise RuntimeError(self._why_not_all_sites())
 
         message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
