@@ -55,32 +55,6 @@ def test_accountant_without_dp_accounting_says_what_to_install(monkeypatch):
 # ---- Clipping, noise and budget: alone, and what crosses to the server in a loop
 
 
-@pytest.mark.parametrize(
-    ("length", "dtype"),
-    [
-        (0.3, torch.float32),
-        (2.0, torch.float64),
-        (1e4, torch.float32),
-    ],
-)
-def test_privacy_clipping_scales_long_updates_to_the_bound_and_keeps_short_ones(length, dtype):
-    clip = 1.5
-    update = torch.randn(1000, generator=make_generator()).to(dtype)
-    update *= length / update.norm()
-    original = update.clone()
-
-    sent = GaussianPrivacy(clip=clip, noise_multiplier=0).protect(update, make_generator())
-
-    factor = min(1, clip / length)
-    assert sent.dtype == dtype
-    assert sent.norm().item() == pytest.approx(factor * length, rel=1e-6)
-    assert_close(sent, factor * original)
-    assert torch.equal(update, original)
-    if length < clip:
-        assert torch.equal(sent, update)
-        assert sent.data_ptr() != update.data_ptr()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_clipped_update_is_never_longer_than_the_bound_by_rounding(dtype):
     for seed in range(20):
