@@ -326,21 +326,6 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
-def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run):
-    module, data, _, rounds = trained_run
-    metric = DecayedShapley(normalize=False)
-
-    for rounds_counted in (1, 2):
-        value_round(
-            module,
-            rounds[0].global_vector,
-            list(rounds[0].client_vectors),
-            data.val_dataloader(),
-            metrics=metric,
-        )
-        assert metric.rounds == rounds_counted  # and its omega is the second round's
-
-
 NET = network()
 VECTOR = ParameterSpace(NET).read(NET)
 STATE = NET.state_dict()
