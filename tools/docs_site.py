@@ -76,6 +76,7 @@ PACKAGES = {
     "flsv.filters": "Filters of a cohort's updates",
     "flsv.aggregation": "Aggregators",
     "flsv.personalization": "Personalizers",
+    "flsv.values": "Values from the files of coalitions",
     "flsv.valuation": "Valuation before training",
     "flsv.valuation.features": "Features for valuation",
     "flsv.server": "The server",

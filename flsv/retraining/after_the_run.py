@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import lightning as L
 import torch
@@ -302,13 +302,13 @@ def game_of(
     rounds = [round_index for round_index in store.rounds if round_index in due_rounds]
     score = None
     if outputs_name(metric.measured_by) in store.measures_with_outputs:
-        score = output_score(metric, run)
+        score = output_score(metric, run.games)
     return metric.game(masks, rounds, weights=run.weights, score=score)
 
 
-def output_score(metric: ShadowShapley, run: MeasuredRun) -> OutputScore | None:
+def output_score(metric: ShadowShapley, games: Any) -> OutputScore | None:
     """Return the score of ``metric`` as a function of outputs, None if there are none."""
-    evaluator = run.games.evaluator_of(metric.measured_by)
+    evaluator = games.evaluator_of(metric.measured_by)
     return OutputScore.for_evaluator(evaluator, metric.measured_by)
 
 
@@ -327,7 +327,11 @@ def open_store(
     measures_with_outputs = set()
     for metric in metrics.values():
         name = outputs_name(metric.measured_by)
-        if name not in outputs or not favors_nobody(masks) or output_score(metric, run) is None:
+        if (
+            name not in outputs
+            or not favors_nobody(masks)
+            or output_score(metric, run.games) is None
+        ):
             continue
         # If all are trained, no outputs are predicted. The values' errors are still computed from them, if it is cheap.
         num_entries = num_coalitions * MAX_VALUED_ROUNDS * outputs[name].numel()

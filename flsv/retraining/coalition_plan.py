@@ -28,7 +28,7 @@ from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complet
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
 from flsv.games.model_evaluator import ModelEvaluator
-from flsv.games.output_score import NUM_UNTRAINED_MODELS, OutputScore, untrained_models
+from flsv.games.output_score import NUM_UNTRAINED_MODELS, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
     Coalitions,
@@ -44,6 +44,7 @@ from flsv.retraining.after_the_run import (
     game_of,
     measures_of,
     open_store,
+    output_score,
 )
 from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
@@ -288,7 +289,7 @@ class CoalitionPlan(RunExtension):
             return
         for metric in self._metrics.values():
             evaluator = games.evaluator_of(metric.measured_by)
-            if isinstance(evaluator, ModelEvaluator) and self._has_outputs(metric, games):
+            if isinstance(evaluator, ModelEvaluator) and output_score(metric, games):
                 labels = [labels.cpu() for _inputs, labels in evaluator.batches]
                 self._store.add_labels(torch.cat(labels))
                 return
@@ -297,13 +298,8 @@ class CoalitionPlan(RunExtension):
         if self._coalitions != "halves":
             return
         for name, metric in self._metrics.items():
-            if not self._has_outputs(metric, games):
+            if output_score(metric, games) is None:
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
-
-    def _has_outputs(self, metric: ShadowShapley, games: Any) -> bool:
-        """Return whether a metric's scores are computed from outputs, which can be predicted."""
-        evaluator = games.evaluator_of(metric.measured_by)
-        return OutputScore.for_evaluator(evaluator, metric.measured_by) is not None
 
     def _find_rows(self, run: MeasuredRun) -> None:
         """Copy the rows of a run that goes on in another folder, and remember the folder."""
@@ -330,8 +326,8 @@ class CoalitionPlan(RunExtension):
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:
             return ""
-        have_outputs = all(self._has_outputs(metric, games) for metric in self._metrics.values())
-        if have_outputs and favors_nobody(masks):
+        scores = [output_score(metric, games) for metric in self._metrics.values()]
+        if all(scores) and favors_nobody(masks):
             return " What models of all other groups would predict is computed from these models' predictions."
         return (
             " The scores of all other groups are estimated from theirs. To predict outputs, which comes closer, train "

@@ -87,6 +87,12 @@ def locked_json(path: Path, empty: Mapping[str, Any]) -> Iterator[dict[str, Any]
             file.write(json.dumps(entries).encode())
 
 
+def write_json(path: Path, entries: Mapping[str, Any]) -> None:
+    """Write a JSON file, and replace an earlier one."""
+    with replacing(path) as file:
+        file.write(json.dumps(dict(entries), indent=1).encode())
+
+
 def set_aside(path: Path) -> Path:
     """Rename a file to its name and the first free number, and return its new path."""
     return path.rename(numbered(path))

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from flsv.games.members import Members
 from flsv.scores.performance import ModelScore
-from flsv.utilities.atomic_files import replacing
-from flsv.utilities.csv_files import read_rows, save_csv
+from flsv.utilities.atomic_files import replacing, write_json
+from flsv.utilities.csv_files import parse_numbers, read_rows, save_csv
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
 
@@ -85,14 +85,18 @@ def write_coalition(folder: Path, training: Training, models: Models) -> None:
     digest_of_rounds = digest([*models]).hex()[:8]
     path = folder / str(training.seed) / f"{_coalition_name(training)}_{digest_of_rounds}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    tables = {}
+    rounds = {}
     for round_index, model in models.items():
-        tables[round_index] = {
-            "utilities": {name: list(numbers) for name, numbers in model.utilities.items()},
+        rounds[round_index] = {
+            "utilities": dict(model.utilities),
             "outputs": dict(model.outputs),
         }
+    content = {
+        "members": list(training.members),
+        "rounds": rounds,
+    }
     with replacing(path) as file:
-        torch.save({"members": list(training.members), "rounds": tables}, file)
+        torch.save(content, file)
 
 
 def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
@@ -100,7 +104,10 @@ def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
     models: dict[Training, dict[int, ScoredModel]] = {}
     for path in sorted(folder.glob("*/*.pt")):
         content = torch.load(path, weights_only=True)
-        training = Training(int(path.parent.name), tuple(content["members"]))
+        training = Training(
+            seed=int(path.parent.name),
+            members=tuple(content["members"]),
+        )
         models_of_coalition = models.setdefault(training, {})
         for round_index, table in content["rounds"].items():
             models_of_coalition[round_index] = ScoredModel(**table)
@@ -138,15 +145,19 @@ def read_settings(folder: Path) -> dict[str, str]:
 def write_settings(folder: Path, settings: Mapping[str, str]) -> None:
     """Write the settings by which coalitions are trained."""
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / _SETTINGS_FILE) as file:
-        file.write(json.dumps(dict(settings), indent=1).encode())
+    write_json(folder / _SETTINGS_FILE, settings)
 
 
 def write_untrained(folder: Path, utilities: Mapping[str, Tensor]) -> None:
     """Write the utilities of R untrained models, ``[R, 1]`` or by class ``[R, M]``, by performance measure."""
-    columns = [map(_numbers_text, tensor.tolist()) for tensor in utilities.values()]
-    if columns:
-        save_csv(folder / _UNTRAINED_FILE, [list(utilities), *zip(*columns)])
+    if not utilities:
+        return
+    texts = {}
+    for name, utilities_by_model in utilities.items():
+        texts[name] = map(_numbers_text, utilities_by_model.tolist())
+    header = list(texts)
+    rows = zip(*texts.values())
+    save_csv(folder / _UNTRAINED_FILE, [header, *rows])
 
 
 def read_untrained(folder: Path) -> dict[str, Tensor]:
@@ -157,7 +168,7 @@ def read_untrained(folder: Path) -> dict[str, Tensor]:
     rows = list(read_rows(path, {}))
     utilities = {}
     for name in rows[0]:
-        numbers = [[float(number) for number in row[name].split()] for row in rows]
+        numbers = [parse_numbers(row[name]) for row in rows]
         utilities[name] = torch.tensor(numbers, dtype=torch.float64)
     return utilities
 
@@ -199,7 +210,8 @@ def write_table(
     client_names: Sequence[str],
 ) -> None:
     """Write the scores of all coalitions by their members' names, sorted by seed, size and round."""
-    rows: list[list[object]] = []
+    header = ["seed", "coalition", "round", *measures]
+    rows: list[list[object]] = [header]
     for training in sorted(models, key=_sort_key):
         names = [client_names[client] for client in training.members]
         coalition = "+".join(names) or NO_CLIENTS
@@ -210,7 +222,7 @@ def write_table(
             round_text = "" if round_index == NO_ROUND else round_index
             scores = [_numbers_text(model.utilities[name]) for name in measures]
             rows.append([training.seed, coalition, round_text, *scores])
-    save_csv(path, [["seed", "coalition", "round", *measures], *rows])
+    save_csv(path, rows)
 
 
 def _numbers_text(numbers: Sequence[float]) -> str:

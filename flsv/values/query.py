@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.functional import few_coalitions_shapley
+from flsv.functional import ShapleyEstimate, few_coalitions_shapley
 from flsv.functional.intervals import (
     interval_over_seeds,
     one_seed_stderr,
@@ -24,7 +24,7 @@ from flsv.functional.intervals import (
     t_quantile,
 )
 from flsv.functional.joint_shares import CaseValues
-from flsv.functional.shapley.predicted_outputs import favors_nobody
+from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.members import Members, members_of
 from flsv.games.output_score import OutputScore
 from flsv.utilities.display import INTERVAL_LEVEL
@@ -89,7 +89,9 @@ class Game:
     @property
     def has_outputs(self) -> bool:
         """Return whether the measure is computed from outputs, and these coalitions allow to predict the others'."""
-        return self.score is not None and self.weights is not None and favors_nobody(self.masks)
+        if self.score is None or self.weights is None:
+            return False
+        return favors_nobody(self.masks)
 
     @property
     def predicts(self) -> bool:
@@ -113,7 +115,8 @@ class SeedScores:
     def outputs(self, game: Game, round_index: int) -> Tensor:
         """Return the coalitions' outputs ``[K, V, ...]`` after a round."""
         models = self._models_after(game, round_index)
-        return torch.stack([model.outputs[game.outputs] for model in models])
+        outputs = [model.outputs[game.outputs] for model in models]
+        return torch.stack(outputs)
 
     def _models_after(self, game: Game, round_index: int) -> list[ScoredModel]:
         models = []
@@ -142,10 +145,9 @@ class RoundValues:
     case_values: Callable[[], CaseValues | None] | None = None
 
     @property
-    def interval(self) -> tuple[Tensor, Tensor]:
-        """Return both ends of the 90 % intervals for the means over many seeds."""
-        half_width = t_quantile(INTERVAL_LEVEL) * self.stderr
-        return self.values - half_width, self.values + half_width
+    def half_width(self) -> Tensor:
+        """Return half the widths of the 90 % intervals for the means over many seeds."""
+        return t_quantile(INTERVAL_LEVEL) * self.stderr
 
 
 def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
@@ -195,48 +197,88 @@ def value_after_round(
 
     if not game.per_class:
         utilities = utilities.squeeze(1)
-    predicts = game.predicts and outputs is not None
-    source = "outputs" if predicts else "trainings" if game.are_all_trained else "scores"
-    evidence = evidence_of(game.masks, utilities, source, game.per_class, game.design)
-    if predicts:
-        prediction = game.score.shapley(game.masks, utilities, outputs, game.weights)
-        estimate = prediction.values
-        stderr = prediction_stderr(prediction.disagreement)
-        evidence["disagreement"] = prediction.disagreement.flatten().tolist()
-    else:
-        shapley = few_coalitions_shapley(game.masks, utilities)
-        estimate = shapley.values
-        stderr = shapley.stderr
-        evidence["stderr"] = stderr.flatten().tolist()
-
+    estimate, stderr, evidence = _estimate(game, utilities, outputs)
     estimate = estimate.reshape(shape).double()
-    last_estimates = torch.stack([*recent_estimates, estimate])[-NUM_RECENT_ROUNDS:]
-    # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-    values = last_estimates.nanmean(0) if game.averages else estimate
+    last_estimates = torch.stack([*recent_estimates, estimate])
+    last_estimates = last_estimates[-NUM_RECENT_ROUNDS:]
+    values = estimate
+    if game.averages:
+        # Which clients a round draws is luck, and the mean over successive rounds has less of it.
+        values = last_estimates.nanmean(0)
+
     # Predictions of several rounds differ by what is predicted, too.
-    has_spread = len(last_estimates) == NUM_RECENT_ROUNDS and not predicts
-    has_untrained = untrained is not None and bool(untrained.isfinite().all())
+    has_spread = len(last_estimates) == NUM_RECENT_ROUNDS and not game.predicts
+    if not (has_spread and last_estimates.isfinite().all()):
+        last_estimates = None
+    if untrained is not None and not untrained.isfinite().all():
+        untrained = None
     stderr = one_seed_stderr(
         values,
         stderr.reshape(shape),
-        untrained_utilities=untrained if has_untrained else None,
-        recent_values=last_estimates if has_spread and last_estimates.isfinite().all() else None,
+        untrained_utilities=untrained,
+        recent_values=last_estimates,
     )
     case_values = None
-    if game.has_outputs and outputs is not None and not game.per_class:
-        case_values = partial(game.score.case_values, game.masks, outputs, game.weights)
-    return RoundValues(values, stderr, estimate, evidence, case_values)
+    if game.score is not None and game.has_outputs and not game.per_class:
+        case_values = partial(
+            game.score.case_values,
+            game.masks,
+            outputs=outputs,
+            weights=game.weights,
+        )
+    return RoundValues(
+        values,
+        stderr,
+        estimate=estimate,
+        evidence=evidence,
+        case_values=case_values,
+    )
 
 
-def mean_over_seeds(seeds: Sequence[RoundValues]) -> tuple[Tensor, Tensor, Tensor]:
+def _estimate(
+    game: Game, utilities: Tensor, outputs: Tensor | None
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Return one round's values, their standard errors because of coalitions that are not trained, and evidence."""
+    estimate: ShapleyEstimate
+    if game.predicts:
+        source = "outputs"
+        score: Any = game.score
+        estimate = score.shapley(
+            game.masks,
+            utilities,
+            outputs=outputs,
+            weights=game.weights,
+        )
+    else:
+        source = "trainings" if game.are_all_trained else "scores"
+        estimate = few_coalitions_shapley(game.masks, utilities)
+
+    evidence = evidence_of(
+        game.masks,
+        utilities,
+        source=source,
+        per_class=game.per_class,
+        design=game.design,
+    )
+    if isinstance(estimate, PredictedValues):
+        evidence["disagreement"] = estimate.disagreement.flatten().tolist()
+        return estimate.values, prediction_stderr(estimate.disagreement), evidence
+    evidence["stderr"] = estimate.stderr.flatten().tolist()
+    return estimate.values, estimate.stderr, evidence
+
+
+def mean_over_seeds(
+    seeds: Sequence[RoundValues],
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean values ``[n]`` over seeds, and both ends of their 90 % intervals."""
-    if len(seeds) == 1:
-        low, high = seeds[0].interval
-        return seeds[0].values.squeeze(1), low.squeeze(1), high.squeeze(1)
-    values = torch.stack([seed.values.squeeze(1) for seed in seeds])  # [S, n]
-    stderr = stderr_over_seeds([seed.evidence for seed in seeds])
-    half_width = interval_over_seeds(values, stderr)
+    values_by_seed = [seed.values.squeeze(1) for seed in seeds]
+    values = torch.stack(values_by_seed)  # [S, n]
     mean = values.mean(0)
+    if len(seeds) == 1:
+        half_width = seeds[0].half_width.squeeze(1)
+    else:
+        stderr = stderr_over_seeds([seed.evidence for seed in seeds])
+        half_width = interval_over_seeds(values, stderr)
     return mean, mean - half_width, mean + half_width
 
 
@@ -255,10 +297,16 @@ def read_scores(run_folder: Path) -> dict[int, SeedScores]:
     models_by_seed: dict[int, dict[Members, Models]] = {}
     for training, models in read_coalitions(folder).items():
         models_by_seed.setdefault(training.seed, {})[training.members] = models
-    return {seed: SeedScores(models, untrained) for seed, models in models_by_seed.items()}
+    scores = {}
+    for seed, models_by_members in models_by_seed.items():
+        scores[seed] = SeedScores(models_by_members, untrained)
+    return scores
 
 
-def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
+def values(
+    scores: Path | Mapping[int, SeedScores],
+    game: Game,
+) -> DataFrame:
     """Compute a table of the clients' values.
 
     Args:
@@ -294,7 +342,11 @@ def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
     return pandas.concat(tables, ignore_index=True)
 
 
-def _table_of_round(round_index: int, seeds: Sequence[RoundValues], per_class: bool) -> DataFrame:
+def _table_of_round(
+    round_index: int,
+    seeds: Sequence[RoundValues],
+    per_class: bool,
+) -> DataFrame:
     from pandas import DataFrame  # slow
 
     if per_class:
@@ -303,7 +355,7 @@ def _table_of_round(round_index: int, seeds: Sequence[RoundValues], per_class: b
     else:
         mean, low, high = mean_over_seeds(seeds)
         columns = {"value": mean, "low": low, "high": high}
-    table = DataFrame({name: column.tolist() for name, column in columns.items()})
+    table = DataFrame({name: column.numpy() for name, column in columns.items()})
     table.insert(0, "round", round_index)
     table.insert(1, "client", range(len(table)))
     return table

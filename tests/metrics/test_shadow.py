@@ -94,11 +94,18 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     metric = federation.metrics["shadow"]
     # No coalition is left open; what untrained models and the last three rounds differ by.
     no_fit_errors = torch.zeros(3)
-    untrained = read_untrained(tmp_path / "coalitions")["negative_loss"]
+    untrained = read_untrained(tmp_path / "coalitions")
     history = federation.history().query("metric == 'shadow'")
-    values_by_round = history.pivot(index="round", columns="client", values="value").to_numpy()
+    values_by_round = history.pivot(
+        index="round",
+        columns="client",
+        values="value",
+    ).to_numpy()
     stderr = one_seed_stderr(
-        metric.values[:, 0], no_fit_errors, untrained[:, 0], torch.tensor(values_by_round)
+        metric.values[:, 0],
+        no_fit_errors,
+        untrained_utilities=untrained["negative_loss"][:, 0],
+        recent_values=torch.tensor(values_by_round),
     )
 
     assert len(values_by_round) == 3

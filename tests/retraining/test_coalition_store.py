@@ -82,7 +82,12 @@ class FirstOfTwoRanks(Ranks):
 
 
 def make_store(folder, *measures, settings=None, **options):
-    return CoalitionStore(folder, measures or ["utility"], settings or {"a": 1}, **options)
+    return CoalitionStore(
+        folder,
+        measures or ["utility"],
+        settings or {"a": 1},
+        **options,
+    )
 
 
 def write_and_read_table(store):
@@ -177,70 +182,87 @@ def make_store_of_two_rounds(folder, **options):
     return store
 
 
-def models_of(scores, **outputs):
+def add_models(store, members, scores, **outputs):
+    """Add the models of a coalition, which have the same outputs after each round."""
     models = {}
     for round_index, utilities in scores.items():
         models[round_index] = ScoredModel(utilities, outputs)
-    return models
+    store.add(
+        seed=7,
+        members=members,
+        models=models,
+    )
+
+
+def missing_of(store, *coalitions):
+    return store.missing(7, coalitions)
 
 
 def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
     for round_index, utilities in SCORES.items():  # as a run adds its own
-        models = models_of({round_index: utilities})
-        store.add(seed=7, members=(0, 2), models=models)
-    store.add(seed=7, members=(1,), models=models_of({0: SCORES[0]}))
+        add_models(store, (0, 2), {round_index: utilities})
+    add_models(store, (1,), {0: SCORES[0]})
 
     store_read = make_store_of_two_rounds(tmp_path)
 
     models_read = store_read.models(seed=7, members=(0, 2))
     assert {index: model.utilities for index, model in models_read.items()} == SCORES
-    assert store_read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+    assert missing_of(store_read, (1,), (0, 2), (1,)) == [(1,)]
 
 
 def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):
     outputs = torch.randn(5, 3)
     store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
-    models = models_of(SCORES, per_class=outputs, other=outputs)
-    store.add(seed=7, members=(0, 2), models=models)
-    store.add(seed=7, members=(1,), models=models_of(SCORES))
+    add_models(
+        store,
+        (0, 2),
+        SCORES,
+        per_class=outputs,
+        other=outputs,
+    )
+    add_models(store, (1,), SCORES)
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
 
     outputs_read = store_read.models(7, (0, 2))[3].outputs
     assert outputs_read.keys() == {"per_class"}
     assert torch.equal(outputs_read["per_class"], outputs)
-    assert store_read.missing(7, [(0, 2), (1,)]) == [(1,)]
+    assert missing_of(store_read, (0, 2), (1,)) == [(1,)]
 
 
 def test_scores_that_are_not_finite_are_held_and_not_written(tmp_path):
-    scores_with_nan = {**SCORES, 3: {"per_class": [float("nan"), 0.0], "val_loss (min)": [0.0]}}
+    utilities_with_nan = {**SCORES[3], "val_loss (min)": [float("nan")]}
+    scores_with_nan = {0: SCORES[0], 3: utilities_with_nan}
     store = make_store_of_two_rounds(tmp_path)
 
-    store.add(seed=8, members=(1,), models=models_of(scores_with_nan))
+    add_models(store, (1,), scores_with_nan)
 
-    assert store.missing(8, [(1,)]) == []
-    assert make_store_of_two_rounds(tmp_path).missing(8, [(1,)]) == [(1,)]
+    assert missing_of(store, (1,)) == []
+    store_read = make_store_of_two_rounds(tmp_path)
+    assert missing_of(store_read, (1,)) == [(1,)]
 
 
 def test_coalitions_without_a_score_are_missing(tmp_path):
-    make_store_of_two_rounds(tmp_path).add(seed=7, members=(0, 2), models=models_of(SCORES))
+    first_store = make_store_of_two_rounds(tmp_path)
+    add_models(first_store, (0, 2), SCORES)
 
     store = make_store(tmp_path, *MEASURES, "another")
     store.rounds = (0, 3)
 
-    assert store.missing(7, [(0, 2)]) == [(0, 2)]
+    assert missing_of(store, (0, 2)) == [(0, 2)]
 
 
 def test_coalitions_of_other_settings_are_removed(tmp_path):
-    make_store_of_two_rounds(tmp_path).add(seed=7, members=(0, 2), models=models_of(SCORES))
+    first_store = make_store_of_two_rounds(tmp_path)
+    add_models(first_store, (0, 2), SCORES)
 
     other_store = make_store_of_two_rounds(tmp_path, settings={"a": 2})
 
-    assert other_store.missing(7, [(0, 2)]) == [(0, 2)]
+    assert missing_of(other_store, (0, 2)) == [(0, 2)]
     assert not list(tmp_path.rglob("*.pt"))
     first_settings = make_store_of_two_rounds(tmp_path)
-    assert first_settings.missing(7, [(0, 2)]) == [(0, 2)]
+    assert missing_of(first_settings, (0, 2)) == [(0, 2)]
 
 
 def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
@@ -257,12 +279,12 @@ def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
 def test_discarded_coalitions_are_not_read_again(tmp_path):
     store = make_store_of_two_rounds(tmp_path)
     for members in [(0, 2), (1,)]:
-        store.add(seed=7, members=members, models=models_of(SCORES))
+        add_models(store, members, SCORES)
 
     store.discard(7, [(1,)])
 
     for present_store in (store, make_store_of_two_rounds(tmp_path)):
-        assert present_store.missing(7, [(0, 2), (1,)]) == [(1,)]
+        assert missing_of(present_store, (0, 2), (1,)) == [(1,)]
 
 
 @pytest.mark.parametrize("earlier_grand_utility", [0.75, 0.76])
@@ -271,16 +293,15 @@ def test_coalitions_are_taken_over_from_an_earlier_run_of_the_same_last_scores(
 ):
     earlier_store = make_store(tmp_path / "earlier")
     store = make_store(tmp_path / "run", settings={"a": 1, "b": 2})
-    for members, utility in [((0, 1), earlier_grand_utility), ((0,), 0.5)]:
-        models = {NO_ROUND: ScoredModel({"utility": [utility]})}
-        earlier_store.add(seed=0, members=members, models=models)
-    grand_models = {NO_ROUND: ScoredModel({"utility": [0.75]})}
-    store.add(seed=0, members=(0, 1), models=grand_models)
+    add_models(earlier_store, (0, 1), {NO_ROUND: {"utility": [earlier_grand_utility]}})
+    add_models(earlier_store, (0,), {NO_ROUND: {"utility": [0.5]}})
+    add_models(store, (0, 1), {NO_ROUND: {"utility": [0.75]}})
 
-    store.take_over(tmp_path / "earlier", Training(0, (0, 1)))
+    store.take_over(tmp_path / "earlier", Training(7, (0, 1)))
 
     is_same_run = earlier_grand_utility == 0.75
-    assert (store.missing(0, [(0,)]) == []) is is_same_run
+    is_taken_over = not missing_of(store, (0,))
+    assert is_taken_over is is_same_run
 
 
 def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
@@ -291,7 +312,7 @@ def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
     for members in (all_clients, all_but_one):
         outputs = torch.randn(5)
         outputs_by_members[members] = outputs
-        store.add(seed=7, members=members, models=models_of(SCORES, per_class=outputs))
+        add_models(store, members, SCORES, per_class=outputs)
     store.write_table([f"University Hospital number {client}" for client in all_clients])
 
     store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])

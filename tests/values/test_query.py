@@ -35,17 +35,27 @@ ROUNDS = 3
 NUM_CLIENTS = 3
 
 
+def hits(outputs: Tensor, labels: Tensor) -> Tensor:
+    is_right = outputs.argmax(-1) == labels
+    return is_right.double()
+
+
 def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs.argmax(-1) == labels).double().mean(-1)
+    return hits(outputs, labels).mean(-1)
 
 
 def recalls(outputs: Tensor, labels: Tensor) -> Tensor:
-    is_right = (outputs.argmax(-1) == labels).double()
-    return torch.stack([is_right[:, labels == label].mean(-1) for label in range(CLASSES)], -1)
+    recalls_by_class = []
+    for label in range(CLASSES):
+        hits_of_class = hits(outputs, labels)[:, labels == label]
+        recalls_by_class.append(hits_of_class.mean(-1))
+    return torch.stack(recalls_by_class, -1)
 
 
 def negative_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    losses = [nn.functional.cross_entropy(logits.double(), labels) for logits in outputs]
+    losses = []
+    for logits in outputs.double():
+        losses.append(nn.functional.cross_entropy(logits, labels))
     return -torch.stack(losses)
 
 
@@ -117,34 +127,53 @@ def game_of_folder(folder, metric_options, loop_options, measure, score) -> Game
     )
 
 
+def fit_game(folder, metric_options, loop_options):
+    """Train the federation of a game, and its coalitions."""
+    metric = ShadowShapley(every=1, **metric_options)
+    module = LogsItsLoss(network(batch_norm=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(
+            make_shadow_loop(metric, **loop_options),
+            folder,
+            module,
+            data=make_three_clients(),
+            rounds=ROUNDS,
+        )
+
+
 @pytest.mark.fast_rows("each alone")
 @pytest.mark.parametrize("name", GAMES)
 def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
     metric_options, loop_options, measure, score, tolerance = GAMES[name]
-    metric = ShadowShapley(every=1, **metric_options)
-    loop = make_shadow_loop(metric, **loop_options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit(loop, tmp_path, LogsItsLoss(network(batch_norm=False)), make_three_clients(), ROUNDS)
+    fit_game(tmp_path, metric_options, loop_options)
+    game = game_of_folder(
+        tmp_path,
+        metric_options,
+        loop_options,
+        measure=measure,
+        score=score,
+    )
 
-    game = game_of_folder(tmp_path, metric_options, loop_options, measure, score)
     table = values(tmp_path, game)
 
     rows = read_run(tmp_path).query("metric == 'shadow'")
+    keys = ["round", "client"]
+    columns = ["value", "low", "high"]
     if game.per_class:
-        columns = rows[rows["class"].notna()].pivot(
-            index=["round", "client"], columns="class", values="value"
-        )
-        by_class = table.set_index(["round", "client"]).loc[columns.index, [*columns]]
-        assert len(columns) >= NUM_CLIENTS
-        assert (by_class - columns).abs().to_numpy().max() <= tolerance
-        return
-    both = table.merge(rows, on=["round", "client"], suffixes=("", "_of_run"))
-    assert len(both) >= NUM_CLIENTS
-    for column in ("value", "low", "high"):
-        differences = (both[column] - both[f"{column}_of_run"]).dropna()
-        assert len(differences) >= NUM_CLIENTS
-        assert differences.abs().max() <= tolerance
+        table = table.melt(keys, var_name="class")
+        keys.append("class")
+        columns = ["value"]
+    merged_rows = table.merge(
+        rows,
+        on=keys,
+        suffixes=("", "_of_run"),
+    )
+    for column in columns:
+        differences = merged_rows[column] - merged_rows[f"{column}_of_run"]
+        known_differences = differences.dropna()
+        assert len(known_differences) >= NUM_CLIENTS
+        assert known_differences.abs().max() <= tolerance
 
 
 def make_scores(utility_by_members, untrained=None) -> SeedScores:
@@ -156,22 +185,24 @@ def make_scores(utility_by_members, untrained=None) -> SeedScores:
 
 
 def utilities_of(masks, gains) -> dict[tuple[int, ...], float]:
-    return {
-        members: float(sum(gains[client] for client in members)) for members in members_of(masks)
-    }
+    utilities = {}
+    for members in members_of(masks):
+        gains_of_members = [gains[client] for client in members]
+        utilities[members] = float(sum(gains_of_members))
+    return utilities
 
 
 def test_means_over_seeds_are_those_of_the_seeds_values():
     masks = few_coalitions(NUM_CLIENTS, "all")
     game = Game(masks, [0], "accuracy")
-    gains_of_seeds = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)]
     scores = {
-        seed: make_scores(utilities_of(masks, gains)) for seed, gains in enumerate(gains_of_seeds)
+        0: make_scores(utilities_of(masks, (0.1, 0.2, 0.3))),
+        1: make_scores(utilities_of(masks, (0.3, 0.2, 0.1))),
     }
 
     table = values(scores, game)
 
-    assert table["value"].tolist() == pytest.approx([0.2, 0.2, 0.2])
+    assert table["value"].tolist() == pytest.approx([0.2, 0.2, 0.2], rel=1e-14)  # float64
     seeds = [values_by_round(seed_scores, game)[0] for seed_scores in scores.values()]
     _mean, low, high = mean_over_seeds(seeds)
     assert table["low"].tolist() == low.tolist()
@@ -184,10 +215,10 @@ def test_untrained_models_narrow_the_interval_only_if_their_scores_are_known():
     utilities = utilities_of(masks, (0.1, 0.2, 0.3))
     untrained = {"accuracy": torch.full((8, 1), 0.1).double()}
 
-    unknown = values({0: make_scores(utilities)}, game)
-    known = values({0: make_scores(utilities, untrained)}, game)
+    wide_table = values({0: make_scores(utilities)}, game)
+    narrow_table = values({0: make_scores(utilities, untrained)}, game)
 
-    assert (known["high"] < unknown["high"]).all()
+    assert (narrow_table["high"] < wide_table["high"]).all()
 
 
 def test_game_with_an_infinite_utility_has_no_values_and_a_reason():
