@@ -12,19 +12,6 @@ from torch import nn
 
 #: Launcher that starts a script once for each rank. Lightning has no public launcher for user-defined strategies.
 SubprocessLauncher = _SubprocessScriptLauncher
-#: Attributes that Lightning and torch set on a module. There is no public list of them.
-ATTRIBUTES_OF_MODULES = frozenset(
-    {
-        "_current_fx_name",
-        "_trainer",
-        "_fabric",
-        "_metric_attributes",
-        "_parameters",
-        "_modules",
-        "log",
-        "log_dict",
-    }
-)
 
 
 def trainer_of(module: nn.Module) -> Any:

@@ -11,15 +11,13 @@ from flsv.utilities.host_copies import to_host
 
 
 class Classification:
-    """Correct predictions of each class and the mean cross-entropy of c models, of batches that are added one by one.
-
-    A sample with a NaN among its logits counts as wrong. The sums wait for a GPU in :meth:`compute` only.
+    """Correct predictions and the mean cross-entropy of c models. :meth:`update` does not wait for a GPU.
 
     Args:
         num_models: c, the number of models.
         support: int64 ``[M]``, the number of samples of each class in all batches.
         device: the device of the logits.
-        has_loss: whether the cross-entropy is computed, which is 0 otherwise.
+        has_loss: whether the cross-entropy is computed. Else it is 0.
     """
 
     def __init__(
@@ -32,8 +30,13 @@ class Classification:
         self._support = support
         self._has_loss = has_loss
         self._num_models = num_models
-        shape = num_models, len(support)
-        self._correct = torch.zeros(shape, dtype=torch.int64, device=device)
+        num_classes = len(support)
+        shape = num_models, num_classes
+        self._correct = torch.zeros(
+            shape,
+            dtype=torch.int64,
+            device=device,
+        )
         # Of each batch the sums of the models' losses [c].
         self._losses: list[Tensor] = []
 
@@ -43,7 +46,8 @@ class Classification:
         largest, predicted = logits.max(-1)
         # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
         is_number = largest == largest  # False for NaN
-        is_correct = (predicted == labels) & is_number
+        is_label = predicted == labels
+        is_correct = is_label & is_number
         # Add each sample's 0 or 1 to the column of its class.
         self._correct.index_add_(1, labels, is_correct.long())
         if self._has_loss:
@@ -61,14 +65,20 @@ class Classification:
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum each model's cross-entropy over a batch, ``[c]``."""
-    if logits.dtype in (torch.bfloat16, torch.float16):
+    is_half = logits.dtype in (torch.bfloat16, torch.float16)
+    if is_half:
         logits = logits.float()
     num_models = len(logits)
     flat_logits = logits.flatten(0, 1)  # [c * B, M]
     repeated_labels = labels.repeat(num_models)
-    losses = F.cross_entropy(flat_logits, repeated_labels, reduction="none")
+    losses = F.cross_entropy(
+        flat_logits,
+        repeated_labels,
+        reduction="none",
+    )
     losses = losses.view(num_models, -1)
-    return losses.sum(-1, dtype=double_dtype(logits.device))
+    dtype = double_dtype(logits.device)
+    return losses.sum(-1, dtype=dtype)
 
 
 def double_dtype(device: torch.device) -> torch.dtype:

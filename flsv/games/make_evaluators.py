@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation_run import StoredBatches, store_batches
 from flsv.core.parameter_space import ParameterSpace
+from flsv.games.copy_evaluator import CopyEvaluator
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies, ScoringEffects
 from flsv.games.validated_models import ValidatedModels
@@ -49,17 +50,17 @@ def make_evaluators(
     """Make the evaluators of all measures, and run each once to find errors.
 
     Args:
-        trainer: the Trainer of the module, with its module on its device.
+        trainer: the module's Trainer.
         space: the map between the module and vectors.
         loaders: the validation loaders.
-        measures: ``{name: measure}``. Error messages have the names of what needs the measures.
+        measures: ``{name of what needs it: measure}``.
         num_classes: the number of classes. None: as many as there are logits.
         seed: seed of the random numbers that scoring draws.
-        effects: what scoring changes, as another evaluator has tried. None: each evaluator tries it.
-        make_judges: makes the evaluator of a measure by which clients score models.
+        effects: what scoring changes, as another evaluator has tried, which then need not be run.
+        make_judges: makes the evaluator by which clients score models.
 
     Returns:
-        ``{key: evaluator}``, with the keys of :func:`flsv.scores.performance.evaluator_key`.
+        ``{key: evaluator}``, see :func:`flsv.scores.performance.evaluator_key`.
     """
     model_scores: dict[str, ModelScore] = {}
     judged_scores: list[ModelScore] = []
@@ -213,11 +214,10 @@ def evaluator_on(
     """Return an evaluator like ``evaluator`` for the batches of ``loader``. ``private`` returns the state-dict entries
     that model vectors do not contain.
     """
-    batches = store_batches(trainer, loader)
+    assert isinstance(evaluator, CopyEvaluator)
+    batches: Any = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        pairs = _inputs_and_labels(trainer, batches, "what clients are asked for")
-        return evaluator.with_batches(pairs, private)
-    assert isinstance(evaluator, ValidatedModels)
+        batches = _inputs_and_labels(trainer, batches, "what clients are asked for")
     return evaluator.with_batches(batches, private)
 
 

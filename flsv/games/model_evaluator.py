@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -20,14 +19,13 @@ from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.classification import Classification
+from flsv.games.copy_evaluator import CopyEvaluator
 from flsv.games.module_copies import (
     ModuleCopies,
-    ScoringCopies,
     ScoringEffects,
     are_repeated,
     evaluation_mode,
     is_compiled,
-    isolated_scoring,
     module_device,
     named_dtypes,
     not_repeated,
@@ -54,7 +52,6 @@ from flsv.games.validation_batches import (
 from flsv.games.vector_evaluator import (
     Build,
     Scores,
-    VectorEvaluator,
     row_builder,
 )
 from flsv.scores.class_scores import ClassScore
@@ -87,7 +84,7 @@ class Measure(Protocol):
 
 
 @checked
-class ModelEvaluator(VectorEvaluator):
+class ModelEvaluator(CopyEvaluator):
     """Evaluator of models of one structure by their outputs on validation batches.
 
     Each model is evaluated in a copy of the module, in evaluation mode, without gradients and with the same random
@@ -153,24 +150,16 @@ class ModelEvaluator(VectorEvaluator):
             raise ConfigurationError(
                 "ModelEvaluator: expected num_classes of a classifier, or a metric."
             )
-        self.space = space
+        super().__init__(module, space, module_device(module), seed, effects)
         self.num_classes = num_classes
         self.chunk = chunk
-        self.device = module_device(module)
         self.backend = backend
         if backend == "auto":
             self.backend = "vmap" if self.device.type == "cuda" else "serial"
-        self._module = module
-        self._seed = seed
         self._context = context or nullcontext
         self._requester = asking
         self._logits = logits
-        self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
-        self.effects: ScoringEffects = effects or ScoringEffects()
-        self.copies: ScoringCopies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
-        self._read_batches(batches)
-
         self._metric: OutputMetric | None = None
         if metric is not None:
             # Tensors made in inference mode can only be changed in it.
@@ -179,7 +168,7 @@ class ModelEvaluator(VectorEvaluator):
                 self._metrics_of_models = ModelMetrics(self._metric)
 
         self.form: OutputForm | None = None
-        self._check_labels()
+        self._read_batches(batches)
         is_tried = effects is not None
         if is_tried and self._metric is None and self.backend == "serial":
             self.form = OutputForm(classifies=True)  # a trial could find nothing else
@@ -208,26 +197,7 @@ class ModelEvaluator(VectorEvaluator):
         self._batches, self._support = read_batches(
             batches, self.device, num_classes=self.num_classes, size=max_batch_size
         )
-
-    def with_batches(
-        self,
-        batches: Iterable[Any] | None,
-        private: Callable[[], Mapping[str, Tensor]] | None = None,
-    ) -> ModelEvaluator:
-        """Return a copy of this evaluator that computes the same scores on other batches.
-
-        Args:
-            batches: pairs ``(x, y)``. None: the batches of this evaluator.
-            private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
-                those of the original module.
-        """
-        evaluator = copy(self)
-        evaluator.copies = ScoringCopies(self._module, self.space)
-        evaluator._read_private = private
-        if batches is not None:
-            evaluator._read_batches(batches)
-            evaluator._check_labels()
-        return evaluator
+        self._check_labels()
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -250,16 +220,18 @@ class ModelEvaluator(VectorEvaluator):
         if self.backend == "vmap":
             with self._scoring():
                 module = copies.load_to_score()
-                self._load_private(module)
+                put_private(module, self.space, self._read_private())
                 parts += self._score_in_chunks(module, build, count, keep)
             return Scores.cat(parts)
 
+        vector = self._new_vector()
         num_of_copy = max(count, 1) if self.effects.are_none else 1
         for start_index in range(0, count, num_of_copy):
             with self._scoring():
                 module = copies.load_to_score()
                 for index in range(start_index, start_index + num_of_copy):
-                    self._write(module, build, index)
+                    build(index, vector)
+                    self._write(module, vector)
                     parts.append(self._score(1, partial(outputs_of, module), keep))
         return Scores.cat(parts)
 
@@ -273,27 +245,6 @@ class ModelEvaluator(VectorEvaluator):
                 module = ModuleCopies(module, self.space).load_to_score(is_last=True)
             with evaluation_mode(module):
                 return self._score(1, partial(outputs_of, module), keep)
-
-    def _scoring(self) -> AbstractContextManager[None]:
-        """Return the context in which models are scored."""
-        return isolated_scoring(self.effects, self._seed, device=self.device)
-
-    def _load_private(self, module: nn.Module) -> None:
-        """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
-        if self._read_private is not None:
-            put_private(module, self.space, self._read_private())
-
-    def _write(
-        self,
-        module: nn.Module,
-        build: Build,
-        index: int,
-    ) -> None:
-        """Write model ``index`` into a copy of the module."""
-        vector = torch.empty(self.space.size, dtype=self.space.dtype, device=self.device)
-        build(index, vector)
-        self.space.write(module, vector)
-        self._load_private(module)
 
     def _score_in_chunks(
         self,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from copy import copy
 from typing import Any
 
 import lightning as L
@@ -17,23 +16,21 @@ from torch import Tensor, nn
 from flsv._lightning.rounding import rounding_of
 from flsv._lightning.validation_run import StoredBatches, ValidationRun, logged_number
 from flsv.core.parameter_space import ParameterSpace
+from flsv.games.copy_evaluator import CopyEvaluator
 from flsv.games.module_copies import (
     ModuleCopies,
-    ScoringCopies,
     ScoringEffects,
     are_repeated,
-    isolated_scoring,
     not_repeated,
     other_weights,
-    put_private,
 )
-from flsv.games.vector_evaluator import Build, Scores, VectorEvaluator
+from flsv.games.vector_evaluator import Build, Scores
 from flsv.utilities.errors import ConfigurationError, nearest
 
 _SIGNATURE_OF_LOG = inspect.signature(L.LightningModule.log)
 
 
-class ValidatedModels(VectorEvaluator):
+class ValidatedModels(CopyEvaluator):
     """Evaluator of models of any task by the values that they log in validation.
 
     It runs ``validation_step`` and the validation hooks for one model after the other, each in a copy of the fit's
@@ -67,34 +64,16 @@ class ValidatedModels(VectorEvaluator):
         seed: int = 0,
         effects: ScoringEffects | None = None,
     ) -> None:
-        self.effects: ScoringEffects = effects or ScoringEffects()
-        self.space = space
+        device = trainer.strategy.root_device
+        super().__init__(trainer.lightning_module, space, device, seed, effects)
         self._value_names = list(dict.fromkeys(names))
         self._names_with_gradient = derived
         self._requesters = asking or {}
         self._trainer = trainer
         self._loaders = loaders
-        self._seed = seed
-        self._read_private: Callable[[], Mapping[str, Tensor]] = dict
-        self.copies: ScoringCopies = ScoringCopies(trainer.lightning_module, space)
 
-    def with_batches(
-        self,
-        loaders: Sequence[StoredBatches],
-        private: Callable[[], Mapping[str, Tensor]] | None = None,
-    ) -> ValidatedModels:
-        """Return a copy of this evaluator that computes the same scores on other batches.
-
-        Args:
-            loaders: the other batches, from :func:`flsv._lightning.evaluation.store_batches`.
-            private: function that returns ``{name: tensor}``, the state-dict entries that vectors do not contain. None:
-                those of the fit's module.
-        """
-        evaluator = copy(self)
-        evaluator.copies = ScoringCopies(self._trainer.lightning_module, self.space)
-        evaluator._loaders = loaders
-        evaluator._read_private = private or dict
-        return evaluator
+    def _read_batches(self, batches: Sequence[StoredBatches]) -> None:
+        self._loaders = batches
 
     @torch.no_grad()
     def evaluate(
@@ -110,9 +89,7 @@ class ValidatedModels(VectorEvaluator):
             count: K, the number of models.
         """
         values_by_name: dict[str, list[float]] = {name: [] for name in self._value_names}
-        vector = torch.empty(
-            self.space.size, dtype=self.space.dtype, device=self._trainer.strategy.root_device
-        )
+        vector = self._new_vector()
         copies = self.copies.take()
         for index in range(count):
             build(index, vector)
@@ -172,7 +149,7 @@ class ValidatedModels(VectorEvaluator):
         Raises:
             ConfigurationError: a value that a metric needs is not logged or has no gradient.
         """
-        module = self._trainer.lightning_module
+        module = self._module
         vector = self.space.read(module)
         try:
             values, repeated_values = self._two_validations(module, vector)
@@ -186,9 +163,8 @@ class ValidatedModels(VectorEvaluator):
                 "untrained, or take a performance that is computed from forward(x)."
             ) from error
 
-        device = self._trainer.strategy.root_device
         for name in self._value_names:
-            if not are_repeated(values[name], repeated_values[name], device):
+            if not are_repeated(values[name], repeated_values[name], self.device):
                 requester = self._requesters.get(name, "a utility")
                 raise not_repeated(requester, module, f"validation, which logs {name!r},")
         for name in self._names_with_gradient:
@@ -210,12 +186,10 @@ class ValidatedModels(VectorEvaluator):
         self, copies: ModuleCopies, vector: Tensor | None = None
     ) -> Iterator[ValidationRun]:
         """Yield a validation of a copy, with the weights of ``vector [P]`` or its own."""
-        device = self._trainer.strategy.root_device
-        with isolated_scoring(self.effects, self._seed, device=device):
+        with self._scoring():
             module, trainer = copies.load_with_trainer()
             if vector is not None:
-                self.space.write(module, vector)
-                put_private(module, self.space, self._read_private())
+                self._write(module, vector)
             yield ValidationRun(self._trainer, trainer, self._loaders)
 
     def _named_values(self, logged_values: Mapping[str, Any]) -> dict[str, float]:
@@ -223,7 +197,7 @@ class ValidatedModels(VectorEvaluator):
         for name in self._value_names:
             if name not in logged_values:
                 requester = self._requesters.get(name, "a utility")
-                module_name = type(self._trainer.lightning_module).__name__
+                module_name = type(self._module).__name__
                 raise ConfigurationError(
                     f"{requester}: {module_name} logs no {name!r} when it validates.{nearest(name, logged_values)} It "
                     f"logs {sorted(logged_values)}. Name one of those, or log it in validation_step: self.log("

@@ -129,9 +129,8 @@ class ModelScore:
 class FromOutputs(Metric):
     """A performance of a module whose outputs do not show what they are.
 
-    A metric of classes is computed from logits if an output for the first validation batch is outside [0, 1], and from
-    probabilities if those of each sample's classes sum to 1. Outputs of any other kind, such as one probability for
-    each sample, are refused with the advice to say what they are.
+    Outputs are taken for logits if one for the first validation batch is outside [0, 1], and for probabilities if those
+    of each sample's classes sum to 1. Any others must be named.
 
     Args:
         metric: a torchmetrics metric, or ``"auroc"``, ``"average_precision"`` or ``"f1"``.
@@ -148,10 +147,10 @@ class FromOutputs(Metric):
         self.logits = logits
 
     def update(self, *_: Any) -> None:
-        raise NotImplementedError("flsv computes the metric that this one holds.")
+        raise NotImplementedError
 
     def compute(self) -> None:
-        raise NotImplementedError("flsv computes the metric that this one holds.")
+        raise NotImplementedError
 
 
 def evaluator_key(measure: str | ModelScore) -> Hashable:
@@ -306,10 +305,10 @@ if less is.
         return performance
     if isinstance(performance, FromOutputs):
         measure = performance_of(owner, performance.metric, mode, argument)
-        if not isinstance(measure, ModelScore) or is_logged(measure):
+        if is_logged(measure) or not isinstance(measure, ModelScore):
             raise ConfigurationError(
-                f"{owner_name}({argument}=FromOutputs({performance.metric!r})): expected one of "
-                f"{', '.join(CLASS_SCORES)}, or a torchmetrics metric."
+                f"{owner_name}({argument}=FromOutputs({performance.metric!r})): expected one of {[*CLASS_SCORES]}, or "
+                "a torchmetrics metric."
             )
         return replace(measure, logits=performance.logits)
     if isinstance(performance, Metric):

@@ -281,6 +281,19 @@ def test_report_with_a_budget_refuses_to_pay_by_values_of_single_rounds(folder_o
     assert "<span>share" not in page
 
 
+def test_flower_run_writes_event_files_of_the_run_and_of_each_client(folder_of_two_rounds):
+    folder_names = set()
+    for event_file in folder_of_two_rounds.rglob("events.out*"):
+        folder_names.add(event_file.parent.name)
+
+    expected_names = {
+        folder_of_two_rounds.name,
+        "Boston",
+        "Lyon",
+    }
+    assert folder_names == expected_names
+
+
 # ---- the strategy's own model and record
 
 
@@ -321,6 +334,7 @@ def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
     sizes = {1: 10, 2: 20, 3: 30}
     models = []
     records = []
+    num_rounds = 2
     for is_valued in (False, True):
         torch.manual_seed(0)
         grid = Grid(sizes, sizes)
@@ -330,7 +344,11 @@ def test_strategy_keeps_its_model_and_record_and_has_the_values_of_value_round(
                 strategy, make_net(), make_batches(), metrics=two_metrics(), folder=tmp_path
             )
         initial_model = ArrayRecord(make_net().state_dict())
-        result = strategy.start(grid, initial_model, num_rounds=2)
+        result = strategy.start(
+            grid,
+            initial_model,
+            num_rounds=num_rounds,
+        )
         models.append(result.arrays.to_torch_state_dict())
         records.append(dict(result.train_metrics_clientapp[2]))
         assert getattr(strategy, "done", 12) == 12
