@@ -378,7 +378,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             )
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         generator = generator_for(self.splits.seed, "pooled", epoch)
-        return self._train_loader(self.counted_clients or range(self.num_clients), generator)
+        return self._train_loader(self.members, generator)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
@@ -445,8 +445,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     def _count_batches(self) -> int:
         """Count the batches of all clients' samples, or in a coalition of the members'."""
-        clients = self.counted_clients or range(self.num_clients)
-        return len(self._train_loader(clients, None))
+        return len(self._train_loader(self.members, None))
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
         """Return the samples, or None before ``setup``.

@@ -65,6 +65,11 @@ class FederatedData:
         return len(self.client_names)
 
     @property
+    def members(self) -> Sequence[int]:
+        """All clients, or while a coalition is trained its members."""
+        return self.counted_clients or range(self.num_clients)
+
+    @property
     def num_samples(self) -> Tensor:
         """Number of training samples of each client, int64 ``[num_clients]``."""
         return torch.tensor(
@@ -104,9 +109,7 @@ class FederatedData:
         None: of all clients, or of the members while a coalition is trained.
         """
         if clients is None:
-            clients = self.counted_clients
-        if clients is None:
-            clients = range(self.num_clients)
+            clients = self.members
         rows = torch.cat([self.client_indices(client) for client in clients]).sort().values
         return loader_as(self._source, rows, num_batches)
 

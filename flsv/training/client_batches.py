@@ -285,8 +285,7 @@ class LocalSteps:
 
     def _clients_to_train(self) -> list[int]:
         """Return all clients, or in a coalition its members."""
-        members = getattr(self._data, "counted_clients", None)  # a site's data have none
-        return list(members or self.work_by_client)
+        return list(getattr(self._data, "members", self.work_by_client))  # a site has one client
 
     def _count_steps(self, client: int) -> float:
         if self._trainer.max_epochs in (None, -1):
