@@ -321,7 +321,7 @@ class InRunValues(ClientAlgorithm):
         if self._evaluator is None:
             raise ConfigurationError(
                 f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
-                "flsv.metrics.InRunShapley()}), which also makes the server evaluate its validation set."
+                "flsv.contrib.InRunShapley()}), which also makes the server evaluate its validation set."
             )
         global_model = state.model()
         if self._gradient is None or self._model_of_gradient is not global_model:
