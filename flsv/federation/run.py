@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -370,6 +371,18 @@ class FederationRun:
             yield
 
 
+#: Attributes of a :class:`RunState` that a checkpoint stores as they are.
+_SAVED = (
+    "buffers",
+    "configured_options",
+    "shared",
+    "csv",
+    "changeable",
+    "changes",
+    "coalitions",
+)
+
+
 @dataclass
 class RunState:
     """State of federation, clients, optimizers and files that the next round needs."""
@@ -390,42 +403,26 @@ class RunState:
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
         # Without an engine, or before it has begun, the checkpoint repeats the loaded state.
-        configured_options = self.configured_options
-        shared = self.shared
+        state = {name: copy.copy(getattr(self, name)) for name in _SAVED}
+        state["identity"] = self.identity.plain()
+        state["format"] = CHECKPOINT_FORMAT
+        state["versions"] = package_versions()
         if engine is not None:
-            configured_options = engine.options.configured_options
-            shared = engine.space.described()
+            state["configured_options"] = engine.options.configured_options
+            state["shared"] = engine.space.described()
 
         if engine is not None and engine.has_begun:
-            client_states = engine.client_states()
-            buffers: dict[str, Any] | None = engine.local_training.state.buffers()
+            state["clients"] = engine.client_states()
+            state["buffers"] = engine.local_training.state.buffers()
         else:
-            client_states = self.store.state_dict()
-            buffers = self.buffers
-        return {
-            "clients": client_states,
-            "buffers": buffers,
-            "configured_options": configured_options,
-            "shared": shared,
-            "csv": self.csv,
-            "identity": self.identity.plain(),
-            "changeable": self.changeable,
-            "changes": self.changes,
-            "coalitions": dict(self.coalitions),
-            "format": CHECKPOINT_FORMAT,
-            "versions": package_versions(),
-        }
+            state["clients"] = self.store.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load everything except the fingerprint of data and settings, which is that of the present fit."""
         self.store.load_state_dict(state["clients"])
-        self.buffers = state["buffers"]
-        self.configured_options = state["configured_options"]
-        self.shared = state["shared"]
-        self.csv = state["csv"]
-        self.changeable = dict(state["changeable"])
-        self.changes = list(state["changes"])
-        self.coalitions = dict(state["coalitions"])
+        for name in _SAVED:
+            setattr(self, name, copy.copy(state[name]))
         self.resumed = True
 
     def note_changes(

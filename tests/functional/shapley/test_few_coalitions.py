@@ -225,7 +225,7 @@ def test_interval_over_one_seed_has_a_share_of_the_gain():
 
 
 def test_interval_over_seeds_of_a_vector_is_refused():
-    with pytest.raises(ValueError, match=r"\[seeds, n\] and a confidence_level"):
+    with pytest.raises(ValueError, match=r"\[seeds, n\]"):
         interval_over_seeds(torch.ones(3))
 
 
