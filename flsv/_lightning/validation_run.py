@@ -198,13 +198,15 @@ class _Loop(_EvaluationLoop):
         super()._store_dataloader_outputs()
         for _, result in self._results.valid_items():
             meta = result.meta
-            has_loader_in_name = meta.dataloader_idx is not None and meta.add_dataloader_idx
-            if not has_loader_in_name or not meta.on_epoch:
+            loader_index = meta.dataloader_idx
+            if loader_index is None or not meta.add_dataloader_idx:
+                continue
+            if not meta.on_epoch:
                 continue
             if result.is_tensor and meta.is_mean_reduction:
                 weight = float(result.cumulated_batch_size)
             else:
-                weight = float(self._loaders[meta.dataloader_idx].samples)
+                weight = float(self._loaders[loader_index].samples)
             names = (meta.name, meta.forked_name(on_step=False))
             for name in dict.fromkeys(names):  # one name, unless steps are logged, too
                 weighted_values = self.weighted_values.setdefault(name, [])
