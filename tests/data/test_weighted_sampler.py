@@ -153,7 +153,7 @@ def test_each_client_draws_its_samples_by_weight(
 
 def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     model = ParameterSpace(make_module()).read(make_module())
-    visit = {
+    message = {
         "run": "0" * 16,
         "greeting": "0" * 16,
         "clients": 3,
@@ -164,7 +164,7 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
         "seed": SEED,
     }
     site = Site(make_module, Weighted, partial(FederatedLoop, seed=SEED), tmp_path)
-    packet = Packet("train", {**visit, "counted": None}, {"start": model})
+    packet = Packet("train", {**message, "continue_from": None}, {"start": model})
 
     reply = site.respond(packet)
 

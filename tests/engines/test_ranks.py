@@ -124,7 +124,7 @@ def test_dead_rank_ends_all_ranks_and_the_run_resumes(
         (
             "limit_time",
             [],
-            "max_time (a Timer) would stop one rank in the middle of a round",
+            "max_time (a Timer) would stop a rank within a round",
         ),
         ("no_federation", [], "needs a FederatedLoop among the trainer's callbacks"),
         (

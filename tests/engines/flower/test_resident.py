@@ -178,7 +178,7 @@ def test_a_killed_process_is_replaced(site):
     assert second["seen"] == ["b"]
     assert second["process"] != first_reply["process"]
     assert site.send("die once")["seen"] == ["die once"]
-    assert "has died twice over this message" in site.send("die")["error"]
+    assert "has died twice while it processed this message" in site.send("die")["error"]
     assert site.send("c")["seen"] == ["c"]
 
 

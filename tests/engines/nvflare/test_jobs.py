@@ -163,7 +163,7 @@ def test_site_without_a_process_is_not_waited_for(job):
     job.answers = die_without_an_answer
     replies = dict(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 
-    assert replies == {"Lyon": "its process has ended, or its connection"}
+    assert replies == {"Lyon": "its process or its connection has ended"}
     assert "Lyon" not in transport.present()
 
 

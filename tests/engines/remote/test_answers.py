@@ -149,5 +149,5 @@ def undeclared(local):
 
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
-    with refused("Declare what its answer must"):
+    with refused("Declare what the result must"):
         sites.query(1, undeclared, (), {})

@@ -459,8 +459,8 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
             },
             "'val_hits'.*cannot be sent to them",
         ),
-        ({"evaluation": ClientEvaluation(keep_trained=True)}, "sites have trained stay there"),
-        ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "do not see each other's"),
+        ({"evaluation": ClientEvaluation(keep_trained=True)}, "neither the models that sites have trained"),
+        ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "do not get each other's"),
     ],
 )
 def test_settings_that_remote_sites_cannot_support_are_refused(options, words):

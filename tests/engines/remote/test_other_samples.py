@@ -160,6 +160,6 @@ def test_site_that_tells_no_hash_is_not_let_in(tmp_path, contents):
     federation.transport.change_replies("handshake", tell_other_contents, [BOSTON_ADDRESS])
     with (
         warns("site 'Boston' has not announced"),
-        pytest.raises(RuntimeError, match="have not said what they"),
+        pytest.raises(RuntimeError, match="are connected, but have not announced"),
     ):
         federation.go_on_until(1)

@@ -183,7 +183,7 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     assert torch.equal(loop.state.model(), free.state.model())
 
     nothing = make_sites_with_policy(tmp_path / "c", make, SitePolicy(reports=[]), client_test=0.7)
-    with warns("not tested.*tell 'accuracy', 'bal"):
+    with warns("not scored.*reports of 'accuracy', 'bal"):
         nothing.fit(rounds=1)
 
 

@@ -229,7 +229,7 @@ def test_strategy_that_lets_private_clients_tell_more_is_refused(options):
 
 def test_evaluation_at_private_sites_is_refused_before_training():
     config = make_private_loop(evaluation=ClientEvaluation(every=1)).config
-    with refused("scores of private sites"):
+    with refused("if updates have noise, their scores"):
         check_deployment(config, {}, {})
 
 

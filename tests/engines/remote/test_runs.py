@@ -119,7 +119,7 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
 
 @pytest.mark.parametrize("run", ["../../elsewhere", 7, "0123456789abcdef\n"])
 def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path, run):
-    with refused("names no run"):
+    with refused("the run's name is"):
         SiteMemory(tmp_path / "site", run, client=0)
     assert not list(tmp_path.iterdir())
 
