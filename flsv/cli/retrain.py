@@ -20,6 +20,7 @@ repeat.csv. flsv report of the run shows them.
 from __future__ import annotations
 
 import importlib
+import json
 import pickle
 import shlex
 import shutil
@@ -45,7 +46,7 @@ from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS, find_config_of
+from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS_SETTINGS, find_config_of
 from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
 from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
@@ -58,7 +59,6 @@ from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
-from flsv.utilities.result_file import stored_settings
 from flsv.values.coalition_files import copy_coalitions
 
 #: Default number of seeds.
@@ -132,7 +132,7 @@ def retrain(
     folder_of_own_seed = out / f"seed_{seed}"
     is_same_training = not changes and num_rounds == record.get("rounds_done")
     if is_same_training and not folder_of_own_seed.exists():
-        _copy_coalitions(run, folder_of_own_seed)
+        copy_coalitions(run, folder_of_own_seed / EARLIER_FOLDER)
     seeds_of_runs = range(seed, seed + seeds)
     repetitions = runs_with_seeds(config, identity, seeds_of_runs, out, say=say)
     for repetition in repetitions:
@@ -269,13 +269,17 @@ def _checkpoint_or_reason(run: Path, rounds: int) -> tuple[str | None, str]:
 
 def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     """Remove finished runs that differ only in coalitions and scores. Their trainings stay."""
-    head = stored_settings(out / RUNS)
-    settings = {name: str(value) for name, value in identity.flat().items()}
-    names = {name for name in {**head, **settings} if head.get(name) != settings.get(name)}
-    if not head or names != {COALITIONS_ASKED_FOR}:
+    settings_file = out / RUNS_SETTINGS
+    if not settings_file.is_file():
+        return
+    settings = identity.flat()
+    stored_settings = json.loads(settings_file.read_text())
+    if {**stored_settings, COALITIONS_ASKED_FOR: settings[COALITIONS_ASKED_FOR]} != settings:
         return  # other differences are refused
+    if stored_settings == settings:
+        return
     for folder in out.glob("seed_*"):
-        _copy_coalitions(folder, folder)
+        copy_coalitions(folder, folder / EARLIER_FOLDER)
         for path in folder.iterdir():
             if path.name == EARLIER_FOLDER:
                 continue
@@ -283,14 +287,7 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    (out / RUNS).unlink()
-
-
-def _copy_coalitions(run: Path, folder: Path) -> None:
-    """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
-    earlier = folder / EARLIER_FOLDER
-    shutil.rmtree(earlier, ignore_errors=True)
-    copy_coalitions(run, earlier)
+    settings_file.unlink()
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from flsv.cli.command import QUIET_FIT_ARGUMENTS
 from flsv.cli.parser import make_cli
 from flsv.configuration.identity import Identity
 from flsv.results import Run, open_run
-from flsv.results.folder import RUNS, run_folder
-from flsv.results.reading import RUN_LIST_COLUMNS
-from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import ResultFile
+from flsv.results.folder import RUNS, RUNS_SETTINGS, run_folder
+from flsv.utilities.atomic_files import write_json
+from flsv.utilities.csv_files import read_rows, save_csv
+from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.formats import VERSION_PREFIX, stored_package_versions, warn_of_versions
 
 #: Sections of a saved configuration that define a federation.
 SAVED_SECTIONS = (
@@ -31,6 +33,8 @@ SAVED_SECTIONS = (
     "federation",
     "strict",
 )
+#: Columns of the list of finished runs: a run's name, and its folder.
+RUN_LIST_COLUMNS = ("run", "folder")
 
 
 def runs_with_seeds(
@@ -45,11 +49,9 @@ def runs_with_seeds(
     """Fit a configuration with each seed below ``out``, and return the runs. Those that are there are read, and one
     that was stopped goes on.
     """
-    has_list = (out / RUNS).is_file()
-    run_list = ResultFile(out / RUNS, RUN_LIST_COLUMNS, identity.flat())
-    if not has_list:
-        run_list.replace([])
-    finished_runs = {row["run"]: out / row["folder"] for row in run_list.rows}
+    has_settings = (out / RUNS_SETTINGS).is_file()
+    folders_by_run = _finished_runs(out, identity.flat())
+    finished_runs = {name: out / folder for name, folder in folders_by_run.items()}
     if len(finished_runs) > len(seeds):
         say(f"{out} has {len(finished_runs)} runs. The means are over all of them.")
         seeds = range(seeds[0], seeds[0] + len(finished_runs))
@@ -62,8 +64,9 @@ def runs_with_seeds(
             else:
                 say(f"Run {len(runs) + 1} of {len(seeds)}: seed {seed}")
                 # Only a list tells of which settings a stopped run in the folder is.
-                run = _fit(arguments, seed, out / name, shows_bars, resumes=has_list)
-                run_list.add([[name, os.path.relpath(run.folder, out)]])
+                run = _fit(arguments, seed, out / name, shows_bars, resumes=has_settings)
+                folders_by_run[name] = os.path.relpath(run.folder, out)
+                save_csv(out / RUNS, [RUN_LIST_COLUMNS, *folders_by_run.items()])
 
             runs.append(run)
             if run.record["hashes"] != runs[0].record["hashes"]:
@@ -72,6 +75,31 @@ def runs_with_seeds(
                     "source that draws samples needs a seed of its own."
                 )
     return runs
+
+
+def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the folder below ``out`` of each finished run. Runs of other settings are refused."""
+    path = out / RUNS_SETTINGS
+    if not path.is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        save_csv(out / RUNS, [RUN_LIST_COLUMNS])
+        write_json(path, settings)
+        return {}
+
+    stored_settings = json.loads(path.read_text())
+    differences = []
+    for name in {**stored_settings, **settings}:
+        value = settings.get(name)
+        stored_value = stored_settings.get(name)
+        if value != stored_value and not name.startswith(VERSION_PREFIX):
+            differences.append(f"{name} is {value} and was {stored_value}")
+    if differences:
+        raise ConfigurationError(
+            f"{out} holds runs of other settings: {listed(differences)}. Go on with those, move the folder away, or "
+            "name another one."
+        )
+    warn_of_versions(str(out), stored_package_versions(stored_settings))
+    return {row["run"]: row["folder"] for row in read_rows(out / RUNS, {"run": str, "folder": str})}
 
 
 def _fit(

@@ -26,8 +26,9 @@ OPTIONS = "options.txt"
 CONFIG = "config.yaml"
 #: The data dictionary by which tables were read.
 DICTIONARY_FILE = "dictionary.yaml"
-#: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
+#: The list of the finished runs of ``flsv repeat`` or ``flsv retrain``, and the settings that they have in common.
 RUNS = "runs.csv"
+RUNS_SETTINGS = "settings.json"
 #: Options of ``flsv fit`` that are removed for a repetition of the run, which does not resume and is not quiet.
 _ONE_TIME_OPTIONS = re.compile(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)")
 
@@ -101,7 +102,7 @@ def find_contributions(run: Path) -> Path:
 
 def repeated_folders(repeat: Path) -> list[Path]:
     """Return the folders of the finished runs that the folder of a ``flsv repeat`` lists."""
-    rows = read_rows(repeat / RUNS, {"folder": str}, skip=1)
+    rows = read_rows(repeat / RUNS, {"folder": str})
     return [repeat / row["folder"] for row in rows]
 
 

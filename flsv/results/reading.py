@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from flsv.results.folder import (
     RECORD,
     RETRAINED,
     RUNS,
+    RUNS_SETTINGS,
     find_contributions,
     repeated_folders,
 )
@@ -36,10 +38,9 @@ from flsv.results.run_table import (
     tidy,
 )
 from flsv.results.text import shares_in
-from flsv.utilities.csv_files import NAN, Cell
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
-from flsv.utilities.result_file import stored_settings
 
 #: Setting in the list of the runs of ``flsv retrain``: a description of the settings that differ from the run's.
 CHANGED = "changed"
@@ -194,7 +195,9 @@ class Run:
     @property
     def changed_settings(self) -> str:
         """Return a description of the settings that differ between ``flsv retrain`` and the run, or ""."""
-        return stored_settings(self.folder / RETRAINED / RUNS).get(CHANGED, "")
+        path = self.folder / RETRAINED / RUNS_SETTINGS
+        settings: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+        return settings.get(CHANGED, "")
 
 
 def read_run(path: str | Path) -> DataFrame:
@@ -247,8 +250,6 @@ def open_run(path: str | Path) -> Run:
 
 #: File in the folder of ``flsv repeat`` with the means over its runs.
 SUMMARY_FILE = "repeat.csv"
-#: Columns of the file of finished runs: the run's name, and its folder.
-RUN_LIST_COLUMNS: Mapping[str, Cell] = {"run": str, "folder": str}
 
 
 @dataclass(frozen=True)

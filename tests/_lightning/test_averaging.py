@@ -255,7 +255,7 @@ class PerBatch(averaging.WeightAveraging):
 @pytest.mark.parametrize(
     ("callbacks", "match"),
     [
-        ([PerBatch], "PerBatch has its own on_train_batch_end"),
+        ([PerBatch], "PerBatch overrides on_train_batch_end"),
         ([WeightAveraging, make_moving_average], "a checkpoint can hold"),
     ],
 )

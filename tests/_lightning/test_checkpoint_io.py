@@ -98,6 +98,6 @@ class Hostile:
 def test_checkpoint_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {}, "x": Hostile()}, "hostile.ckpt")
-    with refused("objects that may run code"):
+    with refused("objects that may run any code"):
         fit(FederatedLoop(), tmp_path, ckpt_path="hostile.ckpt")
     assert not Path("hostile").exists()

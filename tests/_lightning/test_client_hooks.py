@@ -85,5 +85,5 @@ def test_module_has_its_own_hooks_again_after_a_failed_fit(tmp_path):
 
 def test_torchmetrics_state_without_a_reduction_is_refused_when_merged():
     metric = PearsonCorrCoef()
-    with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction:"):
+    with pytest.raises(RuntimeError, match="PearsonCorrCoef .* has no reduction,"):
         _merge_states(metric, [_state(metric), _state(metric)])

@@ -169,6 +169,6 @@ def test_data_tell_the_model_what_it_requires():
     assert make_late().model.net.out_features == 3  # counted by flsv
     assert make_late("--model.num_classes=5").model.net.out_features == 5
 
-    with pytest.raises(ValueError, match="argument depth is required, and") as error:
+    with pytest.raises(ValueError, match="argument depth is required, but") as error:
         make_late(f"--model={HERE}.UnknownSize")
     assert isinstance(error.value.__cause__, ConfigurationError)

@@ -330,7 +330,7 @@ def test_collusion_with_wrong_arguments_is_refused(tmp_path):
             return updates[:, :2]
 
     attack = Short(clients=[1])
-    with refused(r"\[1, 2\]; expected \[40\].*\[1,"):
+    with refused(r"\[1, 2\], but expected \[40\].*\[1,"):
         attack.sent(
             cohort=range(7),
             updates=UPDATES,

@@ -117,5 +117,5 @@ def test_checkpoint_in_the_folder_of_another_run_is_not_resumed(moved_projects, 
     shutil.copytree(moved_projects / "project", mixed)
     shutil.copy(moved_projects / "archive" / LAST, checkpoint)
 
-    with refused("mixed holds another run than"):
+    with refused("mixed holds the results of another run than"):
         train_run(mixed, SCORES, rounds=4, ckpt_path=checkpoint)

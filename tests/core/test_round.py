@@ -45,16 +45,6 @@ def test_unmeasured_client_is_a_sender_of_the_round_that_metrics_see():
     assert measured.senders.tolist() == [0, 2]
 
 
-def test_state_of_a_checkpoint_of_version_2_0_0_goes_on_as_after_a_finite_aggregate():
-    old_state = FederationState(2, is_aggregate_finite=False).state_dict()
-    del old_state["is_aggregate_finite"]
-    state = FederationState(2)
-
-    state.load_state_dict(old_state)
-
-    assert state.is_aggregate_finite
-
-
 @pytest.mark.parametrize("starts", [False, True])
 def test_client_updates_and_heads_are_differences_from_the_clients_start(starts):
     round = make_round(starts)

@@ -12,7 +12,7 @@ from helpers import make_generator
 
 @pytest.mark.parametrize("block", [1 << 20, 12])
 def test_update_distances_and_weighted_means_equal_those_of_numpy(monkeypatch, block):
-    monkeypatch.setattr(module, "ENTRIES_PER_CPU_BLOCK", block)
+    monkeypatch.setattr(module, "CPU_BLOCK_SIZE", block)
     torch.manual_seed(0)
     points = torch.randn(5, 17)
     weights = torch.rand(5)

@@ -55,7 +55,7 @@ def test_fedces_estimates_have_a_floor_and_are_equal_where_their_sum_is_0():
     assert estimates[0] == pytest.approx(1e-3)
     assert equal_estimates.tolist() == [0.25] * 4
 
-    with pytest.raises(ValueError, match=r"a score in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"scores must be in \[0, 1\]"):
         contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
 
 

@@ -75,7 +75,7 @@ def add_retrained_runs(
                 rows.append([rounds - 1, metric, client, "", value, names[client], "", *interval])
         save_csv(run / "contributions.csv", [SCHEMA, *rows])
         lines.append(f"seed_{seed},seed_{seed}")
-    (folder / "retrained" / "runs.csv").write_text("\n".join(["# {}", *lines]) + "\n")
+    (folder / "retrained" / "runs.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 

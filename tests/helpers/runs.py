@@ -182,7 +182,7 @@ def make_repeated_runs(folder: Path, *values: list[float]) -> Path:
     for seed, row in enumerate(values):
         make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
     rows = "".join(f"{seed},seed_{seed}\n" for seed in range(len(values)))
-    (folder / "runs.csv").write_text(f"# {{}}\nrun,folder\n{rows}")
+    (folder / "runs.csv").write_text(f"run,folder\n{rows}")
     return folder / "seed_0"
 
 

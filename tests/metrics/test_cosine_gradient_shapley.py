@@ -22,7 +22,7 @@ def test_reputations_have_a_floor_and_sum_to_one():
 @pytest.mark.parametrize(
     ("reputation", "message"),
     [
-        pytest.param([-1.0, 1.0], "not negative", id="negative"),
+        pytest.param([-1.0, 1.0], "reputations of at least 0", id="negative"),
         pytest.param([0.0, 0.0], "not all 0", id="all zero"),
     ],
 )

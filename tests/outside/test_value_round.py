@@ -361,7 +361,7 @@ STATE = NET.state_dict()
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
         ({"metrics": LeaveOneOut()}, "evaluate models.*Pass val_loader"),
         ({"metrics": ContributionEstimation()}, r"needs \['clients'\].*only a FederatedLoop"),
-        ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 rows"),
+        ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 outputs"),
         (
             {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
             "name a value that it logs",

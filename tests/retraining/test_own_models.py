@@ -170,7 +170,7 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
         ]
     )
     info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
-    engine = SimpleNamespace(sites_of=lambda state, left_out_of: None)
+    engine = SimpleNamespace(sites_of=lambda state, excluded_from: None)
 
     coalitions = CoalitionsAtSites(masks, info, engine, memory={}, doubts=[])
     for coalition in coalitions.state_dict()["coalitions"].values():

@@ -130,7 +130,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             Calls,
             {},
-            "val_check_interval=0.5: would validate during a round",
+            "val_check_interval=0.5 would validate during a round",
             {"val_check_interval": 0.5},
         ),
         (Bare, {"metrics": OF_LOSS}, r"validation_step, .*\. Define it, or", {}),

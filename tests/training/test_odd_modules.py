@@ -248,7 +248,7 @@ EVERY = {"evaluation": ClientEvaluation(every=1)}
     ("loop", "asking", "squeeze"),
     [
         (EVERY, r"ClientEvaluation\(every=1\)", True),
-        ({"metrics": {"mine": LeaveOneOut()}}, r"metrics \['mine'\]", False),
+        ({"metrics": {"mine": LeaveOneOut()}}, r"metric 'mine'", False),
     ],
 )
 def test_module_with_one_logit_is_refused(tmp_path, loop, asking, squeeze):

@@ -262,7 +262,7 @@ def test_default_support_does_not_count_samples_that_are_not_finite():
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_support_from_which_samples_could_be_reconstructed_is_refused(validation):
     sets = [draw_samples(90, 1), draw_samples(60, 2)]
-    message = f"support=30: client 1 has 60 samples.*support={safe_support(60)} or less"
+    message = f"support=30: client 1 has only 60 samples.*support={safe_support(60)} or less"
     with refused(message):
         value_clients(sets, validation, support=30)
 
@@ -270,7 +270,7 @@ def test_support_from_which_samples_could_be_reconstructed_is_refused(validation
 @pytest.mark.parametrize("validation", [draw_samples(30, 0), None])
 def test_client_with_two_samples_is_refused(validation):
     assert safe_support(2) == 0
-    with refused("client 1 has 2 samples.*Leave"):
+    with refused("client 1 has only 2 samples.*Exclude"):
         value_clients([draw_samples(90, 1), draw_samples(2, 2)], validation)
 
 

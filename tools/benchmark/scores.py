@@ -12,9 +12,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from benchmark.result_file import ResultFile
 from flsv.utilities.csv_files import Cell, number_or_nan, parse_int
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import ResultFile
 
 NAN = float("nan")
 

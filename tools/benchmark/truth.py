@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmark.federation import Federation, quiet
+from benchmark.result_file import ResultFile
 from benchmark.scores import NAN, spearman
 from flsv.configuration.federation_config import Reporting
 from flsv.federation import FederatedLoop
@@ -29,7 +30,6 @@ from flsv.retraining.train_fits import CoalitionTraining
 from flsv.scores.performance import performance_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import isolated_rngs
 from flsv.values.coalition_files import NO_ROUND, Models, ScoredModel, Training
 

@@ -434,7 +434,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
 
     with (
         warns("is excluded"),
-        pytest.raises(RuntimeError, match="no site.*model. No client"),
+        pytest.raises(RuntimeError, match="no site.*model. All clients"),
     ):
         federation.fit()
 

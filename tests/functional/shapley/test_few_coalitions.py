@@ -236,7 +236,7 @@ def test_few_coalitions_with_wrong_input_raise():
         (masks.int(), utilities, "expected masks bool"),
         (masks, utilities[1:], "expected masks bool"),
         (masks[[0, 1, 2, 2]], utilities[:4], "a coalition occurs twice"),
-        (masks[1:], utilities[1:], "the empty and the grand coalition"),
+        (masks[1:], utilities[1:], "the empty or the grand coalition"),
         (masks, utilities / 0, "is not finite"),
     ):
         with pytest.raises(ValueError, match=words):

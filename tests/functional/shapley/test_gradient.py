@@ -43,7 +43,7 @@ def test_gradient_shapley_with_wrong_arguments_raises():
         gradient_shapley(torch.ones(3, 3))
     with pytest.raises(ValueError, match=r"fixed weights \[3\]"):
         gradient_shapley(slopes, weighting=torch.ones(2))
-    with pytest.raises(ValueError, match=r"\[1, 2\]: expected \[3, M\]"):
+    with pytest.raises(ValueError, match=r"expected class_values \[3, M\], but got shape \[1, 2\]"):
         client_in_run_values(
             torch.ones(1, 2),
             slopes,

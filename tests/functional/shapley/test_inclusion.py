@@ -79,5 +79,5 @@ def test_importance_probabilities_refuses_wrong_cohorts_and_weights():
             torch.tensor([1.0, float("nan"), -1.0]),
             1,
         )
-    with pytest.raises(ValueError, match="expected \\[n\\]"):
+    with pytest.raises(ValueError, match="expected weights \\[n\\]"):
         importance_probabilities(torch.ones(2, 2), 1)

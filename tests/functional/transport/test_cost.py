@@ -35,7 +35,7 @@ def test_class_means_and_deviations_equal_numpys_per_class():
 def test_classes_without_statistics_are_refused():
     x, y = make_labeled(4)
     statistics = class_statistics(x, y)
-    with refused(r"classes \[1\] are not.*statistics"):
+    with refused(r"classes \[1\] are missing.*statistics"):
         statistics.index(torch.tensor([0, 1]))
 
 
@@ -95,7 +95,7 @@ def test_cost_of_invalid_samples_raises_with_their_count():
     not_finite[4, 0] = torch.inf
     invalid_pairs = {
         "2 of 40 rows": (not_finite, x2),
-        "3 features and x2 has 2": (x, x2[:, :2]),
+        "3 features, but x2 has 2": (x, x2[:, :2]),
         "x2 is empty": (x, x2[:0]),
         "Flatten": (x.long(), x2),
     }

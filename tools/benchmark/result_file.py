@@ -124,11 +124,3 @@ class ResultFile:
 
 def _settings_in(first_line: str) -> dict[str, str]:
     return dict(json.loads(first_line.removeprefix("# ")))
-
-
-def stored_settings(path: Path) -> dict[str, str]:
-    """Read the settings of a file of results. Empty if there is no file."""
-    if not path.is_file():
-        return {}
-    first_line, *_lines = whole_lines(path)
-    return _settings_in(first_line)
