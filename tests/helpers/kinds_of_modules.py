@@ -73,30 +73,6 @@ def persisting() -> dict[str, Any]:
 # ---- networks
 
 
-class AverageOfWeights:
-    def __init__(self, net: nn.Module):
-        self.weights = copies_of(net.parameters())
-
-    def update(self, net: nn.Module) -> Tensor:
-        """Follow the weights, and return the squared distance to them."""
-        distance = torch.zeros(())
-        for average, weight in zip(self.weights, net.parameters()):
-            average.lerp_(weight.detach(), 0.2)
-            difference = weight - average
-            distance = distance + difference.square().sum()
-        return distance
-
-
-class NearItsAverage(Base):
-    def __init__(self):
-        super().__init__()
-        self.average = AverageOfWeights(self.net)
-
-    def training_step(self, batch, batch_idx):
-        distance = self.average.update(self.net)
-        return self.loss(batch) + 0.05 * distance
-
-
 class WithTeacher(Base):
     """Its teacher follows it, in a list and so beside its weights."""
 
@@ -319,7 +295,6 @@ class WeightWhileValidating(Base):
 
 
 KINDS: dict[str, Kind] = {
-    "an average of weights in an attribute": Kind(NearItsAverage),
     "a teacher in a list": Kind(
         WithTeacher,
         outcome="by company",
