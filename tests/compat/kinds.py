@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from typing import Any
 
 import lightning as L
 import torch
@@ -10,7 +9,7 @@ from compat.base import Kind, Sets, Small, make_images
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from helpers import make_generator, tasks
 from helpers.models import sgd
@@ -191,45 +190,6 @@ class ManualAccumulation(tasks.Regression):
         return loss
 
 
-class Carried(tasks.Kind):
-    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.LSTM(1, 8, batch_first=True)
-        self.head = nn.Linear(8, 1)
-        self.state: Any = None
-
-    def on_train_epoch_start(self):
-        self.state = None
-
-    def _run(self, batch, state) -> tuple[Tensor, Any]:
-        x, y = batch
-        out, state = self.net(x, state)
-        return nn.functional.mse_loss(self.head(out), y), state
-
-    def training_step(self, batch, batch_idx):
-        loss, state = self._run(batch, self.state)
-        self.state = tuple(part.detach() for part in state)
-        return loss
-
-    def loss(self, batch):
-        return self._run(batch, None)[0]
-
-
-def _series() -> Sets:
-    """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
-    starts = torch.rand(60, 1, generator=make_generator())
-    times = torch.arange(13) / 13
-    wave = torch.sin(6 * (starts + times))[..., None]
-    inputs = wave[:, :-1]
-    targets = wave[:, 1:]
-    train = TensorDataset(inputs[:48], targets[:48])
-    val = TensorDataset(inputs[48:], targets[48:])
-    return Sets(train, val)
-
-
 # ---- modules that use much of what a LightningModule may
 
 
@@ -377,7 +337,6 @@ KINDS = {
     "several-val-loaders": make_task_kind(tasks.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
     "dictionaries": make_task_kind(tasks.Glue, logged="loss_all"),
     "next-character": make_task_kind(tasks.LanguageModel, logged="val/perplexity"),
-    "carried-lstm-state": Kind(Carried, _series),
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(make_images().train, *make_images().val)),
     "dataloader-iter": Kind(Fetches, make_images),
     "odd-parts": Kind(Odd, make_images),

@@ -29,13 +29,6 @@ class RateByRound(Small):
         self.optimizers().param_groups[0]["lr"] *= 0.5
 
 
-class ShrinksByRound(Small):
-    """Changes its weights when a round begins."""
-
-    def on_train_epoch_start(self):
-        shrink_head(None, self)
-
-
 class PlateauByStep(Small):
     """Halves its rate after each batch that is no better than the best before it."""
 
@@ -105,7 +98,6 @@ AS_BY_HAND = {
     ),
     "together": make_small_kind(gradient_clip_val=0.1, accumulate_grad_batches=3),
     "rate-by-round": make_small_kind(RateByRound),
-    "weights-by-round": make_small_kind(ShrinksByRound),
     "weights-by-a-callback": make_small_kind(
         Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink_head)
     ),
