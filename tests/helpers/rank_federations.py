@@ -322,19 +322,6 @@ def two_clients() -> Case:
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
-def one_excluded() -> Case:
-    """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
-    loop = FederatedLoop(
-        FedAvg(weighting="uniform"),
-        {"cost": CommunicationCost()},
-        client_algorithm=SCAFFOLD(),
-        uploads=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
-        filters=[OutlierFilter(exclude=True)],
-        seed=3,
-    )
-    return loop, Plain(network(), plain_sgd), make_five_clients(), {}
-
-
 def by_a_logged_value() -> Case:
     """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
     ranks share five clients and 32 coalitions out unequally."""
@@ -388,7 +375,7 @@ RANK_CASES: dict[str, Callable[[], Case]] = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
-        kept_momentum, adam_with_steps, kept_values, two_clients, one_excluded, by_a_logged_value,
+        kept_momentum, adam_with_steps, kept_values, two_clients, by_a_logged_value,
         broken_rank, colluders, hospital_tables,
     )
 }  # fmt: skip
