@@ -1,6 +1,5 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
-import copy
 import random
 from functools import partial
 
@@ -10,15 +9,13 @@ from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 
 from flsv import ClientEvaluation
-from flsv.aggregation import FedAdam
 from flsv.federation import FederatedLoop
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
-from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import FEATURES, toy_data
-from helpers.fits import assert_resumes, fit, state_vector
-from helpers.models import Plain, network
+from helpers.fits import assert_resumes, fit
+from helpers.models import Plain
 
 
 class Masked(Plain):
@@ -186,47 +183,6 @@ def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):
         fit(FederatedLoop(seed=1), tmp_path, BankOfEpoch(), rounds=1)
 
 
-class FrozenBody(Plain):
-    """A trained head on a frozen body, with constants."""
-
-    def __init__(self):
-        super().__init__(network(batch_norm=False))
-        self.net[0].requires_grad_(False)
-        self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
-        self.register_buffer("tenths_of_rounds", torch.zeros(1))
-
-    def forward(self, x):
-        return self.net(x - self.mean)
-
-    def training_step(self, batch, batch_idx):
-        num_rounds = 1 + self.trainer.current_epoch
-        self.tenths_of_rounds.fill_(0.1 * num_rounds)  # the same at all clients
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"aggregator": FedAdam()},
-        {"personalizer": FedAMP()},
-    ],
-)
-def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
-    module = FrozenBody()
-    initial_state = copy.deepcopy(module.state_dict())
-    loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
-
-    data = toy_data((4, 1, 2, 3, 3))
-    fit(loop, tmp_path, module, data, rounds=3)
-
-    state = module.state_dict()
-    for name in ("net.0.weight", "net.0.bias", "mean"):
-        assert torch.equal(state[name], initial_state[name]), name
-    expected_tenths = torch.full((1,), 0.1 * 3)
-    assert torch.equal(module.tenths_of_rounds, expected_tenths)
-    assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
-
-
 class OneLogit(Plain):
     """A binary classifier as many are written: one logit, [B] or [B, 1]."""
 
@@ -258,42 +214,6 @@ def test_module_with_one_logit_is_refused(tmp_path, loop, asking, squeeze):
     data = toy_data(server_val=0.2)
     with refused(match):
         fit(FederatedLoop(**loop), tmp_path, module, data)
-
-
-def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatch):
-    """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
-
-    class Restless(Plain):
-        def __init__(self):
-            super().__init__(network(dropout=0.5))
-            self.register_buffer("calls", torch.zeros(()))
-
-        def on_train_start(self):
-            self.net[1].eval()  # a frozen BatchNorm
-            self.modes = [layer.training for layer in self.modules()]
-            self.calls_before = float(self.calls)
-            self.generator_state = torch.get_rng_state()
-
-        def forward(self, x):
-            self.calls += 1
-            return self.net(x) + 1e-3 * torch.rand(1)
-
-    runs = []
-    for tried in (True, False):
-        with monkeypatch.context() as patch:
-            if not tried:
-                patch.setattr("flsv.engines.scoring.try_forward", lambda *_: None)
-            module = Restless()
-            torch.manual_seed(5)
-            loop = FederatedLoop(**EVERY, seed=1)
-            fit(loop, tmp_path, module, toy_data())
-            runs.append((module, state_vector(module)))
-
-    (tried, tried_model), (untried, untried_model) = runs
-    assert tried.modes == untried.modes
-    assert tried.calls_before == untried.calls_before
-    assert torch.equal(tried.generator_state, untried.generator_state)
-    assert torch.equal(tried_model, untried_model)
 
 
 @pytest.fixture(scope="module")
@@ -351,53 +271,11 @@ def test_sparse_parameters_are_refused_by_name(tmp_path):
         fit(FederatedLoop(seed=1), tmp_path, module)
 
 
-class WithHiddenLayers(Plain):
-    """Compiled or not, with a dropout that is off in evaluation and buffers."""
-
-    def __init__(
-        self,
-        compile_layers,
-    ):
-        super().__init__()
-        torch.manual_seed(2)
-        layers = nn.Sequential(
-            nn.Linear(FEATURES, FEATURES),
-            nn.BatchNorm1d(FEATURES),
-            nn.Dropout(0.3),
-        )
-        self.layers = compile_layers(layers)
-
-    def forward(self, x):
-        return self.net(self.layers(x))
-
-
-def test_scripted_layers_train_as_the_same_layers_in_python(tmp_path):
-    modules = [WithHiddenLayers(nn.Sequential), WithHiddenLayers(torch.jit.script)]
-    state_vectors = []
-    for number, module in enumerate(modules):
-        folder = tmp_path / str(number)
-        module_after_fit = fit(FederatedLoop(seed=1), folder, module)
-        state_vectors.append(state_vector(module_after_fit))
-
-    in_python, scripted = state_vectors
-    torch.testing.assert_close(scripted, in_python)
-
-
 class WithNestedTensor(Plain):
     def __init__(self):
         super().__init__()
         tensors = [torch.ones(2), torch.ones(3)]
         self.parts = torch.nested.nested_tensor(tensors)
-
-
-class WithSavedGraph(Plain):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
-
-    def forward(self, x):
-        neighbours = torch.sparse.mm(self.graph, x.T)
-        return self.net(neighbours.T)
 
 
 class WithMetaTensor(Plain):
@@ -422,7 +300,7 @@ class WithOtherClassifier(Plain):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "kind",
-    [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+    [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
 )
 def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, plain, kind):
     module = fit(FederatedLoop(seed=1), tmp_path, kind())

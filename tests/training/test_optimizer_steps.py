@@ -424,15 +424,6 @@ def make_module_with_public_sam():
     return ComputesGradientBeforeTheStep(make_optimizer, stepped_by="public")
 
 
-def test_sam_step_by_a_gradient_computed_before_it_is_that_of_sam(tmp_path):
-    module = make_module_with_public_sam()
-    make_sam = NESTED["sam"]
-
-    fit(make_seeded_loop(), tmp_path, module)
-
-    assert_as_by_hand(module, fedavg_by_hand(make_sam))
-
-
 def test_sam_step_by_a_gradient_computed_before_it_is_refused_by_fedprox(tmp_path):
     """FedProx changes the gradients of a step, and not one that was computed before."""
     module = make_module_with_public_sam()
