@@ -104,25 +104,6 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     assert loop.contributions["cosine"].equal(values)
 
 
-def test_a_resumed_run_without_rounds_writes_nothing(tmp_path):
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
-    loop = make_loop_without_coalitions()
-    fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
-    files = read_files(tmp_path / "run")
-
-    with warns("2 rounds are run already"):
-        fit(
-            make_loop_without_coalitions(),
-            tmp_path / "run",
-            make_module(),
-            make_three_clients(),
-            rounds=ROUNDS,
-            ckpt_path=tmp_path / "checkpoints/last.ckpt",
-        )
-
-    assert read_files(tmp_path / "run") == files
-
-
 @pytest.mark.slow
 def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path):
     at_once = make_loop()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
@@ -313,22 +313,6 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
 
     torch.testing.assert_close(state_vector(federated), state_vector(alone))
     assert source.level == 1.0
-
-
-def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
-    class MakesHead(Net):
-        def setup(self, stage):
-            data = self.trainer.datamodule
-            num_inputs = data.input_shape[1]
-            self.net = nn.Linear(num_inputs, self.classes())
-
-        def classes(self):
-            return self.trainer.datamodule.num_classes
-
-    module = MakesHead()
-    data = FederatedDataModule(Users(), IIDPartitioner(3))
-    fit(module, data, tmp_path, rounds=1)
-    assert module.net.out_features == 5
 
 
 # ---- what training changes in it is a client's
