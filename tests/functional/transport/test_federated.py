@@ -72,30 +72,17 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     assert distances[-1] >= exact * (1 - 1e-5)
 
 
-@pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(support, p):
-    x, x2 = make_gaussians(5, m=100, m2=80)
+@pytest.mark.parametrize("p", [1, 2])
+def test_servers_distance_is_the_sum_of_both_ways(p):
+    x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
-
-    distances = play(client, server, support=support, rounds=8)
-
-    assert server.gamma is not None
-    assert server.gamma.shape == (support, 5)
-    exact = wasserstein_distance(x, x2, p)
-    assert all(distance > exact for distance in distances)
-
-
-def test_servers_distance_is_the_sum_of_both_ways():
-    x, x2 = make_gaussians(4, m=60, m2=50)
-    client = TransportClient(x)
-    server = TransportServer(x2)
     gamma = server.start(20, make_generator())
 
     for _ in range(3):
         answer, distance = client.answer(gamma)
-        assert_close(distance, wasserstein_distance(x, gamma))
-        to_server = wasserstein_distance(gamma, x2)
+        assert_close(distance, wasserstein_distance(x, gamma, p))
+        to_server = wasserstein_distance(gamma, x2, p)
         gamma = server.step(answer, distance)
         assert_close(server.distance, distance + to_server)
 

@@ -1,7 +1,5 @@
 """Dual potentials against POT, and the values of samples made of them."""
 
-import warnings
-
 import numpy as np
 import ot
 import pytest
@@ -136,15 +134,6 @@ def test_calibrated_gradient_equals_fedbarys_equation_11():
     assert_close(calibrated_gradient(f), expected)
     assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
     assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
-
-
-def test_potentials_that_converge_do_not_warn():
-    x, _ = make_labeled(0, m=40)
-    x2, _ = make_labeled(1, m=25)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        debiased_potential(x, x2, blur=0.01)
 
 
 def test_features_and_labels_parts_sum_to_the_whole_value():
