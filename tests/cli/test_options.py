@@ -77,10 +77,6 @@ SLIPS = [
         "error: --model.optimizer.lr: expected a number, got abc.\n",
     ),
     (
-        f"{FIT} --data.partitioner.num_clients five",
-        "error: --data.partitioner.num_clients: expected a whole number, got five.\n",
-    ),
-    (
         f"{FIT} --federation.optimizer_state keep",
         "--federation.optimizer_state: expected 'reset' or 'persist', got keep.\n",
     ),
@@ -97,7 +93,6 @@ SLIPS = [
     ("retrain elsewhere", "Runs are in lightning_logs/version_0."),
     ("report . --budget 10 --currency EURO", "three letters, such as EUR"),
     ("report . --rule zeros", "Did you mean zero?"),
-    ("report . --budgt 10", "Did you mean --budget or"),
     ("fti --config quickstart", "Did you mean fit?"),
     (f"{FIT} --data.source my_run", "Did you mean my_runs?"),
     (f"{FIT} --model.network_args.hiden [32]", "the network has no such option"),

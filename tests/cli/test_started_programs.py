@@ -61,7 +61,6 @@ PYTHON = shlex.quote(sys.executable)
 #: As a notebook runs cells, of whose classes there is no file.
 CELLS = """for cell in open("train.py").read().split("\\n\\n\\n"): exec(cell)"""
 COMMANDS = {
-    "without a terminal": f"nohup {PYTHON} train.py > output.log 2>&1",
     "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
     "in cells": f"{PYTHON} -c '{CELLS}' > output.log 2>&1",
 }

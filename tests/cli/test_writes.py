@@ -96,14 +96,6 @@ def test_command_writes_only_what_it_says(command, project_copy):
     assert bool(new_files) == (permitted != "nothing")
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
-def test_evaluation_leaves_the_files_of_the_run_as_they_are(command, project_copy):
-    files = digests_of_files(project_copy)
-    assert main([command, *EVALUATE.split()]) == 0
-    assert files.items() <= digests_of_files(project_copy).items()
-
-
 @pytest.mark.fast_rows("TensorBoardLogger")
 def test_fit_without_a_folder_leaves_the_users_configuration(project_copy, capsys):
     files = digests_of_files(project_copy)
