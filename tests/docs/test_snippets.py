@@ -181,11 +181,3 @@ def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(algor
     page = docs_site.algorithm_page(algorithm)
     num_blocks = pages.run_page(page, run=run_and_listen)
     assert num_blocks == 2 * len(algorithm.configs)
-
-
-def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages():
-    page = docs_site.generated_pages()["reference/what_crosses.md"]
-    assert "| `fedce` | `start`, `leave_self_out` | `update`, `leave_self_out` |" in page
-    assert "| `separate` | `start` | nothing |" in page
-    assert {"fedavg", "fedadam", "pfedsv"} < DOCUMENTED.keys()
-    assert "value" not in DOCUMENTED
