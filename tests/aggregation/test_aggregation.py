@@ -14,11 +14,9 @@ from flsv.aggregation import (
     Bucketing,
     DivergenceWeighted,
     FedAvg,
-    FedAvgM,
     FedCE,
     FedNova,
     FedYogi,
-    GeometricMedian,
     ServerOptimizer,
     ShapFedWA,
     ShapleySoftmax,
@@ -178,14 +176,6 @@ def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_pa
     assert loop.round_index == 0
 
 
-def test_geometric_median_of_identical_models_is_that_model():
-    round = make_round([0, 1, 2], [1, 1, 2])
-    round.client_vectors[:] = 1.0
-    vector, weights = GeometricMedian().aggregate(round, {})
-    assert torch.equal(vector, torch.ones(8))
-    assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
-
-
 # ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
 
 
@@ -282,14 +272,6 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
     monkeypatch.setattr("flsv.aggregation.fedopt.ENTRIES_PER_PIECE", 3)
 
     assert all(map(torch.equal, stepped(), whole))
-
-
-def test_server_optimizer_begins_every_fit_with_empty_moments():
-    aggregator = FedAvgM()
-    result = run_rounds(aggregator)
-    aggregator.begin(None)
-    assert torch.equal(run_rounds(aggregator), result)
-    assert not torch.equal(run_rounds(aggregator), result)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])

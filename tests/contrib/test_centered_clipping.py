@@ -97,17 +97,6 @@ def test_statistics_are_averages_with_the_clients_weights():
     assert vector[NUM_PARAMETERS:].tolist() == pytest.approx(expected.tolist())
 
 
-def test_one_client_moves_the_step_by_no_more_than_its_share_of_the_radius():
-    far_model = [1e30, 1.0, 0.0, 1.0]
-    round = make_round([far_model, START, START], num_samples=[1, 1, 1])
-    aggregator = started_aggregator(CenteredClipping(radius=3.0))
-
-    vector, _ = aggregator.aggregate(round, {})
-
-    # A third of the samples, times the radius of 3.
-    assert vector[0] - START[0] == pytest.approx(1.0)
-
-
 def test_discarded_aggregate_leaves_no_step_to_continue_from():
     round = make_round(MODELS, num_samples=[1, 1, 1])
     aggregator = started_aggregator(CenteredClipping(radius=3.0))

@@ -126,17 +126,6 @@ def test_fedcm_equals_its_algorithm_by_hand(
     assert direction.norm() > 0.1
 
 
-def test_fedcm_is_fedavg_where_a_step_is_all_gradient(tmp_path):
-    models = []
-    for name, algorithm in (("fedcm", FedCM(alpha=1)), ("fedavg", None)):
-        loop = FederatedLoop(client_algorithm=algorithm, seed=SEED)
-        module = Plain(network(), sgd)
-        fit(loop, tmp_path / name, module, make_data(UNEQUAL), rounds=2)
-        models.append(module.net)
-
-    assert_same_state(*models)
-
-
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
 def test_fedcm_refuses_an_alpha_out_of_range(alpha):
     with refused("alpha"):

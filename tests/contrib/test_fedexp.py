@@ -70,23 +70,6 @@ def make_parameters(vector: np.ndarray, statistics: bool = False) -> Tensor:
     return torch.tensor(vector[:NUM_PARAMETERS])
 
 
-def aggregate_weights(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Tensor:
-    return FedExP().weights(make_round(models, num_samples), {})
-
-
-@pytest.mark.parametrize(
-    ("models", "num_samples", "shares"),
-    [
-        (AGREE, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
-        (AGREE[:1], [4], [1.0]),
-        ([START, START], [1, 3], [0.25, 0.75]),
-    ],
-    ids=["equal updates", "one client", "no updates"],
-)
-def test_fedexp_is_fedavg_where_updates_agree(models, num_samples, shares):
-    assert aggregate_weights(models, num_samples).tolist() == pytest.approx(shares)
-
-
 @pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*model_is_kept", "*moves_little", "*resumes")
 @parametrize_with_checks([FedExP()])
 def test_fedexp_passes_the_checks_of_aggregators(check):

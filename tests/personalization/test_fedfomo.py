@@ -194,24 +194,3 @@ def test_fedfomo_downloads_by_affinity_alone_once_epsilon_has_decayed():
     rounds_after_decay = range(4, 200)  # 0.4 / 0.1 = 4 rounds
 
     assert frequencies_of_downloads(personalizer, rounds_after_decay)[1] == 1
-
-
-class LogsItsLoss(Plain):
-    """Logs the cross-entropy under another name than flsv's."""
-
-    def validation_step(self, batch, batch_idx):
-        self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
-
-
-@pytest.mark.slow
-def test_fedfomo_by_a_logged_loss_equals_the_default(tmp_path):
-    values_of_runs = []
-    for measure in ({}, {"performance": "my/loss", "mode": "min"}):
-        personalizer = FedFomo(num_downloads=2, **measure)
-        entries = record_calls(personalizer)
-        loop = FederatedLoop(personalizer=personalizer, seed=3)
-        fit(loop, tmp_path, LogsItsLoss(), make_data(), rounds=2)
-        values_of_runs.append([round.peer_values for round, *_ in entries])
-
-    for values, values_by_log in zip(*values_of_runs):
-        assert_close(values, values_by_log, rtol=1e-3, atol=1e-4, equal_nan=True)

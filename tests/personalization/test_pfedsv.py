@@ -128,31 +128,6 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
         assert is_evaluated
 
 
-def test_pfedsv_downloads_the_peers_with_a_positive_score_once_all_are_known():
-    relevance = torch.full((4, 4), nan)
-    relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    clients = [Judged(i, lambda v: 0.5) for i in range(4)]
-
-    _, round = play_round(
-        begin_method(4, PFedSV()),
-        clients,
-        random_models(4),
-        relevance,
-        index=1,
-    )
-
-    assert round.peer_values[0].isnan().tolist() == [
-        False,
-        True,
-        False,
-        True,
-    ]
-    assert round.downloaded.tolist() == [
-        (1 + 1) * SPACE.size,
-        *[(1 + 3) * SPACE.size] * 3,
-    ]
-
-
 def test_pfedsv_with_a_shared_extractor_downloads_heads():
     vectors = random_models(3)
     accuracy = closeness(vectors[1])

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.aggregation import CGSV, ShapFedWA
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
@@ -29,9 +28,8 @@ from flsv.personalization import (
     PFedHN,
     ShapFedPersonalizer,
     SparsifiedReward,
-    Standalone,
 )
-from flsv.sampling import FixedCohort, UniformSampler
+from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.data import toy_data, toy_sets
 from helpers.fits import client_tensors, fit
@@ -120,10 +118,6 @@ def test_heurfedamp_attention_equals_numpys():
     expected = (1 - self_weight) * powers / powers.sum(1, keepdims=True)
     np.fill_diagonal(expected, self_weight)
     assert_allclose(attention, expected)
-
-
-def test_heurfedamp_attention_of_a_client_alone_is_all_its_own():
-    assert HeurFedAMP().attention(torch.ones(1, 2)).tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("amp", [FedAMP(2.0, 5.0), HeurFedAMP(0.6, 5.0)])
@@ -406,19 +400,3 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
             rtol=1e-5,
             atol=1e-5,
         )
-
-
-def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path):
-    personalizer = Standalone()
-    module = Plain()
-    sampler = FixedCohort([0])
-    order = iter([0, 0, 1, 2])
-    sampler.sample = lambda *_, **__: torch.tensor([next(order)])
-    loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
-    entries = record_calls(personalizer, lambda round, *_: round.matrix.starts[0])
-    initial = ParameterSpace(module).read(module)
-
-    fit(loop, tmp_path, module, rounds=4)
-
-    is_initial = [torch.equal(model, initial) for _, model, _, _ in entries]
-    assert is_initial == [True, False, True, True]
