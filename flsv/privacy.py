@@ -73,25 +73,25 @@ def _dp_accounting() -> ModuleType:
         import dp_accounting  # slow to import, and an optional dependency
     except ImportError as error:
         raise ConfigurationError(
-            "epsilon comes from the dp-accounting package (0.6 or later), which cannot be imported. "
+            "epsilon is computed by the package dp-accounting (0.6 or later), which cannot be imported. "
             "Install it: pip install 'dp-accounting>=0.6'."
         ) from error
     return dp_accounting
 
 
-#: Number of entries of a vector that get their noise at a time.
+#: Number of elements of a vector to which noise is added at a time.
 BLOCK_SIZE = 2**18
 #: Bits of a double-precision number's mantissa.
 _MANTISSA_BITS = 53
 
 
 def add_secret_noise(vector: Tensor, scale: float, key: bytes) -> None:
-    """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise follows from ``key``, which
-    must be used once only.
+    """Add normal noise of standard deviation ``scale`` to a vector, in place. The noise is derived from ``key``, which
+    must be used only once.
     """
-    # torch's generators use 32 bits of their seed on the CPU, so that an attacker can try all streams, and compute
-    # the rest of one seen where the update is 0. Here SHAKE-256 (FIPS 202) of the key gives the bits. Sums of rounded
-    # numbers reveal more than sums of real ones (Mironov, CCS 2012), so noise of 53 bits is added in double
+    # torch's generators use 32 bits of their seed on the CPU. An attacker could try all seeds, and compare the noise
+    # with the sent numbers where the update is 0. So the bits come from SHAKE-256 (FIPS 202) of the key. Sums of
+    # rounded numbers reveal more than sums of real numbers (Mironov, CCS 2012), so noise of 53 bits is added in double
     # precision, and only the sum is rounded.
     for number, block in enumerate(vector.split(BLOCK_SIZE)):
         block_key = key + number.to_bytes(8, "big")
@@ -130,24 +130,24 @@ class GaussianPrivacy(PrivateUpload):
     client, and grows with the rounds in which the client took part. Rare participation does not lower it further (no
     amplification by sampling), because the server sees the cohorts.
 
-    **What leaves a client.** The noised update, and what follows from it and from public settings: the number of
-    samples, the number of steps that they take, and the update's size. If training fails or the model is not finite,
-    the update is 0 before noise is added, and looks like any other. Components by which clients would send more are
-    refused, and so are personalizers whose clients send nothing.
+    **What leaves a client.** The noised update, the number of samples, the number of steps, and the update's size. If
+    training fails or the model is not finite, the update is 0 before noise is added, and cannot be distinguished from
+    others. Components by which clients would send more raise an error, and so do personalizers whose clients send
+    nothing.
 
-    **Where the noise comes from.** In a simulation it follows from the run's seed, so anyone who knows the seed can
-    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it. The
-    generator's key is a hash of the site's secret, the server's whole message, the site's stored state and the update
-    itself. Two different updates never have the same noise, and an update that is requested twice has the same noise
-    twice. Epsilon then holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
+    **Where the noise comes from.** In a simulation it is drawn from the run's seed, so anyone who knows the seed can
+    subtract it. At a site (:mod:`flsv.engines.remote`) a cryptographic generator draws it. The generator's key is a
+    hash of the site's secret, the server's whole message, the site's stored state and the update itself. Different
+    updates never have the same noise, and an update that is requested twice has the same noise twice. Epsilon then
+    holds against a server that cannot break SHA-256, and up to the rounding of numbers of 53 bits.
 
-    **Effect on contributions.** Metrics' values are soon noise, too (``docs/results/privacy_contributions.md``). A
-    ``FederatedLoop`` warns of this.
+    **Effect on contributions.** Values of metrics contain much noise, too (``docs/results/privacy_contributions.md``).
+    A ``FederatedLoop`` warns of this.
 
     Args:
         clip: C, the largest Euclidean norm of an update, in the unit of the weights.
-        noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. With 0 updates are clipped
-            only, which guarantees nothing.
+        noise_multiplier: :math:`\sigma`, the noise's standard deviation divided by ``clip``. With 0 updates are only
+            clipped, which gives no privacy guarantee.
         delta: the probability that epsilon does not hold, in (0, 1). It should be far below 1 / (number of clients).
         max_epsilon: the largest epsilon of a client. Training stops when another round would exceed it. None: no limit.
 
@@ -180,8 +180,8 @@ class GaussianPrivacy(PrivateUpload):
             while gaussian_epsilon(sufficient_noise, 1, delta) > max_epsilon:
                 sufficient_noise *= 2
             raise ConfigurationError(
-                f"{self!r}: one round has epsilon = {epsilon_of_round:.4g} already. Raise noise_multiplier, such as to "
-                f"{rounded_up(sufficient_noise)}, or max_epsilon."
+                f"{self!r}: the first round already has epsilon = {epsilon_of_round:.4g}, which is above max_epsilon. "
+                f"Raise noise_multiplier, for example to {rounded_up(sufficient_noise)}, or max_epsilon."
             )
 
     #: Updates are differences from the global model, since a client's own start point is private.
@@ -195,7 +195,7 @@ class GaussianPrivacy(PrivateUpload):
 
         protected = self._clipped(update)
         if self.noise_multiplier:
-            # Of the update, too: a site that trains again may compute another one, such as from changed data.
+            # The key depends on the update: a site that trains again may compute another one, as from changed data.
             key = hmac.digest(context.secret, digest(update), "sha256")
             add_secret_noise(protected, self.noise_multiplier * self.clip, key)
         return protected
@@ -215,13 +215,13 @@ class GaussianPrivacy(PrivateUpload):
         return protected
 
     def _clipped(self, update: Tensor) -> Tensor:
-        # In float32 the norm of 25 million entries would be 0.1 % too small.
+        # In float32 the norm of 25 million elements would be 0.1 % too small.
         norm = vector_norm(update, dtype=torch.float64).item()
         if not 0 < norm < math.inf:
             return torch.zeros_like(update)
         factor = min(1.0, self.clip / norm)
         clipped = update * factor
-        while vector_norm(clipped, dtype=torch.float64) > self.clip:  # by rounding
+        while vector_norm(clipped, dtype=torch.float64) > self.clip:  # because of rounding
             factor *= 1 - torch.finfo(update.dtype).eps
             clipped = update * factor
         return clipped
@@ -238,16 +238,16 @@ class GaussianPrivacy(PrivateUpload):
         return bisect_right(range(1, 10**9), self.max_epsilon, key=self.epsilon)
 
     def check(self, space: ParameterSpace) -> None:
-        """Check that noise can be added to every entry of the module's vectors, which ``space`` describes.
+        """Check that noise can be added to every element of the module's vectors, which ``space`` describes.
 
         Raises:
             ConfigurationError: the module has floating-point buffers, and noise is added.
         """
         if self.noise_multiplier and space.size > space.num_parameters:
             raise ConfigurationError(
-                f"{self!r} adds noise to all that a client shares, and the module shares buffers, such as "
-                f"{space.names[-1]!r}, that do not bear it: a running variance turns negative. Replace BatchNorm by "
-                "GroupNorm, or leave it out."
+                f"{self!r} adds noise to everything that a client shares, but noise is not possible for buffers such "
+                f"as {space.names[-1]!r}: a running variance would become negative. Replace BatchNorm by GroupNorm, or "
+                "remove it."
             )
 
 

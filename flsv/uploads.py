@@ -1,4 +1,4 @@
-"""Upload transformations: changes that a client makes to its update before it sends it. Attacks and privacy are such.
+"""Upload transformations: changes that a client makes to its update before it sends it, such as attacks and privacy.
 
 **Compression with error feedback** (Seide et al., Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD
 and other Gradient Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d the error e, the sum of
@@ -52,15 +52,15 @@ class UploadContext:
     Args:
         client: the client's id.
         num_clients: number of clients of the federation.
-        num_parameters: number of leading entries of the update that are parameters. The rest are buffers.
+        num_parameters: number of leading elements of the update that are parameters. The rest are buffers.
         round_index: the round, from 0.
         seed: the run's seed.
         state: tensors by name that the client keeps between rounds. Upload transformations may change them.
         position: index of the transformation in the loop's list ``uploads``.
         start_sent: whether the server itself sent the model that the client started from.
         start: the model ``[P]`` from which the client started its training. None if it is not known.
-        secret: key of the noise that protects the client, which only the client knows. Every message of the server and
-            every stored state of the client has another key. If empty, as in a simulation, the noise follows from
+        secret: key of the noise that protects the client, which only the client knows. It differs between the server's
+            messages and between the client's stored states. If empty, as in a simulation, the noise is drawn from
             ``seed``.
     """
 
@@ -76,15 +76,14 @@ class UploadContext:
     secret: bytes = field(default=b"", repr=False)
 
 
-#: See :attr:`Upload.place`.
-_PLACE_OF_PRIVACY = 1
+_PLACE_OF_PRIVACY = 1  # see Upload.place
 
 
 class Upload(ValidatedArguments, ABC):
     """Base class of upload transformations, which change a client's update before it is sent.
 
-    They are attacks, noise and compression. After a client's training, :meth:`apply` of each of the loop's ``uploads``
-    is called at the client, one after the other.
+    After a client's training, :meth:`apply` of each of the loop's ``uploads`` is called at the client, one after the
+    other.
 
     Attributes:
         reference: the model that is subtracted from the trained model to get the update: ``"start"``, the one from
@@ -92,8 +91,8 @@ class Upload(ValidatedArguments, ABC):
     """
 
     reference: Literal["start", "global"] = "start"
-    #: Rank in the list of uploads. Attacks (0) come first, then privacy (1) before compression, so that the noise is
-    #: compressed, too. Then come all others (2), and collusion (3), since colluders see the updates that would be sent.
+    #: Rank in the list of uploads: attacks (0), privacy (1), compression (2), which also compresses the noise, and
+    #: collusion (3), since colluders see the updates that would be sent.
     place: ClassVar[int] = 2
 
     @abstractmethod
@@ -112,12 +111,12 @@ class Upload(ValidatedArguments, ABC):
         """
         return before
 
-    def tell(self, name: str, value: float, context: UploadContext) -> float:
+    def report(self, name: str, value: float, context: UploadContext) -> float:
         """Return the number that the client reports instead of the true ``value``. By default ``value``.
 
         Args:
-            name: name of the number: ``"loss"``, the training loss. ``"score"`` or ``"gain"``, the score or the gain in
-                score of a model on the client's validation samples.
+            name: name of the number: ``"loss"`` is the training loss, ``"score"`` the score of a model on the client's
+                validation samples, and ``"gain"`` the difference of two such scores.
             value: the true number.
             context: the client and the round.
         """
@@ -132,7 +131,7 @@ class Upload(ValidatedArguments, ABC):
 
 
 class PrivateUpload(Upload):
-    """Base class of differential privacy's noise, which all that leaves a client must have.
+    """Base class of the noise of differential privacy, which everything that leaves a client must have.
 
     Attributes:
         noise_multiplier: the noise's standard deviation divided by the update's largest norm. 0 adds none.
@@ -190,27 +189,27 @@ def check_uploads(uploads: Sequence[Upload], personalizer: object) -> None:
     """Check that ``uploads`` are in the order attacks, privacy, compression, collusion, and work with a personalizer.
 
     Raises:
-        ConfigurationError: the order is another one, privacy occurs twice or is no :class:`PrivateUpload`, or clients
+        ConfigurationError: the order is wrong, privacy occurs twice or is not a :class:`PrivateUpload`, or clients
             that do not start from the global model would collude.
     """
     for transformation in uploads:
         if isinstance(transformation, JointUpload) and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(uploads=[{transformation!r}], personalizer={personalizer!r}): colluders need updates "
-                "that all start from the global model. Leave one of them out."
+                f"FederatedLoop(uploads=[{transformation!r}], personalizer={personalizer!r}): a collusion needs "
+                "updates that all start from the global model. Remove one of the two."
             )
         is_placed_as_privacy = transformation.place == _PLACE_OF_PRIVACY
         if is_placed_as_privacy and not isinstance(transformation, PrivateUpload):
             raise ConfigurationError(
-                f"{transformation!r} stands where privacy's noise does: derive it from flsv.uploads.PrivateUpload, so "
-                f"that nothing else leaves a client. Other uploads have place = {Upload.place}."
+                f"{transformation!r} has place = {_PLACE_OF_PRIVACY}, which is for differential privacy. Derive its "
+                f"class from flsv.uploads.PrivateUpload, or set place = {Upload.place}."
             )
     places = [transformation.place for transformation in uploads]
     num_private_uploads = places.count(_PLACE_OF_PRIVACY)
     if places != sorted(places) or num_private_uploads > 1:
         raise ConfigurationError(
             f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression, then "
-            "collusion. Epsilon does not hold for noise that is added before an attack or after compression."
+            "collusion. Epsilon does not hold if noise is added before an attack or after compression."
         )
 
 
@@ -233,8 +232,8 @@ def upload(
     Returns:
         The model ``[P]`` that the server receives, and its size in transmission.
     """
-    num_entries = vector.numel()
-    traffic = Traffic(num_entries, float(num_entries * vector.element_size()))
+    num_elements = vector.numel()
+    traffic = Traffic(num_elements, float(num_elements * vector.element_size()))
     context = replace(context, start=initial_model)
     position = 0
     for reference, group in groupby(uploads, key=attrgetter("reference")):
@@ -247,7 +246,7 @@ def upload(
             sent = transformation.apply(sent, context)
             traffic = transformation.traffic(traffic, sent, context)
             position += 1
-        if sent is not update:  # without a change the model stays the same to the bit
+        if sent is not update:  # an unchanged model stays bitwise identical
             vector = torch.add(origin, sent)
     return vector, traffic
 
@@ -255,7 +254,7 @@ def upload(
 def sanitize_report(
     uploads: Sequence[Upload], context: UploadContext, name: str, value: float
 ) -> float:
-    """Return the number that a client reports instead of ``value``, by :meth:`Upload.tell` of all ``uploads``.
+    """Return the number that a client reports instead of ``value``, by :meth:`Upload.report` of all ``uploads``.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)
@@ -263,17 +262,17 @@ def sanitize_report(
     """
     for position, transformation in enumerate(uploads):
         context = replace(context, position=position)
-        value = transformation.tell(name, value, context)
+        value = transformation.report(name, value, context)
     return value
 
 
 class Compression(Upload):
     """Base class of compression methods.
 
-    After a client's training :meth:`compress` replaces its update by a compressed one, and :meth:`size` gives the bytes
-    that this takes. Subclasses override both. If a loop has several compressions, the size is the last one's. The
-    server adds the compressed update to the model that it sent. So compression is refused if clients continue from
-    models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
+    After a client's training :meth:`compress` replaces its update by a compressed one, and :meth:`size` returns its
+    size in bytes. Subclasses override both. If a loop has several compressions, the size is that of the last. The
+    server adds the compressed update to the model that it sent. So compression raises an error if clients continue
+    from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
 
     Args:
         error_feedback: whether a client stores the part of an update that it did not send, one number per parameter,
@@ -293,22 +292,22 @@ class Compression(Upload):
         """
 
     @abstractmethod
-    def size(self, entries: int, entry_bytes: int) -> Traffic:
+    def size(self, num_parameters: int, parameter_bytes: int) -> Traffic:
         """Return the traffic, in numbers and in bytes, that one compressed update takes.
 
         Args:
-            entries: N, the number of parameters.
-            entry_bytes: number of bytes of one parameter without compression.
+            num_parameters: N, the number of parameters.
+            parameter_bytes: number of bytes of one parameter without compression.
         """
 
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         if not context.start_sent:
             raise ConfigurationError(
-                f"{self!r} compresses a client's step away from the model that the server sent it, and client "
-                f"{context.client} started from one that the server did not send. Leave the compression out, or use "
-                "a personalizer whose models the server knows."
+                f"{self!r} compresses the difference between a client's model and the model that the server sent, but "
+                f"client {context.client} started from a model that the server did not send. Remove the compression, "
+                "or use a personalizer whose models the server sends."
             )
-        # With the position, two compressions of one client have errors of their own.
+        # The position separates the errors of two compressions of one client.
         error_name = f"upload.{context.position}.error"
         parameters = update[: context.num_parameters]
         buffers = update[context.num_parameters :]
@@ -318,29 +317,28 @@ class Compression(Upload):
         generator = generator_for(context.seed, *generator_path)
         compressed = self.compress(parameters, generator)
         if self.error_feedback:
-            # What is not sent in this round is added in the next.
             context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         buffers = len(sent) - context.num_parameters
-        whole = Traffic(buffers, float(buffers * sent.element_size()))
-        return self.size(context.num_parameters, sent.element_size()) + whole
+        uncompressed = Traffic(buffers, float(buffers * sent.element_size()))
+        return self.size(context.num_parameters, sent.element_size()) + uncompressed
 
 
-#: Number of bytes of an entry's index.
+#: Number of bytes of an element's index.
 INDEX_BYTES = 4
 
 
 class TopK(Compression):
-    """Compression to the k = ceil(share N) entries of largest magnitude among all N parameters.
+    """Compression to the k = ceil(share N) elements of largest magnitude among all N parameters.
 
-    An entry is sent as its value and an index of 4 bytes.
+    An element is sent as its value and an index of 4 bytes.
 
     Args:
-        share: the share of entries that are sent, in (0, 1]. Above 1/2 they take more bytes than the whole update.
+        share: the share of elements that are sent, in (0, 1]. Above 1/2 they take more bytes than the whole update.
         error_feedback: whether a client adds the part that it did not send to the update of its next round, see
-            :class:`flsv.uploads.Compression`. Without it small entries are never sent.
+            :class:`flsv.uploads.Compression`. Without it small elements are never sent.
 
     Raises:
         ConfigurationError: the share is out of range.
@@ -348,7 +346,7 @@ class TopK(Compression):
     Example:
         >>> TopK(share=0.5).compress(torch.tensor([1.0, -3.0, 2.0, 0.0]), torch.Generator())
         tensor([ 0., -3.,  2.,  0.])
-        >>> TopK(share=0.5).size(entries=4, entry_bytes=4)
+        >>> TopK(share=0.5).size(num_parameters=4, parameter_bytes=4)
         Traffic(numbers=4, bytes=16.0)
     """
 
@@ -363,9 +361,9 @@ class TopK(Compression):
         largest = update.abs().topk(count, sorted=False).indices
         return torch.zeros_like(update).index_copy_(0, largest, update[largest])
 
-    def size(self, entries: int, entry_bytes: int) -> Traffic:
-        count = self._num_sent(entries)
-        return Traffic(2 * count, float(count * (entry_bytes + INDEX_BYTES)))
+    def size(self, num_parameters: int, parameter_bytes: int) -> Traffic:
+        count = self._num_sent(num_parameters)
+        return Traffic(2 * count, float(count * (parameter_bytes + INDEX_BYTES)))
 
-    def _num_sent(self, entries: int) -> int:
-        return math.ceil(self.share * entries)
+    def _num_sent(self, num_parameters: int) -> int:
+        return math.ceil(self.share * num_parameters)

@@ -1,4 +1,4 @@
-"""A Trainer that shows another data module than the one from which its loaders come."""
+"""Makes a Trainer's ``datamodule`` another one than the data module that makes its loaders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from flsv.utilities.reachable import find_generators
 from flsv.utilities.seeding import kept_generators
 
-#: Types of objects in which no generator of the data is looked for.
+#: Types of objects that are not searched for random generators of the data.
 _TYPES_WITHOUT_DATA = (Tensor, np.ndarray, L.Trainer, L.LightningModule, L.Callback)
-#: The random generators to which data modules refer, which are looked for once.
+#: The random generators to which data modules refer, found once.
 _generators_by_data: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 class _LoadersOf(_DataLoaderSource):
-    """Source of loaders that calls its own data module. Lightning's calls the one that the Trainer shows."""
+    """Source of loaders that calls its own data module. Lightning's source calls ``trainer.datamodule``."""
 
     def dataloader(self) -> Any:
         if isinstance(self.instance, L.LightningDataModule):
@@ -46,7 +46,7 @@ def show_data_module(
     data: L.LightningDataModule,
     shown: Any,
 ) -> None:
-    """Show the data module ``shown`` to modules, callbacks and hooks of a Trainer. ``data`` makes its loaders."""
+    """Set ``shown`` as the data module that modules, callbacks and hooks see. ``data`` still makes the loaders."""
     untyped_trainer: Any = trainer
     loops: list[Any] = [
         trainer.fit_loop,
@@ -75,9 +75,8 @@ def data_of(trainer: L.Trainer) -> Any:
 
 
 def kept_data_generators(trainer: L.Trainer) -> AbstractContextManager[None]:
-    """Restore at the end of a context the random generators of a Trainer's data, which a hook may advance by reading a
-    loader or a data set.
-    """
+    """Return a context that restores the random generators of a Trainer's data at its end. A hook may advance them by
+    reading a loader or a data set."""
     data = data_of(trainer)
     if data is None:
         return kept_generators([])

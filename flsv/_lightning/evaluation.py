@@ -1,4 +1,4 @@
-"""Batches of a fit as its module gets them, on its device."""
+"""Converts batches to the form in which a fit's module gets them, on its device."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _PLATEAU_KEY = "plateau_values"
 
 
 class Rounds:
-    """The rounds of a federation, which a :class:`FederatedFitLoop` runs in the place of Lightning's epochs."""
+    """The rounds of a federation, which a :class:`FederatedFitLoop` runs instead of Lightning's epochs."""
 
     def begin_round(self) -> None:
         """Prepare the next round, before any of its hooks is called."""
@@ -47,7 +47,7 @@ class Rounds:
 
 
 class _Memory(L.Callback):
-    """Callback of the loop. Its class is no user's: a module's own callbacks are found by their classes."""
+    """Callback that calls ``remember`` at the end of each epoch, before all other callbacks."""
 
     def __init__(self, remember: Callable[[], None]) -> None:
         self._remember = remember
@@ -57,10 +57,10 @@ class _Memory(L.Callback):
 
 
 class FederatedFitLoop(_FitLoop):
-    """Lightning's fit loop, in which an epoch is a round. Its own epoch runs for each client and local epoch.
+    """Lightning's fit loop, in which an epoch is a round. Lightning's own epoch runs for each client and local epoch.
 
     Attributes:
-        has_begun_round: whether the hooks of the round's start have run, which are not called again for a checkpoint's
+        has_begun_round: whether the hooks at the round's start have run. They are not called again for a checkpoint's
             epoch.
         is_in_round: whether a round is unfinished.
     """
@@ -73,11 +73,11 @@ class FederatedFitLoop(_FitLoop):
     _first_batch_index = 0
 
     def __init__(self, trainer: L.Trainer, rounds: Rounds) -> None:
-        # Lightning's own state, in the place of a new one.
+        # This loop takes over Lightning's state.
         self.__dict__.update(trainer.fit_loop.__dict__)
         self._rounds = rounds
         self._delayed_hooks: list[Callable[[], Any]] = []
-        # A checkpoint's values for schedulers, until these are stepped.
+        # Values from a checkpoint for plateau schedulers, until these are stepped.
         self._plateau_values: dict[int, Tensor] = {}
         self._undo = [PatchedAttributes([(trainer, "fit_loop", self)])]
 
@@ -106,7 +106,7 @@ class FederatedFitLoop(_FitLoop):
         self._undo.append(PatchedAttributes(changes))
 
     def give_back(self) -> None:
-        """Give the Trainer its own loop back, with the progress of this one."""
+        """Restore the Trainer's own loop, with the progress of this one."""
         while self._undo:
             self._undo.pop().restore()
         lightnings_state = vars(self.trainer.fit_loop)
@@ -115,12 +115,12 @@ class FederatedFitLoop(_FitLoop):
 
     @property
     def round_loader(self) -> Any:
-        """The round's CohortLoader. Before the first round it is None. ``trainer.train_dataloader`` is another."""
+        """The round's CohortLoader, None before the first round. ``trainer.train_dataloader`` is a different loader."""
         combined_loader = self._combined_loader
         return None if combined_loader is None else combined_loader.iterables
 
     def take_loaders_from(self, make_loader: Callable[[], Any]) -> Callable[[], None]:
-        """Take each round's loader from a function. Return what undoes it."""
+        """Get each round's loader from ``make_loader``. Return a function that undoes this."""
         source = RoundSource(self._data_source.instance, make_loader)
         patches = PatchedAttributes([(self, "_data_source", source)])
         return patches.restore
@@ -131,11 +131,11 @@ class FederatedFitLoop(_FitLoop):
         return [result.meta.name for result in results.values() if result.meta.fx == hook]
 
     def leave(self, loader: Any) -> None:
-        """Let the Trainer have ``loader`` as its train dataloader after the fit, in the place of the last round's."""
+        """Set ``loader`` as the Trainer's train dataloader after the fit, instead of the last round's."""
         if self._combined_loader is not None:
             self._combined_loader = CombinedLoader(loader, "max_size_cycle")
 
-    # ---- a round, in the place of an epoch
+    # ---- a round instead of an epoch
 
     def on_advance_start(self) -> None:
         progress: Any = self.epoch_progress.total
@@ -143,8 +143,8 @@ class FederatedFitLoop(_FitLoop):
         self.has_begun_round = False
         self._step_plateaus()
         self._rounds.begin_round()
-        # Lightning calls the hooks of the epoch's start, which may save a checkpoint. It counts the epoch as started,
-        # unless it only ends the epoch of a checkpoint.
+        # Lightning calls the hooks at the epoch's start, which may save a checkpoint. It counts the epoch as started,
+        # except if it only ends the epoch of a checkpoint.
         self.is_in_round = True
         super().on_advance_start()
         self._has_stepped_plateaus = False
@@ -181,11 +181,11 @@ class FederatedFitLoop(_FitLoop):
     ) -> None:
         """Train on all batches that the train dataloader yields now. ``is_last``: it is the round's last epoch.
         ``is_idle``: they are :class:`IdleBatch` only."""
-        # Read while `advance` runs: by `_end_batch` and `_save`, and by `_step_if_due`.
+        # These are read by `_end_batch`, `_save` and `_step_if_due` while `advance` runs.
         self._is_last_epoch = is_last
         self._is_idle = is_idle
 
-        # The dataloader yields other batches now. These lines replace Lightning's `setup_data`, which would make a new
+        # The dataloader now yields other batches. These lines replace Lightning's `setup_data`, which would make a new
         # loader and take longer.
         trainer: Any = self.trainer
         fetcher: Any = self._data_fetcher
@@ -205,7 +205,7 @@ class FederatedFitLoop(_FitLoop):
         for hook in delayed_hooks:
             hook()
 
-    # ---- checkpoints, which hold what lies between two rounds
+    # ---- checkpoints, which hold the state between two rounds
 
     def remember(self) -> None:
         """Store Lightning's progress when a round is complete."""
@@ -224,7 +224,7 @@ class FederatedFitLoop(_FitLoop):
             state["state_dict"].pop(_PLATEAU_KEY, None)  # the schedulers have been stepped
             return state
         loop = deepcopy(super().state_dict(*args, **kwargs))
-        # What has begun counts as done: between two rounds nothing is left to repeat.
+        # Between two rounds, epochs and batches that have started count as completed.
         for part in ("total", "current"):
             epochs = loop["epoch_progress"][part]
             epochs["started"] = epochs["ready"]
@@ -312,21 +312,21 @@ class FederatedFitLoop(_FitLoop):
         if "callbacks" in checkpoint:  # otherwise the checkpoint holds weights only
             states = checkpoint["callbacks"]
             for key, state in self._callback_states.items():
-                # As Lightning, which lists no callback without a state.
+                # Lightning does not list callbacks without a state, either.
                 if state or key in states:
                     states[key] = deepcopy(state)
             checkpoint.update(deepcopy(self._optimizer_states))
         for name in self._data_state.keys() & checkpoint.keys():
             checkpoint[name] = deepcopy(self._data_state[name])
 
-    # ---- what Lightning does once a round
+    # ---- hooks that run once a round
 
     def _end_batch(
         self,
         lightnings_end: Callable[..., None],
         fetcher: Any,
     ) -> None:
-        # As Lightning ends a batch, except that validation waits for the end of the round.
+        # A batch ends as in Lightning, except that validation is delayed to the end of the round.
         trainer = self.trainer
         is_last_batch = self.epoch_loop.batch_progress.is_last_batch
         if is_last_batch and self._is_last_epoch:
@@ -338,7 +338,7 @@ class FederatedFitLoop(_FitLoop):
             lightnings_end(fetcher)
             return
 
-        # After a client's other epochs nothing is validated, as with a limit of 0 batches.
+        # There is no validation after a client's other epochs, as with a limit of 0 batches.
         limit_before = trainer.limit_val_batches
         trainer.limit_val_batches = 0
         try:
@@ -372,9 +372,9 @@ class FederatedFitLoop(_FitLoop):
 def _copy_state(state: Any, owner: str) -> Any:
     try:
         return deepcopy(state)
-    except Exception as error:  # RecursionError, and whatever an object's own __deepcopy__ raises
+    except Exception as error:  # an object's own __deepcopy__ may raise any error
         raise ConfigurationError(
-            f"the state_dict of {owner} cannot be copied ({type(error).__name__}), and a checkpoint saved within a "
-            "round has to hold the one of the round's start. Let it return plain values and tensors: no modules, "
-            "functions or open files."
+            f"the state_dict of {owner} cannot be copied ({type(error).__name__}), but a checkpoint saved within a "
+            "round must hold the state from the round's start. Return only plain values and tensors from state_dict, "
+            "not modules, functions or open files."
         ) from error

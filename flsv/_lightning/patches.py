@@ -1,4 +1,4 @@
-"""A trainer's callbacks, and attributes of it and its loggers that are replaced for the length of a fit."""
+"""A trainer's callbacks, and attributes of a trainer and its loggers that are replaced during a fit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Patch = tuple[Any, str, Any]
 """An object, the name of an attribute, and the attribute's new value."""
 
 CONFIGURE_HOOK = "configure_optimizers"
-#: Lightning's name of the epoch in what it logs, here of the round.
+#: Lightning's name of the epoch in logs, which is the round here.
 ROUND_NAME = "epoch"
-#: Lightning's callbacks that only watch a run or end it. Their hooks change neither the module, nor its optimizer, nor
-#: a batch: they are allowed while rows of a batched model train, and left out when a coalition is trained alone.
+#: Lightning's callbacks that only watch or end a run. Their hooks do not change the module, its optimizer or batches,
+#: so they are allowed while a batched model trains, and excluded when a coalition is trained alone.
 WATCHERS = (
     Checkpoint,
     DeviceStatsMonitor,
@@ -45,7 +45,7 @@ WATCHERS = (
     ThroughputMonitor,
     Timer,
 )
-#: In the place of the original value: the instance has none, and its class has a method of this name.
+#: Stands for the original value if the instance has none and its class has a method of this name.
 _INHERITED = object()
 
 
@@ -56,7 +56,7 @@ class PatchedAttributes:
         self._originals = []
         for owner, name, _ in changes:
             original = getattr(owner, name)
-            # A method belongs to its class: set on the instance instead, it would be copied and pickled with it.
+            # A method is restored by deleting the instance's attribute, which would else be copied and pickled with it.
             if inspect.isroutine(original) and name not in vars(owner):
                 original = _INHERITED
             self._originals.append((owner, name, original))
@@ -73,9 +73,10 @@ class PatchedAttributes:
 
 
 class LastCallback(L.Callback):
-    """Callback that does something once, after the last of a fit's hooks, which is the module's ``teardown``.
+    """Callback that calls ``action`` once, after the last of a fit's hooks, which is the module's ``teardown``.
 
-    It is made while callbacks are torn down, and becomes the last of them. So none of them sees the patched module.
+    It is made while callbacks are torn down, and becomes the last of them, so that no other callback sees the patched
+    module.
     """
 
     def __init__(self, trainer: L.Trainer, action: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class LastCallback(L.Callback):
         patch = PatchedAttributes([(pl_module, "teardown", tear_down_and_act)])
 
     def remove(self) -> None:
-        """Leave the trainer's callbacks."""
+        """Remove this from the trainer's callbacks."""
         if self in self._callbacks:
             self._callbacks.remove(self)
 
@@ -139,12 +140,12 @@ def find_loop(callbacks: Iterable[object]) -> Any:
         >>> find_loop([])
         Traceback (most recent call last):
         ...
-        flsv.utilities.errors.ConfigurationError: the Trainer has no FederatedLoop: add one to its callbacks.
+        flsv.utilities.errors.ConfigurationError: the Trainer has no FederatedLoop. Add one to its callbacks.
     """
     for callback in callbacks:
         if is_loop(callback):
             return callback
-    raise ConfigurationError("the Trainer has no FederatedLoop: add one to its callbacks.")
+    raise ConfigurationError("the Trainer has no FederatedLoop. Add one to its callbacks.")
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def put_metric_states(states: list[MetricState]) -> None:
 
 
 def round_axis_patch(trainer: L.Trainer) -> Patch:
-    """Return the patch ``(object, name, value)`` with which loggers plot all that is logged over rounds."""
+    """Return the patch ``(object, name, value)`` with which loggers use the round as the step of all values."""
     connector = trainer._logger_connector
     log_metrics: Callable[..., None] = connector.log_metrics
 
@@ -199,7 +200,7 @@ def round_axis_patch(trainer: L.Trainer) -> Patch:
             step = None
         log_metrics({ROUND_NAME: round_index, **metrics}, step=step)
         if ROUND_NAME not in metrics:
-            # It is for loggers, and not among trainer.logged_metrics.
+            # It is only for loggers, not for trainer.logged_metrics.
             connector._logged_metrics.pop(ROUND_NAME, None)
 
     # Lightning's own step, of batches, is not used.
@@ -209,7 +210,7 @@ def round_axis_patch(trainer: L.Trainer) -> Patch:
         if metrics:
             log_over_rounds(metrics)
         elif not is_of_batch:
-            # Lightning saves loggers only if it has logged. A killed run would lose the curves that flsv has logged.
+            # Lightning saves loggers only if it has logged values. Without this a killed run would lose flsv's curves.
             for logger in trainer.loggers:
                 logger.save()
 
@@ -235,29 +236,29 @@ def no_profiling_patches(trainer: L.Trainer) -> list[Patch]:
 
 def property_patch(
     trainer: L.Trainer,
-    answers: Mapping[str, Callable[[], Any]],
+    getters: Mapping[str, Callable[[], Any]],
 ) -> Patch:
-    """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``answers``,
-    except where they return None."""
+    """Return a patch ``(object, name, value)`` that replaces a Trainer's properties by the functions ``getters``,
+    except if they return None."""
     trainer_class = type(trainer)
     properties = {}
-    for name, answer in answers.items():
+    for name, getter in getters.items():
         original = getattr(trainer_class, name)
-        properties[name] = _property_with_answer(trainer, original, answer)
+        properties[name] = _property_with_getter(trainer, original, getter)
     patched_class = type(trainer_class.__name__, (trainer_class,), properties)
     return trainer, "__class__", patched_class
 
 
-def _property_with_answer(
+def _property_with_getter(
     trainer: L.Trainer,
     original: Any,
-    answer: Callable[[], Any],
+    getter: Callable[[], Any],
 ) -> property:
-    """Return a property that is ``answer()`` for this trainer, or Lightning's where that is None."""
+    """Return a property that is ``getter()`` for this trainer, or Lightning's value if that is None."""
 
     def get(self: L.Trainer) -> Any:
         if self is trainer:
-            value = answer()
+            value = getter()
             if value is not None:
                 return value
         return original.fget(self)

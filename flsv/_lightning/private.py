@@ -1,4 +1,4 @@
-"""What other packages of flsv need of Lightning that has no public name, and the public way that is missing."""
+"""Private functions and attributes of Lightning that other packages of flsv need, since public ones do not exist."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from torch import nn
 
-#: Launcher that starts a script once for each rank. A strategy of one's own has no public one.
+#: Launcher that starts a script once for each rank. Lightning has no public launcher for user-defined strategies.
 SubprocessLauncher = _SubprocessScriptLauncher
-#: Attributes that Lightning and torch set on a module. No public list tells them from the user's.
+#: Attributes that Lightning and torch set on a module. There is no public list of them.
 ATTRIBUTES_OF_MODULES = frozenset(
     {
         "_current_fx_name",
@@ -33,28 +33,28 @@ def trainer_of(module: nn.Module) -> Any:
 
 
 def hook_of(module: L.LightningModule) -> str | None:
-    """Return the name of the module's hook that Lightning is in. It has no public name."""
+    """Return the name of the module's hook that Lightning runs now. There is no public attribute for it."""
     return module._current_fx_name
 
 
 def forget_compilation(attributes: dict[str, Any]) -> None:
-    """Remove Lightning's note that a module is compiled from its attributes. It goes with the compiled module only."""
+    """Remove the mark of a compiled module from a copy's attributes, which belongs to the compiled module only."""
     if attributes.get("_compiler_ctx") is not None:
         attributes["_compiler_ctx"] = None
 
 
 def unwrapped(module: nn.Module) -> Any:
-    """Return the module in Fabric's wrapper. ``fabric.unwrap`` does not exist."""
+    """Return the module in Fabric's wrapper. There is no public ``fabric.unwrap``."""
     return _unwrap_objects(module)
 
 
 def detach_fabric(module: L.LightningModule) -> None:
-    """Keep what a module logs from the loggers of a Fabric, which cannot be taken from it in public."""
+    """Detach a module from its Fabric, so that its logs do not reach the Fabric's loggers."""
     module._fabric = None
 
 
 def attach(module: L.LightningModule, trainer: L.Trainer) -> None:
-    """Attach a Trainer that fits nothing to a module, as ``trainer.fit`` does for those that it fits."""
+    """Attach a Trainer that is not used for a fit to a module, as ``trainer.fit`` does."""
     unfitted: Any = trainer
     module._trainer = trainer
     unfitted._data_connector._datahook_selector = _DataHookSelector(module, None)

@@ -34,7 +34,7 @@ try:
 except ImportError:  # before Lightning 2.6
 
     class WeightAveraging(L.Callback):  # type: ignore[no-redef]  # stands in for the missing import
-        """Placeholder for Lightning's class of this name, which older versions lack."""
+        """Placeholder for Lightning's class of this name, which is missing in older versions."""
 
 
 def averaging_callback(callbacks: Iterable[L.Callback]) -> Any:
@@ -62,7 +62,7 @@ def averaged_weights(
         callback.on_validation_epoch_end(trainer, module)
 
 
-#: Methods of the callback that are replaced for the length of a fit; a subclass must not override them.
+#: Methods of the callback that are replaced during a fit. A subclass must not override them.
 REPLACED_METHODS = ("on_train_batch_end", "on_train_epoch_end")
 
 
@@ -90,7 +90,7 @@ class RoundAverage:
             (callback, "on_train_end", self._end_training_of_callback),
         ]
         rank_zero_info(
-            f"flsv: {type(callback).__name__} averages global models: a decay of it counts rounds."
+            f"flsv: {type(callback).__name__} averages global models, so its decay applies once per round."
         )
 
     def begin_round(self, trainer: L.Trainer) -> None:
@@ -118,18 +118,18 @@ class RoundAverage:
         if not is_due:
             return
 
-        # That an update is due is decided above. The callback would ask itself again.
+        # The callback would call should_update again.
         patches = PatchedAttributes([(callback, "should_update", lambda **_: True)])
         try:
-            # The callback updates only after its latest step, which may be one of another fit.
+            # The callback updates only after its latest step, which may belong to another fit.
             callback.load_state_dict({"latest_update_step": -1})
-            # An update of the round has neither outputs nor a batch, and any batch index.
+            # The callback does not read outputs, batch and index.
             self._original_batch_end(trainer, module, outputs=None, batch=None, batch_idx=0)
         finally:
             patches.restore()
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the global model back into the module, if failed validation left the average there."""
+        """Restore the module's global model if a failed validation has left the average in it."""
         if self._is_swapped:
             self._swap_models(module)
 
@@ -139,7 +139,7 @@ class RoundAverage:
         trainer: L.Trainer,
         module: L.LightningModule,
     ) -> Iterator[None]:
-        """Put the model that validation sees into the module, unless a validation has done so."""
+        """Put the averaged weights into the module within the context, unless a validation has done so."""
         if self._is_swapped:
             yield
             return
@@ -177,7 +177,7 @@ _REFUSAL_KEY = "flsv_refused"
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Checkpoint plugin that writes complete files only, and checks what it reads."""
+    """Checkpoint plugin that writes files completely or not at all, and checks the checkpoints that it reads."""
 
     def __init__(self, check: Check | None = None) -> None:
         self.check = check
@@ -196,7 +196,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Serialize in memory first: on a full disk torch.save hides the disk's error behind its own.
+        # The checkpoint is serialized in memory first, since on a full disk torch.save raises a misleading error.
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         with replacing(target) as file:
@@ -208,7 +208,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             checkpoint = super().load_checkpoint(path, *args, **kwargs)
         except FileNotFoundError:
             raise ConfigurationError(
-                f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out."
+                f"the checkpoint {path} does not exist. Name an existing file, or remove ckpt_path."
             ) from None
         except Exception as error:
             raise ConfigurationError(
@@ -216,7 +216,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
             ) from error
         if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
             raise ConfigurationError(
-                f"{path} is no checkpoint of a Trainer: it has no state_dict. Name one that is."
+                f"{path} is not a checkpoint of a Trainer, since it has no state_dict. Name a checkpoint."
             )
         if self.check is not None:
             self.check(checkpoint, path)
@@ -224,8 +224,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
 
 
 def install_checkpoint_io(trainer: L.Trainer, check: Check) -> None:
-    """Replace Lightning's default checkpoint plugin, but no plugin of the user, by one that calls ``check`` on what it
-    reads."""
+    """Replace Lightning's default checkpoint plugin by one that calls ``check`` on checkpoints that it reads. A plugin
+    of the user is not replaced."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) in (TorchCheckpointIO, DurableCheckpointIO):
         strategy.checkpoint_io = DurableCheckpointIO(check)
@@ -239,8 +239,8 @@ def mark_as_refused(
     """Mark a checkpoint as invalid, since ``failed_round`` has failed. A warning is then shown instead of writing
     it."""
     reason = (
-        f"{failed_round} has failed at the server, and metrics that have counted it would count it again in a run that "
-        "goes on from there. Resume from an earlier checkpoint."
+        f"{failed_round} has failed at the server, and metrics that have been updated by it would be updated twice in "
+        "a resumed run. Resume from an earlier checkpoint."
     )
     if not isinstance(trainer.strategy.checkpoint_io, DurableCheckpointIO):
         raise ConfigurationError(f"no checkpoint is saved: {reason}")
@@ -260,7 +260,7 @@ def _check_sums(path: Any) -> None:
 def _why(path: Any, error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
         return (
-            "it holds objects that may run code of their own when they are loaded. Where you trust whoever wrote it, "
-            "say weights_only=False."
+            "it holds objects that may run any code when they are loaded. If you trust its author, set "
+            "weights_only=False."
         )
-    return f"it is damaged, or something else ({type(error).__name__}). Name another."
+    return f"it is damaged or not a checkpoint ({type(error).__name__}). Name another file."

@@ -8,17 +8,11 @@ import lightning as L
 import torch
 from torch import Tensor
 
-#: Rounding may separate two trainings of a model by at most this many times the difference between the displacements of
-#: a training from the model and one from a nudged copy of it. Measured: 0.2 to 1.6 times with convolutions in TF32, for
-#: LeNet and a network with GroupNorm, with SGD, momentum and Adam, on MNIST and CIFAR-10, after 1 to 30 steps.
-NUDGE_FACTOR = 3.0
-#: Smallest relative change of the weights in a nudged copy; it is larger if the arithmetic rounds factors by more.
-SMALLEST_NUDGE = 1e-6
 #: Two models count as equal if their distance is at most this fraction of the norm of their start point.
 RELATIVE_TOLERANCE = 1e-6
 #: Largest relative difference between two results of an accelerator's kernels. TF32 rounds factors to 0.0005.
 MAX_ROUNDING = 0.01
-#: Smallest distance from the initial model that others are divided by.
+#: Smallest divisor for distances that are relative to the distance from the initial model.
 _SMALLEST_DIVISOR = 1e-12
 
 
@@ -31,27 +25,8 @@ class Rounding(NamedTuple):
 
     @property
     def run_tolerance(self) -> float:
-        """Return the distance up to which two runs' models count as equal, relative to how far training moved them."""
+        """Return the distance up to which models of two runs count as equal, relative to the length of the update."""
         return min(0.01, 10 * self.number)
-
-    def nudged(self, initial_model: Tensor) -> Tensor:
-        """Return the model ``[P]`` with every entry changed at random, by about a rounding error."""
-        generator = torch.Generator().manual_seed(0)  # the same on every device
-        noise = torch.randn(len(initial_model), generator=generator, dtype=initial_model.dtype)
-        relative_change = max(SMALLEST_NUDGE, self.unit) * noise.to(initial_model)
-        return initial_model * (1 + relative_change)
-
-    def largest_distance(
-        self,
-        initial_model: Tensor,
-        trained: Tensor,
-        nudged: Tensor,
-    ) -> Tensor:
-        """Return the largest distance that rounding can cause between trained models. ``nudged`` is trained from
-        :meth:`nudged` weights, ``trained`` from ``initial_model``."""
-        displacement = trained - initial_model
-        nudged_displacement = nudged - self.nudged(initial_model)
-        return NUDGE_FACTOR * (displacement - nudged_displacement).norm()
 
     def unexplained_distance(
         self,
@@ -59,15 +34,15 @@ class Rounding(NamedTuple):
         reference: Tensor,
         initial_model: Tensor,
     ) -> float | None:
-        """Return the distance of two models that should be equal, relative to the reference's from ``initial_model``.
-        None: rounding explains it."""
+        """Return the distance of two models that should be equal, relative to the distance of ``reference`` from
+        ``initial_model``. None: rounding can explain it."""
         model = model.double()
         reference = reference.double()
         initial_model = initial_model.double()
         if not reference.isfinite().all():
             if model.isfinite().equal(reference.isfinite()):
                 return None
-            return 1.0  # as far apart as training moves the model
+            return 1.0  # their distance is as large as the update
 
         distance = (model - reference).norm()
         path_length = (reference - initial_model).norm()
@@ -125,7 +100,7 @@ def tf32_of() -> list[str]:
         precision = getattr(settings, "fp32_precision", None)
         if precision is None:  # an earlier torch
             precision = "tf32" if backend.allow_tf32 else "ieee"
-        elif precision == "none":  # the setting of all operations holds
+        elif precision == "none":  # the setting for all operations applies
             precision = getattr(torch.backends, "fp32_precision", "ieee")
         if precision in ("tf32", "bf16"):
             operations.append(operation)

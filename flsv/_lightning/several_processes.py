@@ -17,12 +17,12 @@ from flsv._lightning.patches import Patch, PatchedAttributes
 #: Hooks that run once per epoch in every process, so that the values that they log are not merged.
 _HOOKS_WITHOUT_CLIENTS = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
 
-#: Arguments of ``results.log`` that belong to this process: the batch gives Lightning its size.
+#: Arguments of ``results.log`` that are not sent to other processes.
 _ARGUMENTS_OF_PROCESS = ("batch_size", "sync_dist_fn", "reduce_fx")
 
 
 class Record(NamedTuple):
-    """A logged value: its place in the order of all values, the arguments of ``results.log``, the batch's size."""
+    """A logged value: its position among all values, the arguments of ``results.log``, and the batch's size."""
 
     position: int
     call: dict[str, Any]
@@ -71,7 +71,7 @@ class LoggedValues:
 
         batch_size = kwargs.get("batch_size") or self._results.batch_size
         reduction = kwargs.get("reduce_fx", torch.mean)
-        self._reductions[key] = reduction  # for this process, which has the function itself
+        self._reductions[key] = reduction  # the function itself, which cannot be sent
         # The call can be pickled, so that another process can repeat it.
         call = {
             "fx": hook,
@@ -116,7 +116,7 @@ class LoggedValues:
             self._results.pop(_result_key(record.call), None)
         for record in sorted(records_of_all, key=attrgetter("position")):
             self._log_again(record.call, record.batch_size)
-        # A single process would have the last step's value at this point, so every rank gets it, too.
+        # Every rank gets the value of the last step, as a single process would have it.
         logged_values = self._results.metrics(on_step=True)["callback"]
         self._connector._callback_metrics.update(logged_values)
 
@@ -125,7 +125,7 @@ class LoggedValues:
         call: dict[str, Any],
         batch_size: int | None,
     ) -> None:
-        """Log a value of any process in this one."""
+        """Log a value of any process in this process."""
         strategy = self._trainer.strategy
         arguments = {
             **call,
@@ -176,15 +176,15 @@ def _reduced(
     reduction = metric._reductions[name]
     if not callable(reduction):
         raise RuntimeError(
-            f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
-            "be put together from several processes. Log its values."
+            f"{type(metric).__name__} was logged as an object, but its state {name!r} has no reduction, so it cannot "
+            "be merged from several processes. Log its values instead."
         )
     stacked = torch.stack([value.to(metric.device) for value in values])
     if reduction.__name__ == "dim_zero_cat":
         return torch.cat(list(stacked))
     merged_value = reduction(stacked)
     if reduction.__name__ == "dim_zero_sum":
-        # Every process has begun at the default, which counts once.
+        # Every process has started from the default, which must be counted only once.
         default: Any = metric._defaults[name]
         num_extra_defaults = len(values) - 1
         merged_value = merged_value - num_extra_defaults * default.to(merged_value)
@@ -269,7 +269,7 @@ def idle_patches(trainer: L.Trainer) -> list[Patch]:
 
 
 def _except_idle_batch(step: Any) -> Any:
-    """Return a function that calls ``step`` for every batch but an :class:`IdleBatch`."""
+    """Return a function that calls ``step`` for every batch except an :class:`IdleBatch`."""
 
     def pass_by(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(batch, IdleBatch):

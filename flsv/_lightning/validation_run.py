@@ -40,7 +40,7 @@ _TRANSFER_HOOKS = (
     "transfer_batch_to_device",
     "on_after_batch_transfer",
 )
-#: Attributes that a copied Trainer has in common with the fit's.
+#: Attributes of a copied Trainer that return the values of the fit's Trainer.
 _SHOWN_ATTRIBUTES = (
     "train_dataloader",
     "val_dataloaders",
@@ -54,7 +54,7 @@ class StoredBatches:
     """Batches of one validation loader, read once and stored."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        # Clones: a slice of a data set would carry the whole data set into every copy.
+        # Tensors are cloned, since a view of a data set would copy the whole data set every time.
         self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
 
     def __iter__(self) -> Iterator[Any]:
@@ -77,7 +77,7 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
     limit: Any = trainer.limit_val_batches
     has_limit = isinstance(limit, int) and limit > 0
     stored_loaders = []
-    # The run's own validation reads them as if they had not been read.
+    # Generators are restored, so that the run's own validation reads the same batches.
     with kept_generators(generators_of(loaders)):
         for loader in list_loaders(loaders):
             limited_loader: Iterable[Any] = loader
@@ -93,7 +93,7 @@ def store_batches(trainer: L.Trainer, loaders: Any) -> list[StoredBatches]:
     has_batches = any(len(stored_loader) > 0 for stored_loader in stored_loaders)
     if not has_batches:
         raise ConfigurationError(
-            "there are no validation batches: models cannot be evaluated on nothing."
+            "models are evaluated on validation batches, but the validation loaders are empty. Add validation samples."
         )
     return stored_loaders
 
@@ -113,8 +113,8 @@ def _check_copies(stored_loaders: Sequence[StoredBatches]) -> None:
             next(iter(stored_loader), None)
     except Exception as error:
         raise ConfigurationError(
-            f"a validation batch cannot be copied ({error}), and every model is evaluated on batches of its own, "
-            "because a step may change them. Keep tensors with gradients and open files out of batches."
+            f"a validation batch cannot be copied ({error}), but every model is evaluated on copies of the batches, "
+            "because a step may change them. Remove tensors with gradients and open files from batches."
         ) from error
 
 
@@ -134,7 +134,7 @@ class ValidationRun:
         self.module = trainer_copy.lightning_module
         self._loaders = loaders
         self._trainer_copy = trainer_copy
-        # Validate on all stored batches, and on no training batches in their place.
+        # Validate on all stored batches, not on training batches.
         self._trainer_copy.limit_val_batches = 1.0
         self._trainer_copy.overfit_batches = 0.0
         inference_mode = trainer.fit_loop.epoch_loop.val_loop.inference_mode
@@ -145,7 +145,7 @@ class ValidationRun:
         """Run the validation, and return all logged values by name."""
         with validating(self._trainer), kept_data_generators(self._trainer):
             self._loop.run()
-        # The trainer's copy has the values as Lightning names them. `weighted_values` has those of several loaders.
+        # The trainer's copy has the values by Lightning's names. `weighted_values` has those of several loaders.
         logged_values = dict(self._trainer_copy._logger_connector._callback_metrics)
         for name, weighted_values in self._loop.weighted_values.items():
             if name not in logged_values:
@@ -153,8 +153,8 @@ class ValidationRun:
         return logged_values
 
     def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
-        """Yield ``validation_step``'s arguments for each batch, so that the caller calls it, and the loader's index,
-        None for a single loader."""
+        """Yield the arguments of ``validation_step``, which the caller calls, for each batch, and the loader's index
+        (None for a single loader)."""
         self.module.on_validation_model_eval()
         precision = self._trainer_copy.precision_plugin
         has_several_loaders = len(self._loaders) > 1
@@ -189,7 +189,7 @@ class _Loop(_EvaluationLoop):
             verbose=False,
             inference_mode=inference_mode,
         )
-        # The name of a hook is needed only if a module, as the instance, has the loaders.
+        # Lightning needs the name of a hook only if the instance is a module.
         self._data_source = _DataLoaderSource(instance=list(loaders), name="")
         self._loaders = loaders
         self.weighted_values = {}
@@ -217,9 +217,9 @@ def _weighted_mean(weighted_values: Sequence[tuple[Tensor, float]]) -> Tensor:
 
 
 def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
-    """Return a shallow copy of the trainer, without callbacks and loggers, to evaluate ``module`` in."""
-    # Lightning's private attributes: each object that refers to the trainer or the module, or that changes in a
-    # validation, is copied. The original then stays as it is.
+    """Return a shallow copy of the trainer, without callbacks and loggers, in which ``module`` is evaluated."""
+    # Every object in Lightning's private attributes is copied that refers to the trainer or the module, or that a
+    # validation changes, so that the original trainer does not change.
     trainer_copy: Any = copy.copy(trainer)
 
     # The strategy calls the module's steps.
@@ -228,11 +228,11 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     strategy = copy.copy(accelerator_connector.strategy)
     accelerator_connector.strategy = strategy
     strategy.connect(module)
-    # The ranks validate different models, in different numbers: no rank may wait for another. A strategy without ranks
-    # of its own is alone.
+    # The ranks validate different numbers of models, so no rank may wait for another. A strategy without the attribute
+    # `ranks` is alone.
     vars(strategy).pop("ranks", None)
 
-    # What hooks set on the data module is not the run's.
+    # Hooks may set attributes of the data module, which must not change the run's.
     data = getattr(trainer_copy, "datamodule", None)
     if data is not None:
         is_users_own = data is not data_of(trainer)
@@ -244,7 +244,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     data_connector.trainer = trainer_copy
     data_connector._datahook_selector = _DataHookSelector(module, trainer_copy.datamodule)
 
-    # What is logged, called or measured is the copy's alone.
+    # The copy has its own logs and profiler, and no callbacks.
     trainer_copy._logger_connector = _LoggerConnector(trainer_copy)
     trainer_copy.callbacks = []
     trainer_copy.loggers = [DummyLogger() for _ in trainer.loggers]
@@ -257,7 +257,7 @@ def copy_of_trainer(trainer: L.Trainer, module: L.LightningModule) -> Any:
     fit_loop.trainer = trainer_copy
     fit_loop.epoch_loop.trainer = trainer_copy
 
-    # Hooks see the loaders and the numbers of steps that they see in the fit.
+    # Hooks see the same loaders and numbers of steps as in the fit.
     getters = {name: partial(getattr, trainer, name) for name in _SHOWN_ATTRIBUTES}
     owner, name, patched_class = property_patch(trainer_copy, getters)
     setattr(owner, name, patched_class)
@@ -271,5 +271,7 @@ def logged_number(name: str, logged: Mapping[str, Any]) -> float:
     """Return the single number in ``logged`` under ``name``."""
     value = torch.as_tensor(logged[name])
     if value.numel() != 1:
-        raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")
+        raise ConfigurationError(
+            f"{name!r} is logged with shape {list(value.shape)}, but one number is expected."
+        )
     return float(value)

@@ -22,7 +22,7 @@ class Aggregator(Strategy):
     Args:
         server_lr: the server's learning rate: the next global model is x + server_lr (a - x), with x the global model
             and a the result of :meth:`aggregate`. Its buffers (BatchNorm's statistics) are those of a. The server
-            applies ``server_lr`` after :meth:`aggregate`. A subclass may leave this argument out. It is then 1.
+            applies ``server_lr`` after :meth:`aggregate`. It is 1 in subclasses without this argument.
 
     Raises:
         ConfigurationError: ``server_lr`` is not positive.
@@ -32,8 +32,8 @@ class Aggregator(Strategy):
     #: Whether the aggregator reads the clients' identities or numbers of steps, besides their models and numbers of
     #: samples.
     of_clients: ClassVar[bool] = False
-    #: Whether :meth:`aggregate` gives a center of the models that single models cannot move far, whatever vectors of P
-    #: entries take the models' place.
+    #: Whether :meth:`aggregate` returns a center that single models cannot move far. SCAFFOLD also calls it with
+    #: vectors ``[P]`` other than models.
     robust: bool = False
 
     def __init__(self, *, server_lr: Positive = 1.0) -> None:
@@ -55,8 +55,8 @@ class Aggregator(Strategy):
     def aggregate(self, round: Round, contributions: Contributions) -> tuple[Tensor, Tensor]:
         """Return the next global model ``[P]``, before ``server_lr`` applies, and the clients' weights ``[k]``.
 
-        The weights are those that reports show and metrics read. They need not sum to 1. What an aggregator remembers
-        is named in ``saved`` and assigned in ``end_round``, since the round may still fail.
+        Reports and metrics use these weights, which need not sum to 1. State of the aggregator is named in ``saved``
+        and assigned in ``end_round``, since the round may still fail.
         """
         weights = self.weights(round, contributions).to(round.client_vectors)
         return round.combine(weights), weights

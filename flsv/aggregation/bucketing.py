@@ -19,7 +19,7 @@ from flsv.utilities.declared import Count
 
 
 def _works_per_client(aggregator: Aggregator) -> bool:
-    """Return whether an aggregator works with each client's own steps, report or contribution."""
+    """Return whether an aggregator uses values of single clients, such as steps, reports or contributions."""
     if aggregator.metric or aggregator.of_clients:
         return True
     return bool(aggregator.sends or aggregator.reports)
@@ -35,12 +35,12 @@ class Bucketing(Aggregator):
 
     Args:
         aggregator: the aggregator that combines the means, such as :class:`flsv.aggregation.TrimmedMean`. An aggregator
-            that reads a metric, the clients' identities or their numbers of steps is refused, since a bucket has none
-            of these.
+            that reads a metric, the clients' ids or their numbers of steps raises an error, since a bucket has none of
+            these.
         size: number of clients in a bucket, s in the paper, which is 2 in most of its experiments.
 
     Raises:
-        ConfigurationError: an argument is out of range, or the aggregator is refused.
+        ConfigurationError: an argument is out of range, or the aggregator uses values of single clients.
 
     Example:
         >>> from flsv.aggregation import GeometricMedian
@@ -51,8 +51,8 @@ class Bucketing(Aggregator):
     rules = (
         (
             lambda arguments: not _works_per_client(arguments.aggregator),
-            "it works with every client's own steps, report or contribution, which a bucket has not. Give one that "
-            "looks at models only, such as TrimmedMean or GeometricMedian.",
+            "the aggregator uses values of single clients (steps, reports or contributions), which a bucket does not "
+            "have. Choose an aggregator that uses models only, such as TrimmedMean or GeometricMedian.",
         ),
     )
 
@@ -84,7 +84,7 @@ class Bucketing(Aggregator):
         num_clients = len(round)
         generator = round.generator("buckets")
         order = torch.randperm(num_clients, generator=generator).to(device)
-        # The first clients in this order are bucket 0, and so on.
+        # The first `size` clients of the permutation form bucket 0, and so on.
         bucket_of_client = torch.empty_like(order)
         bucket_of_client[order] = torch.arange(num_clients, device=device) // self.size
         sizes = torch.bincount(bucket_of_client)

@@ -57,7 +57,9 @@ class DivergenceWeighted(Aggregator):
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         if "label_divergence" not in round.reports:
-            raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
+            raise RuntimeError(
+                f"{self!r} needs the clients' label_divergence, but the round has no such report."
+            )
         divergence = round.reports["label_divergence"]
         return divergence_weights(
             round.num_samples,

@@ -40,7 +40,7 @@ class FedNova(Aggregator):
 
     Raises:
         ConfigurationError: before training: the optimizer is not SGD, or has Nesterov momentum or dampening, a client
-            algorithm changes the local steps, or clients are remote sites, whose numbers of steps nobody can count.
+            algorithm changes the local steps, or clients are remote sites, whose steps the server cannot count.
 
     Example:
         >>> FedNova()
@@ -61,14 +61,14 @@ class FedNova(Aggregator):
         is_one_sgd = optimizer_classes == [torch.optim.SGD]
         if not is_one_sgd or not _is_plain(groups):
             raise ConfigurationError(
-                f"{self!r} must know what a local step adds to an update: it needs one torch.optim.SGD, momentum "
-                f"or not, without nesterov and dampening, and the module configures {list(federation.optimizers)}."
+                f"{self!r} needs one torch.optim.SGD, with or without momentum, without nesterov and dampening, but "
+                f"the module configures {list(federation.optimizers)}."
             )
         algorithm = federation.strategies.get("client_algorithm")
         if algorithm is not None:
             raise ConfigurationError(
-                f"{self!r} divides by the number of plain SGD steps, and {algorithm!r} changes the steps. Leave "
-                "client_algorithm out."
+                f"{self!r} divides each update by the number of plain SGD steps, but client_algorithm={algorithm!r} "
+                "changes the steps. Remove client_algorithm."
             )
         self.momentum = float(groups[0]["momentum"])
 
@@ -77,7 +77,7 @@ class FedNova(Aggregator):
         shares = round.num_samples.double() / round.num_samples.sum()
         norms = step_norm(round.num_steps, self.momentum)
         mean_norm = (shares * norms).sum()
-        divisors = norms.clamp_min(1)  # without a step there is no update to weigh
+        divisors = norms.clamp_min(1)  # a client without steps has an update of zero
         return mean_norm * shares / divisors
 
 

@@ -24,7 +24,7 @@ class ServerOptimizer(FedAvg):
     Federated Optimization", ICLR 2021, Algorithm 1). Buffers have no gradient, and are averaged.
 
     The optimizer's state (momentum, moments) is saved in checkpoints, so that a resumed run is bitwise identical. The
-    optimizer's learning rate takes the place of ``server_lr``. The clients' updates, which metrics read, are the same
+    optimizer's learning rate replaces ``server_lr``. The clients' updates, which metrics read, are the same
     as with FedAvg. The round's ``server_vector`` and ``server_update`` include the optimizer's step.
 
     Args:
@@ -55,7 +55,7 @@ class ServerOptimizer(FedAvg):
             self._defaults = optimizer([torch.zeros(1)]).defaults
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"{type(self).__name__}: its optimizer cannot be made: {error}"
+                f"{type(self).__name__} could not construct its optimizer: {error}"
             ) from error
         self._moments: dict[Any, Any] = {}
         self._next_moments: dict[Any, Any] = {}
@@ -67,13 +67,13 @@ class ServerOptimizer(FedAvg):
         weights = self.weights(round, contributions).to(round.client_vectors)
         vector = round.combine(weights)  # its buffers are the next model's
         num_parameters = round.space.num_parameters
-        # Updates are measured from the global model, whatever model the clients started from: SGD with lr=1 is then
-        # FedAvg.
+        # Updates are measured from the global model, even if clients started from other models. Then SGD with lr=1 is
+        # the same as FedAvg.
         initial_models = [round.global_vector] * len(round)
         updates = ClientMatrix(round.client_vectors, initial_models)
 
-        # The optimizer steps from the global model. It changes `next_parameters` in place, which are the first entries
-        # of `vector`: a tensor of their own would need the memory of another model.
+        # The optimizer steps from the global model. It changes `next_parameters` in place, a view of `vector`, which
+        # saves the memory of another model.
         next_parameters = vector[:num_parameters]
         next_parameters.copy_(round.global_vector[:num_parameters])
         parameter = torch.nn.Parameter(next_parameters)
@@ -95,10 +95,10 @@ class ServerOptimizer(FedAvg):
         if type(self) is not ServerOptimizer:
             return super().__repr__()
         arguments = [f"{name}={value!r}" for name, value in self._defaults.items()]
-        # `optimizer` is a function: only what it returns tells the class.
+        # `optimizer` is a function. Call it to get the optimizer's class.
         optimizer = self.optimizer([torch.zeros(1)])
-        shown = f"{type(optimizer).__name__}({', '.join(arguments)})"
-        return f"ServerOptimizer({shown}, weighting={self.weighting!r})"
+        optimizer_text = f"{type(optimizer).__name__}({', '.join(arguments)})"
+        return f"ServerOptimizer({optimizer_text}, weighting={self.weighting!r})"
 
 
 class FedAvgM(ServerOptimizer):
@@ -132,8 +132,8 @@ class FedAvgM(ServerOptimizer):
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
 
-#: Number of entries that :class:`AdaptiveServer` updates at a time, to bound the memory of intermediate results.
-ENTRIES_PER_PIECE = 2**20
+#: Number of elements that :class:`AdaptiveServer` updates at a time, to bound the memory of intermediate results.
+CHUNK_SIZE = 2**20
 
 
 class FedAdam(ServerOptimizer):
@@ -144,7 +144,7 @@ class FedAdam(ServerOptimizer):
         beta1: decay of the moving average of updates, in [0, 1).
         beta2: decay of the moving average of squared updates, in [0, 1).
         tau: constant in the denominator of the step. The smaller, the more adaptive. It should be about the size of an
-            entry of the clients' mean update.
+            element of the clients' mean update.
         weighting: the clients' weights, see :class:`flsv.aggregation.FedAvg`.
 
     Raises:
@@ -232,16 +232,15 @@ class AdaptiveServer(Optimizer):
         gradient: Tensor,
         group: Mapping[str, Any],
     ) -> None:
-        """Move a parameter in place."""
         state = self.state[parameter]
         if not state:
             state["m"] = torch.zeros_like(parameter)
             state["v"] = torch.full_like(parameter, group["tau"] ** 2)
 
-        # In pieces, so that intermediate results do not need the memory of a model.
+        # Chunks are updated one by one, so that intermediate results do not need the memory of a model.
         tensors = (parameter, gradient, state["m"], state["v"])
-        pieces = [torch.atleast_1d(tensor).split(ENTRIES_PER_PIECE) for tensor in tensors]
-        for x, g, m, v in zip(*pieces):
+        chunks = [torch.atleast_1d(tensor).split(CHUNK_SIZE) for tensor in tensors]
+        for x, g, m, v in zip(*chunks):
             # m <- beta1 m - (1 - beta1) g
             m.lerp_(-g, 1 - group["beta1"])
             square = g.square()

@@ -67,7 +67,7 @@ class GeometricMedian(Aggregator):
         factors = (lengths.median() / lengths).nan_to_num(1)  # 0 / 0: all updates are 0
         clipped_weights = sample_shares * factors.clamp(max=1)
         center = weighted_mean(points, clipped_weights)
-        # What clipping takes from the clients' points, the global one gets.
+        # The weight that clipping takes from the clients' points goes to the global point.
         remaining_weight = float(1 - clipped_weights.sum())
         center.add_(global_point, alpha=remaining_weight)
 

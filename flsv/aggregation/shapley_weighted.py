@@ -78,7 +78,7 @@ class ShapleySoftmax(Aggregator):
     2023). Here x is the global model, d_i client i's update and s = softmax(value / temperature) over the round's
     clients.
 
-    ShapleyFL's code takes half of the weighted average and half of the model x that the round started from: step = 0.5.
+    ShapleyFL's code averages the weighted average and the model x that the round started from: step = 0.5.
     Buffers (BatchNorm's statistics), which the networks of that code do not have, are averaged with the weights s.
 
     The values are the current round's, such as those of a :class:`flsv.metrics.PartialFederatedShapley` without

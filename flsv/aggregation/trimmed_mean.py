@@ -1,4 +1,4 @@
-"""TrimmedMean: the mean of each entry without its largest and smallest values.
+"""TrimmedMean: the coordinate-wise mean without the largest and smallest values.
 
 Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
 2018, Definition 2.
@@ -23,21 +23,19 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class TrimmedMean(Aggregator):
-    """Mean of each entry without its largest and smallest values. Of k clients b = floor(trim * k) are left out at
-    either end.
+    """Coordinate-wise mean without the b = floor(trim * k) largest and the b smallest of k clients' values.
 
-    All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of all
-    values, over all entries, that are averaged. Buffers (BatchNorm's statistics) are averaged with these weights. If b
+    All clients count equally, whatever their numbers of samples, as in the paper. A client's weight is its share of the
+    averaged values of all coordinates. Buffers (BatchNorm's statistics) are averaged with these weights. If b
     = 0 for a cohort although ``trim`` is above 0, its plain mean is computed, with a warning.
 
     Args:
-        trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end. It should be at
-            least the share of bad clients.
+        trim: the paper's beta in [0, 0.5): the share of the cohort's values that is trimmed at either end. It should be
+            at least the share of bad clients.
         server_lr: the server's learning rate, see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
-        ConfigurationError: an argument is out of range, or before training: ``trim`` is above 0 but leaves out no
-            client.
+        ConfigurationError: an argument is out of range, or before training: ``trim`` is above 0 but trims no value.
 
     Example:
         >>> TrimmedMean(trim=0.3)
@@ -56,11 +54,11 @@ class TrimmedMean(Aggregator):
         num_clients = federation.num_clients
         if self.trim > 0 and self._num_trimmed(num_clients) == 0:
             if num_clients > 2:
-                advice = f"The least trim that does is {rounded_up(1 / num_clients)}"
+                advice = f"Set trim to at least {rounded_up(1 / num_clients)}"
             else:
-                advice = "It takes 3 clients"
+                advice = "Use at least 3 clients"
             raise ConfigurationError(
-                f"{self!r} leaves out nobody of {num_clients} clients. {advice}; 0 is the plain mean."
+                f"{self!r} trims no values with {num_clients} clients. {advice}, or set trim=0 for the plain mean."
             )
 
     def _num_trimmed(self, num_clients: int) -> int:
@@ -82,8 +80,8 @@ class TrimmedMean(Aggregator):
         num_trimmed = self._num_trimmed(num_clients)  # on each side
         if self.trim > 0 and num_trimmed == 0:
             warnings.warn(
-                f"in round {round.round_index + 1} {self!r} is the plain mean: of {num_clients} clients none is left "
-                f"out. Draw at least {math.ceil(1 / self.trim)} clients a round.",
+                f"in round {round.round_index + 1} {self!r} is the plain mean, since it trims no values with "
+                f"{num_clients} clients. Draw at least {math.ceil(1 / self.trim)} clients a round.",
                 stacklevel=2,
             )
         rows = round.client_vectors
@@ -96,5 +94,5 @@ class TrimmedMean(Aggregator):
             trimmed[columns] = sorted_values[middle_ranks].mean(0)
             averaged_clients = order[middle_ranks].flatten()
             counts += torch.bincount(averaged_clients, minlength=num_clients)
-        # A client's weight is its share of the averaged entries.
+        # A client's weight is its share of the averaged values.
         return trimmed, counts / counts.sum()

@@ -1,6 +1,6 @@
 """Attacks: changes that malicious clients make to their updates.
 
-Defences are in ``filters``, faults of clients' data in ``data``.
+Defences are in ``filters``, corruptions of clients' data in ``data``.
 
 Tier: provisional.
 """

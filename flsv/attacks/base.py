@@ -17,7 +17,7 @@ class Attack(ClientChoice, Upload):
     """Base class of attacks in which a client changes its own update. :meth:`attack`, which subclasses override,
     computes the changed update after the client's training.
 
-    Only tests and figures read which clients attack, nothing at the server. With the same ``fraction`` and ``seed`` an
+    Tests and figures read which clients attack, the server does not. With the same ``fraction`` and ``seed`` an
     attack and a :class:`flsv.data.Corruption` choose the same clients.
 
     Args:
@@ -71,8 +71,8 @@ class Attack(ClientChoice, Upload):
         false_update = self.attack(parameters, context, generator)
         if false_update.shape != parameters.shape:
             raise ConfigurationError(
-                f"{self!r} made {list(false_update.shape)} out of an update {list(parameters.shape)}; it has to keep "
-                "the shape."
+                f"{self!r} returned an update of shape {list(false_update.shape)}, but an attack must keep the shape "
+                f"{list(parameters.shape)}."
             )
         if not self.trains:  # no training has changed the buffers
             buffers = torch.zeros_like(buffers)

@@ -24,8 +24,8 @@ class Collusion(ClientChoice, JointUpload):
 
     Colluders ignore the federation's clipping, noise and compression: a collusion is the last of the loop's upload
     transformations, and its result is sent unchanged. The simulation needs all updates of the cohort in one place (one
-    process, or ranks), and all clients must start from the global model. So a collusion is refused with clients at
-    sites or a personalizer.
+    process, or ranks), and all clients must start from the global model. Clients at sites and personalizers are not
+    supported.
 
     Args:
         clients: the clients that attack, see :class:`flsv.data.ClientChoice`.
@@ -97,9 +97,11 @@ class Collusion(ClientChoice, JointUpload):
         if false_updates.shape not in (shape_of_common, shape_of_separate):
             expected = f"{list(shape_of_common)} or {list(shape_of_separate)}"
             raise ConfigurationError(
-                f"{self!r} made {list(false_updates.shape)}; expected {expected}."
+                f"{self!r} returned updates of shape {list(false_updates.shape)}, but expected {expected}."
             )
-        false_updates = false_updates.expand(num_colluders, -1)  # all colluders send a common [P]
+        false_updates = false_updates.expand(
+            num_colluders, -1
+        )  # one update [P] is sent by all colluders
         colluders_in_cohort = [cohort[row] for row in colluder_rows]
         return dict(zip(colluders_in_cohort, false_updates))
 

@@ -32,14 +32,15 @@ class FalseReports(Attack):
         ConfigurationError: neither loss nor score is given, or a number is not finite.
 
     Example:
-        >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, UploadContext(0, 2, num_parameters=2, round_index=0))
+        >>> context = UploadContext(0, 2, num_parameters=2, round_index=0)
+        >>> FalseReports(loss=0.1, clients=[0]).report("loss", 2.3, context)
         0.1
     """
 
     rules: ClassVar = (
         (
             lambda a: a.loss is not None or a.score is not None,
-            "nothing is false. Give loss or score.",
+            "expected a false loss or a false score. Set loss or score.",
         ),
     )
 
@@ -66,7 +67,7 @@ class FalseReports(Attack):
     ) -> Tensor:
         return update
 
-    def tell(
+    def report(
         self,
         name: str,
         value: float,

@@ -44,7 +44,7 @@ class FreeRider(Attack):
     def __init__(
         self,
         mode: Literal["zero", "noise"] = "zero",
-        scale: Annotated[float, Gt(0), "For no update at all take mode='zero'."] = 1.0,
+        scale: Annotated[float, Gt(0), "For an update of zeros set mode='zero'."] = 1.0,
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int | None = None,

@@ -1,8 +1,8 @@
-"""GradientPoisoning: random multiplicative noise on every entry of the update.
+"""GradientPoisoning: random multiplicative noise on every element of the update.
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3, "Malicious client
-with gradient poisoning": an entry a becomes a (1 + b) with b ~ U[-0.5, 0.5]. The authors' code multiplies the client's
-*weights* by 1 + N(0, s^2) instead, which is far stronger. flsv follows the paper.
+with gradient poisoning": an element a becomes a (1 + b) with b ~ U[-0.5, 0.5]. The authors' code multiplies the
+client's *weights* by 1 + N(0, s^2) instead, which is far stronger. flsv follows the paper.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flsv.uploads import UploadContext
 
 
 class GradientPoisoning(Attack):
-    """Attack that multiplies each entry of the update by 1 + b. The b are drawn independently from U[low, high].
+    """Attack that multiplies each element of the update by 1 + b. The b are drawn independently from U[low, high].
 
     On average the update is multiplied by 1 + (low + high) / 2, which is 1 by default. Around this average it has noise
     whose norm is (high - low) / sqrt(12), by default 29 %, of the update's norm.

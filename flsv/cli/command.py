@@ -10,11 +10,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
+
+import yaml
 
 from flsv.utilities.display import display_path as display_path
 from flsv.utilities.errors import nearest
@@ -138,16 +142,6 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}.{hint}\n")
 
 
-def command_parser(
-    prog: str, description: str | None, epilog: str | None = None
-) -> argparse.ArgumentParser:
-    """Return an ``ArgumentParser`` that prints its description unchanged and accepts no abbreviated options."""
-    raw = argparse.RawDescriptionHelpFormatter
-    return CommandParser(
-        prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
-    )
-
-
 def from_1(text: str) -> int:
     """Parse a positive integer."""
     if not text.isdecimal() or int(text) < 1:
@@ -161,6 +155,33 @@ def amount(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text}: expected a number, such as 10000") from None
+
+
+#: The types of options by their names in ``commands.yaml``.
+TYPES: Mapping[str, Callable[[str], Any]] = {"path": Path, "count": from_1, "amount": amount}
+
+
+def command_parser(
+    prog: str, description: str | None, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of the subcommand in ``commands.yaml``, if it is one.
+
+    It prints its description unchanged and accepts no abbreviated options.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = CommandParser(
+        prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False
+    )
+    table = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text("utf-8"))
+    options: dict[str, dict[str, Any]] = table.get(prog.removeprefix("flsv "), {})
+    for name, arguments in options.items():
+        if "type" in arguments:
+            arguments["type"] = TYPES[arguments["type"]]
+        choices = arguments.get("choices")
+        if isinstance(choices, str):
+            arguments["choices"] = get_args(resolve_name(choices))
+        parser.add_argument(name, **arguments)
+    return parser
 
 
 def printer(quiet: bool) -> Callable[[str], None]:

@@ -24,6 +24,7 @@ _PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(
 _EXPECTED_IN_MESSAGE = re.compile(
     r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
 )
+_REFUSED_OPTION = re.compile(r"'([\w.]+)':\s+Option '\w+' is not accepted")
 _AMBIGUOUS_NAME = re.compile(r"Multiple subclasses with name .+")
 _VALUE_GIVEN = re.compile(r"(?:Given|Got) value: (.+?)(?:\. Got value|$)", flags=re.MULTILINE)
 #: An option of a class on the command line, below the option that names the class, and its value.
@@ -38,6 +39,8 @@ _PLAIN_VALUES = {
 }
 #: An argument whose value follows, or a text in quotes, as errors of constructors show them.
 _VALUE_IN_MESSAGE = re.compile(r"\b(\w+)=|'([^']+)'")
+#: The arguments with which a message on a call begins, as in ``FedAvgM(momentum=2.0): ...`` or ``client='Oslo': ...``.
+_ARGUMENTS_IN_MESSAGE = re.compile(r"(?:\w+\((\w+=.+?)\)|(\w+='[^']*'))(?=[: ])")
 
 
 class OptionError(ConfigurationError):
@@ -72,14 +75,11 @@ def explain(
         --trainer.max_epochs: expected a whole number, got five.
     """
     message = str(error).strip()
-    known_names: list[str] = []
-    for name in [*_names_behind(message), *error.names]:
-        known_names += _prefixes(name)
     texts = [path.read_text("utf-8") for path in files]
     option, problem, may_be_misspelt = _shortened(message)
     wrong_word = suggestion = ""
     if may_be_misspelt:
-        wrong_word, suggestion = _suggestion(message, known_names, texts=[*words, *texts])
+        wrong_word, suggestion = _suggestion(message, error.names, texts=[*words, *texts])
     if not wrong_word:
         wrong_word = _last_part(option)
 
@@ -133,19 +133,66 @@ def _shortened(message: str) -> tuple[str, str, bool]:
     return option, f": expected {expected}, got {value}.", bool(names)
 
 
+def naming_options(message: str, words: Sequence[str]) -> str:
+    """Return the message of a call's error with the command line's options in place of the call's arguments.
+
+    Example:
+        >>> naming_options("FedAvgM(momentum=2.0): expected less.", ["--federation.aggregator.momentum=2"])
+        '--federation.aggregator.momentum 2.0: expected less.'
+    """
+    match = _ARGUMENTS_IN_MESSAGE.match(message)
+    if match is None:
+        return message
+    options = []
+    for argument in re.split(r", (?=\w+=)", match[1] or match[2]):
+        name, _, value = argument.partition("=")
+        typed_options = set(_options_called(name, words))
+        if len(typed_options) != 1:  # it stands in a file, or two options have this name
+            return message
+        options.append(f"{typed_options.pop()} {value}")
+    return " ".join(options) + message[match.end() :]
+
+
+def _options_called(name: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield the options of a command line whose last part is the name of an argument."""
+    for word in words:
+        option, _, _ = word.partition("=")
+        argument = _last_part(option.removeprefix("--")).replace("-", "_")
+        if option.startswith("--") and argument == name:
+            yield option
+
+
 def _suggestion(
     message: str,
-    known_names: Collection[str],
+    option_names: Collection[str],
     texts: Sequence[str],
 ) -> tuple[str, str]:
     """Return the wrong word of a message, which stands in the texts, and the names that may be meant, or "" twice."""
-    name_by_last_part = {_last_part(name): name for name in known_names}
+    known_names: list[str] = []
+    for name in [*_names_behind(message), *option_names]:
+        known_names += _prefixes(name)
+    possible_names = _possible_names(message, option_names) or known_names
+    name_by_last_part = {_last_part(name): name for name in possible_names}
     for word in _unknown_names(message, known_names):
         similar = similar_names(word, name_by_last_part)
         if similar and _stands_in(texts, word):
             similar_names_in_full = [name_by_last_part[name] for name in similar]
             return word, f"\nDid you mean {' or '.join(similar_names_in_full)}?"
     return "", ""
+
+
+def _possible_names(message: str, option_names: Collection[str]) -> list[str]:
+    """Return the names that a message's wrong word can stand for, none if it can stand for any."""
+    choices = " ".join(_CHOICES_IN_MESSAGE.findall(message))
+    refused_option = _REFUSED_OPTION.search(message)
+    options = [name for name in option_names if not name[0].isupper()]  # without classes
+    if choices:
+        return re.findall(r"[\w.+-]+", choices)
+    if refused_option is not None:
+        return [*inspect.signature(_imported(refused_option[1])).parameters, *options]
+    if message.startswith("unrecognized arguments"):
+        return options
+    return []
 
 
 def _stands_in(texts: Sequence[str], word: str) -> bool:

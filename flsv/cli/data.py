@@ -91,13 +91,14 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def describe_positive_class(data: FederatedDataModule) -> str:
-    """Return a sentence that names the positive class, with the reason for this choice."""
-    if data.chose_rarer_class:
-        reason = "the rarer one (set data.pos_label to confirm it or to choose the other one)"
-    else:
-        reason = "class 1"
+    """Return a sentence that names the positive class, or asks for it."""
+    if data.lacks_pos_label:
+        names = " or ".join(data.class_names)
+        return (
+            f"Positive class: set data.pos_label to {names} before you use average precision or F1."
+        )
     return (
-        f"Positive class: {data.positive_class}, {reason}. Average precision and F1 are its scores."
+        f"Positive class: {data.positive_class}, class 1. Average precision and F1 are its scores."
     )
 
 

@@ -22,7 +22,7 @@ from flsv.cli.command import (
     lasting_output,
     terminable,
 )
-from flsv.cli.config_errors import OptionError, explain, origin_of
+from flsv.cli.config_errors import OptionError, explain, naming_options, origin_of
 from flsv.cli.configs import check_file, config_files
 from flsv.utilities.errors import ConfigurationError, no_run_folder
 from flsv.utilities.one_lightning import import_as_lightning
@@ -111,7 +111,8 @@ def exit_status(
         cause = _configuration_error(error)
         if cause is None:
             raise
-        print(f"flsv: error: {_origin(cause, words)}{cause}", file=sys.stderr)
+        message = naming_options(str(cause), words)
+        print(f"flsv: error: {_origin(cause, words)}{message}", file=sys.stderr)
         return 2
 
 

@@ -34,27 +34,9 @@ _OWN_CODE = {
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv init`` with the command-line arguments ``args``."""
     parser = command_parser("flsv init", __doc__)
-    parser.add_argument(
-        "folder",
-        metavar="DIR",
-        type=Path,
-        nargs="?",
-        help="folder of the files. Default: the working folder",
-    )
-    parser.add_argument(
-        "--config",
-        metavar="NAME",
-        action="append",
-        help="name of a configuration that comes with flsv. May be repeated. Default: quickstart",
-    )
-    networks = parser.add_mutually_exclusive_group()
-    networks.add_argument(
-        "--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts"
-    )
-    networks.add_argument(
-        "--nvflare", metavar="DIR", type=Path, help="a federation on NVIDIA FLARE, as a job"
-    )
     options = parser.parse_args(args)
+    if options.flower and options.nvflare:
+        parser.error("--nvflare is not allowed with argument --flower")
     network_folder = options.flower or options.nvflare
     check_writable(network_folder or options.folder or Path())
     if options.flower is not None:

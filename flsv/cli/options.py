@@ -335,7 +335,8 @@ def _names_in(package: str) -> Sequence[str]:
 @cache
 def _public_names() -> tuple[str, ...]:
     """Return the names that a configuration may use without their packages."""
-    return tuple(chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS))))
+    names = chain.from_iterable(map(_names_in, (*PACKAGES, *PACKAGES_OF_OTHERS)))
+    return tuple(name for name in names if name[0].isupper())  # classes, not functions and packages
 
 
 def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:

@@ -9,6 +9,8 @@ import textwrap
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -87,6 +89,21 @@ PARTS: dict[str, type] = {
 FIT_HELP = Path(__file__).with_name("templates") / "fit_help.txt"
 #: Seconds that a stopped rank waits so that the script that started it can print its last messages.
 SECONDS_UNTIL_KILLED = 10.0
+
+
+@contextmanager
+def _explained_optimizer_errors() -> Iterator[None]:
+    """Raise ConfigurationError in place of a ValueError of torch's optimizers within this context."""
+    try:
+        yield
+    except ValueError as error:
+        *_, (innermost_frame, _line) = traceback.walk_tb(error.__traceback__)
+        module_name = innermost_frame.f_globals["__name__"]
+        if not module_name.startswith("torch.optim"):
+            raise
+        raise ConfigurationError(
+            f"optimizer or lr_scheduler: {error}. Give a value that its documentation allows."
+        ) from error
 
 
 class SavedConfig(SaveConfigCallback):
@@ -209,7 +226,7 @@ class FederatedCLI(LightningCLI):
                 )
 
     def instantiate_classes(self) -> None:
-        with kept_global_seed():
+        with kept_global_seed(), _explained_optimizer_errors():
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -225,7 +242,7 @@ class FederatedCLI(LightningCLI):
             kwargs.update(self._arguments_for_torchrun(options))
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ValueError) as error:
+        except (MisconfigurationException, ValueError, TypeError) as error:
             raise ConfigurationError(f"trainer: {error}") from error
         # mypy: set by Lightning's connectors
         if self.subcommand == "predict" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -274,17 +291,8 @@ class FederatedCLI(LightningCLI):
 
     def _run_and_explain_errors(self, subcommand: str) -> None:
         try:
-            super()._run_subcommand(subcommand)
-        except ConfigurationError:
-            raise
-        except ValueError as error:
-            *_, (innermost_frame, _line) = traceback.walk_tb(error.__traceback__)
-            module_name = innermost_frame.f_globals["__name__"]
-            if not module_name.startswith("torch.optim"):
-                raise
-            raise ConfigurationError(
-                f"optimizer or lr_scheduler: {error}. Give a value that its documentation allows."
-            ) from error
+            with _explained_optimizer_errors():
+                super()._run_subcommand(subcommand)
         except (SystemExit, OSError) as error_of_exit:
             # On Ctrl-C, Lightning raises SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
             interrupt = error_of_exit.__context__

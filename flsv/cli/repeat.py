@@ -26,7 +26,6 @@ from flsv.cli.command import (
     QUIET_FIT_ARGUMENTS,
     command_parser,
     display_path,
-    from_1,
     printer,
 )
 from flsv.cli.parser import make_cli
@@ -77,12 +76,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv repeat`` with the command-line arguments ``args``."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument(
-        "runs", metavar="N", type=from_1, help="number of runs. It comes before all other arguments"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary"
-    )
     options, fit_arguments = parser.parse_known_args(list(args))
     has_bars = sys.stdout.isatty() and not quiet
     with FolderLock(options.out):

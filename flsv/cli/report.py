@@ -23,56 +23,14 @@ named beside the amounts, but no amount is held back for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import get_args
 
-from flsv.cli.command import amount, command_parser, display_path
+from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
-from flsv.utilities.choices import Negatives
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        type=Path,
-        help="the run's folder, also of a killed run",
-    )
-    parser.add_argument(
-        "--client",
-        help="id or name of a client, for the page that this client may see",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="the file, .html. Default: report.html in the run's folder",
-    )
-    terms = parser.add_argument_group("shares of a budget")
-    terms.add_argument("--budget", type=amount, help="amount to share out, such as 10000")
-    terms.add_argument(
-        "--by",
-        metavar="METRIC",
-        help="values to share out by: a metric of the run, or retrained. Default: retrained after "
-        "flsv retrain, else the "
-        "run's only metric that is suitable for payment",
-    )
-    terms.add_argument(
-        "--rule",
-        choices=get_args(Negatives),
-        help="how values below 0 are paid. zero (default): they get nothing. shift: all values are counted from the "
-        "lowest. softmax: all clients get something. refuse: an error",
-    )
-    terms.add_argument(
-        "--currency",
-        help="currency of the budget, such as EUR. It determines the decimals of the amounts",
-    )
-    terms.add_argument(
-        "--judged-by-partners",
-        action="store_true",
-        help="accept values for which the partners scored models themselves. A partner that lies takes others' shares",
-    )
     options = parser.parse_args(list(args))
     terms_by_name = {}
     for name in ("by", "rule", "currency", "judged_by_partners"):

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import shlex
 import shutil
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import joblib
 import torch
@@ -37,7 +37,6 @@ from flsv.cli.command import (
     QUIET_FIT_ARGUMENTS,
     command_parser,
     display_path,
-    from_1,
     printer,
 )
 from flsv.cli.parser import FederatedCLI, make_cli
@@ -46,14 +45,14 @@ from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import config_settings
 from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
-from flsv.results.folder import RECORD, RETRAINED, RUNS, find_config_of
+from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
 from flsv.results.terminal import filled, print_table, verdict_lines
 from flsv.results.text import percent, shares_in, with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
 from flsv.scores.performance import CLASSIFICATION, Judges
-from flsv.utilities.atomic_files import FolderLock
+from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.declared import Count, checked
@@ -88,8 +87,6 @@ def retrain(
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
     config = yaml.safe_load(find_config_of(run).read_text())
-    reporting = config.get("federation", {}).get("reporting") or {}
-    reporting.pop("client_steps", None)  # in runs of 2.1
     record = open_run(run).record
     seed: int = record["settings"]["federation_seed"]
     seed_of_data = int(config.get("seed_everything") or seed)
@@ -388,48 +385,12 @@ def _workers(jobs: int, backend: str | None) -> Iterator[None]:
         yield
 
 
-def _parser() -> ArgumentParser:
-    further = "Further arguments are those of flsv fit and override the run's configuration."
-    parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
-    parser.add_argument(
-        "--trainings",
-        dest="coalitions",
-        choices=get_args(Trainings),
-        default="both",
-        metavar="WHICH",
-        help=f"coalitions to train: {', '.join(get_args(Trainings))}. Default: both. leave-one-out only ranks",
-    )
-    halvings = "with --trainings halves: how often the clients are halved. Default: 1"
-    parser.add_argument("--halvings", type=from_1, help=halvings)
-    performances = "accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1"
-    parser.add_argument(
-        "--metric",
-        help=f"score of a model: {performances}, or a value that the module logs. Default: as in the run's metrics",
-    )
-    parser.add_argument(
-        "--mode", choices=("min", "max"), help="whether less or more of a logged value is better"
-    )
-    parser.add_argument(
-        "--judges",
-        choices=get_args(Judges),
-        help="whose samples models are scored on: the server's, or those that all clients hold out. "
-        "Default: as in the run",
-    )
-    parser.add_argument(
-        "--rounds", type=from_1, help="rounds of each training. Default: as in the run"
-    )
-    parser.add_argument("--seeds", type=from_1, default=NUM_SEEDS, help="repetitions. Default: 3")
-    jobs = "coalitions trained at once, each in a process of its own. Default: 1"
-    parser.add_argument("--jobs", type=from_1, default=1, help=jobs)
-    backend = "joblib backend whose workers train, such as dask"
-    parser.add_argument("--backend", metavar="NAME", help=backend)
-    return parser
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv retrain`` with the command-line arguments ``args``."""
-    options, fit_arguments = _parser().parse_known_args(list(args))
+    further = "Further arguments are those of flsv fit and override the run's configuration."
+    parser = command_parser("flsv retrain", __doc__, further)
+    options, fit_arguments = parser.parse_known_args(list(args))
+    typed_options = shlex.join(word for word in args if Path(word) != options.run)
     backend = vars(options).pop("backend")
     jobs = vars(options).pop("jobs")
     if backend and jobs > 1:
@@ -439,6 +400,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     lock = FolderLock(options.run) if options.run.is_dir() else nullcontext()
     with _workers(jobs, backend), lock:
         _summary, path = retrain(**vars(options), overrides=fit_arguments, say=printer(quiet))
+    with replacing(path.with_name(OPTIONS)) as file:
+        file.write(typed_options.encode())
     if not quiet:
         _show(open_run(options.run))
     print(f"Retrained: {display_path(path)}")

@@ -1,4 +1,4 @@
-"""The configuration of a federation, and the identity of a fit. Both are fixed before it starts.
+"""The configuration of a federation, and the fingerprint of a fit. Both are fixed before it starts.
 
 Tier: provisional.
 """

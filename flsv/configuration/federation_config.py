@@ -42,7 +42,7 @@ SHOWN_UNLESS_DEFAULT: dict[str, Any] = {
     "share": "all",
     "seed": None,
 }
-#: The argument ``local_epochs``: passes of every client, passes by a client's name, or ``"100 steps"`` of every client.
+#: The argument ``local_epochs``: epochs of every client, epochs by client name, or ``"100 steps"`` of every client.
 LocalEpochs = Count | dict[str, Count] | str
 
 
@@ -60,7 +60,7 @@ class ClientEvaluation:
             ``"trained"``.
 
     Raises:
-        ConfigurationError: a number is out of range, or a word is unknown.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> ClientEvaluation(every=5, models="trained").keeps
@@ -82,7 +82,7 @@ class ClientEvaluation:
 @checked
 @dataclass(frozen=True)
 class Reporting:
-    """Options for what a run shows and writes. They do not change its results.
+    """Options for what a run prints, logs and writes. They do not change its results.
 
     Args:
         per_class: log per-class contributions to the loggers, too (the CSV always has them).
@@ -93,7 +93,7 @@ class Reporting:
             this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for these files.
 
     Raises:
-        ConfigurationError: a number is out of range, or a word is unknown.
+        ConfigurationError: an argument is out of range.
 
     Example:
         >>> Reporting(figures=0).table
@@ -146,7 +146,7 @@ CLASSES_AND_EXAMPLES: dict[str, tuple[type, str]] = {
 
 
 class FederationConfig(ReadOnlyArguments):
-    """Arguments of a :class:`flsv.FederatedLoop`, checked, and with defaults in place of None."""
+    """Checked arguments of a :class:`flsv.FederatedLoop`, with defaults in place of None."""
 
     _remedy_template = "Use loop.replace({0})."
 
@@ -197,8 +197,8 @@ class FederationConfig(ReadOnlyArguments):
             self._check_strategies_need_only_updates()
         if self.privacy is not None and "epsilon" in self.metrics:
             raise ConfigurationError(
-                'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
-                "choose another."
+                'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric with the name "epsilon", but `metrics` '
+                "already has this name. Rename your metric."
             )
 
     def _check_strategies_need_only_updates(self) -> None:
@@ -207,8 +207,8 @@ class FederationConfig(ReadOnlyArguments):
             keeps_client_models = not getattr(strategy, "collaborates", True)
             if needs_reports or keeps_client_models:
                 raise ConfigurationError(
-                    f"{role} {strategy!r} needs what clients tell beside their updates, or models that they keep, and "
-                    f"nothing but a noised update leaves them with {self.privacy!r}. Leave one of the two out."
+                    f"{role}={strategy!r} needs reports of clients, or models that they keep, but with "
+                    f"{self.privacy!r} clients send only their noised updates. Remove one of the two."
                 )
 
     @property
@@ -235,8 +235,8 @@ class FederationConfig(ReadOnlyArguments):
         misnamed = sorted(self.local_epochs.keys() ^ set(names))  # in one of the two only
         if misnamed:
             raise ConfigurationError(
-                f"FederatedLoop(local_epochs={self.local_epochs}): the clients are {listed(names, 20, repr)}, so that "
-                f"{listed(misnamed, 20, repr)} is missing or unknown. Give each client a number, or one for all."
+                f"FederatedLoop(local_epochs={self.local_epochs}): the clients are {listed(names, 20, repr)}, but "
+                f"{listed(misnamed, 20, repr)} is missing or unknown. Set a number for each client, or one for all."
             )
 
     def work_of(self, name: str) -> LocalWork:
@@ -277,7 +277,7 @@ class FederationConfig(ReadOnlyArguments):
 
     @property
     def privacy(self) -> PrivateUpload | None:
-        """Return the entry of ``uploads`` that adds noise for differential privacy, or None."""
+        """Return the upload transformation that adds noise for differential privacy, or None."""
         for upload in self.uploads:
             if isinstance(upload, PrivateUpload):
                 return upload
@@ -335,8 +335,8 @@ def _checked_epochs(local_epochs: Any) -> Any:
     if is_step_count or isinstance(local_epochs, int):
         return local_epochs
     raise ConfigurationError(
-        f"FederatedLoop(local_epochs={local_epochs!r}): expected a number of passes, such numbers by the client's "
-        'name, or a number of optimizer steps as "100 steps".'
+        f"FederatedLoop(local_epochs={local_epochs!r}): expected a number of epochs, a dictionary of such numbers by "
+        'client name, or a number of optimizer steps such as "100 steps".'
     )
 
 
@@ -349,6 +349,6 @@ def named_head(parts: Iterable[Any]) -> str | None:
     if len(parts_by_head) > 1:
         names = [f"{type(part).__name__}(head={head!r})" for head, part in parts_by_head.items()]
         raise ConfigurationError(
-            f"{' and '.join(names)} name different heads of one module. Name one and the same."
+            f"{' and '.join(names)} name different classifier heads. Give all of them the same `head`."
         )
     return next(iter(parts_by_head), None)

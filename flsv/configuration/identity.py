@@ -1,4 +1,4 @@
-"""Identity: texts and hashes of everything that determines an experiment's results.
+"""Identity: the fingerprint of an experiment, texts and hashes of everything that determines its results.
 
 Stored results (a resumable run, trained coalitions, runs of other seeds, scores) are reused only for the same identity.
 """
@@ -50,8 +50,6 @@ class Identity:
 
     def differences(self, earlier: Identity) -> list[str]:
         """Describe each setting that differs from ``earlier``, and name the clients with other samples."""
-        if not earlier.settings:
-            return ["nothing tells which"]
         differences = self.other_settings(earlier)
         owners = self.owners_of_other_samples(earlier)
         if owners:
@@ -249,6 +247,6 @@ def hyperparameters(
         parameters[f"data/{name}"] = value
     validation = data.validation()
     if validation is not None and validation["rows"] is not None:
-        # Validation samples that are not among the clients' data count, too.
+        # This includes validation samples that are not among the clients' data.
         parameters["data/server_val_samples"] = validation["rows"]
     return parameters

@@ -1,4 +1,4 @@
-"""Texts of the options of a configuration file that determine a run's results, and of the code that they name."""
+"""Texts of a configuration file's options that determine a run's results, and hashes of the code that they name."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def option_texts(config: Mapping[str, Any]) -> dict[str, str]:
             is_idle = option in idle_options or option_and_suboption in idle_options
             is_data_root = is_data and name.endswith(".root")
             if is_idle or is_data_root or value is None:
-                continue  # such an option changes no number of the run
+                continue  # the option does not change results
 
             if is_data and isinstance(value, str):
-                # The same data in another folder are the same data: hashes of the samples compare them.
+                # The folder does not matter, since hashes of the samples are compared.
                 texts[name] = repr(PurePath(value).name)
             else:
                 texts[name] = repr(value)

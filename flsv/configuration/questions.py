@@ -1,4 +1,4 @@
-"""The questions that a federation of a configuration asks its clients, what they tell, and how many numbers."""
+"""The requests that a federation sends to its clients, the scores in the responses, and their numbers of values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class ToldScore(NamedTuple):
-    """The score that an answer tells, unless an argument ``performance`` names another, and on which split."""
+    """The score in a response, unless the argument ``performance`` names another one, and its split."""
 
     name: str
     split: str = "val"
 
 
-#: Functions of flsv that a server may let sites compute on their data if the loop asks them, and the scores that they
-#: tell, None if they tell none. A site may allow more.
+#: Functions of flsv that a server may request sites to compute on their data if the loop needs them, and the scores in
+#: their responses, or None. A site may allow more functions.
 QUESTIONS: Mapping[str, ToldScore | None] = {
     "flsv.personalization.pfedsv:collaborate": ToldScore("accuracy"),
     "flsv.personalization.fedfomo:mix_models": ToldScore("negative_loss"),
@@ -36,18 +36,18 @@ QUESTIONS: Mapping[str, ToldScore | None] = {
     "flsv.games.judges:judge": ToldScore("accuracy"),
     "flsv.games.judges:judge_coalitions": ToldScore("accuracy"),
 }
-#: Scores in which each class has a part of its own, however few its samples.
+#: Scores to which each class contributes a separate term, even if it has few samples.
 SCORES_OF_CLASSES = ("balanced_accuracy", *CLASS_SCORES)
-#: The parts of a site's samples, of which it announces the numbers.
+#: The splits of a site's samples, whose sizes it reports.
 SPLITS = ("train", "val", "test")
 #: Name of the training loss that an update has.
 TRAINING_LOSS = "training_loss"
 
 
 def questions_of(config: FederationConfig) -> Counter[str]:
-    """Return the questions of flsv that a federation of this configuration asks its clients, and how many parts do.
+    """Return the functions of flsv that a federation requests from its clients, and how many components request each.
 
-    A question belongs to the strategy or metric in whose module it is.
+    A function belongs to the strategies and metrics of the module in which it is defined.
     """
     questions: Counter[str] = Counter()
     for part in _parts_of(config):
@@ -63,10 +63,10 @@ def questions_of(config: FederationConfig) -> Counter[str]:
 def score_told(
     config: FederationConfig, question: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ToldScore | None:
-    """Return the score that an answer tells, None if it tells none.
+    """Return the score in the response to a request, or None.
 
     Raises:
-        ConfigurationError: a federation of this configuration asks for no such score.
+        ConfigurationError: a federation of this configuration does not request this score.
     """
     told_score = QUESTIONS.get(f"{question.__module__}:{question.__name__}")
     bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
@@ -75,13 +75,13 @@ def score_told(
         return told_score
     performance = bound_arguments.arguments["performance"]
     if performance not in scores_asked(config):
-        words = f"{performance!r:.120} is no score that this site's loop asks"
-        raise ConfigurationError(f"{words}.", without_data=words)
+        message = f"{performance!r:.120} is not a score that this site's loop requests"
+        raise ConfigurationError(f"{message}.", without_data=message)
     return told_score._replace(name=performance or told_score.name)
 
 
 def scores_asked(config: FederationConfig) -> set[str | None]:
-    """Return the values of the argument ``performance`` with which a federation asks, None for counts by class."""
+    """Return the values of the argument ``performance`` in a federation's requests, None for counts by class."""
     scores: set[str | None] = set()
     for part in _parts_of(config):
         if not getattr(part, "evaluates", False):
@@ -110,13 +110,14 @@ def numbers_of_run(
     num_rounds: int,
     num_classes: int,
 ) -> int:
-    """Return how many numbers a run asks of a site at most: its splits' sizes, scores of its own model, and answers.
+    """Return the largest number of values that a run requests from a site: its splits' sizes, scores of its own model,
+    and responses.
 
     Args:
         config: the run's configuration.
-        questions: the functions that the run asks, ``"module:function"``, and how many of its parts do.
+        questions: the functions that the run requests, ``"module:function"``, and how many of its parts request each.
         num_clients: the number of sites.
-        num_rounds: the number of rounds. Before the first one it is tried whether sites answer.
+        num_rounds: the number of rounds. All requests are also sent once before the first round, as a dry run.
         num_classes: the number of classes.
     """
     total = len(SPLITS)
@@ -129,7 +130,7 @@ def numbers_of_run(
 
 
 def function_of(question: str) -> Any:
-    """Import a question by its name, ``"module:function"``."""
+    """Import a function by its name, ``"module:function"``."""
     module_name, _, function_name = question.partition(":")
     return getattr(importlib.import_module(module_name), function_name)
 

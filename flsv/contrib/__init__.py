@@ -1,6 +1,6 @@
-"""Methods that other people bring: one file for each, with its paper and its owner.
+"""Contributed methods: one file for each, with its paper and its owner.
 
-A file here is a leaf: nothing else in flsv imports it. CONTRIBUTING.md says what it must bring. A method that several
+Nothing else in flsv imports these files. CONTRIBUTING.md says what a file must contain. A method that several
 federations have used can move to the package of its kind.
 
 Tier: contrib.
@@ -15,7 +15,7 @@ _CLASS_NAME_PATTERN = re.compile(r"^class ([A-Z]\w*)", flags=re.MULTILINE)
 
 
 def _classes_by_module() -> dict[str, list[str]]:
-    """Return the public classes of each leaf, ``{module: classes}``, without importing it."""
+    """Return the public classes of each file, ``{module: classes}``, without importing it."""
     folder = Path(__file__).parent
     classes = {}
     for path in sorted(folder.glob("[!_]*.py")):

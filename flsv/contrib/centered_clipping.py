@@ -25,13 +25,13 @@ class CenteredClipping(Aggregator):
 
     Then the next global model is :math:`x + v`. Here x is the global model, :math:`d_k` client k's model minus x, and
     :math:`w_k` its share of the cohort's samples (in the paper 1/k). A client's weight is :math:`w_k` times the minimum
-    in the last iteration. The weights sum to less than 1 where one is clipped. The lengths are those of parameters.
+    in the last iteration. The weights sum to less than 1 if an update is clipped. Norms are those of parameters.
     Buffers (BatchNorm's statistics) are averaged with the same weights, scaled to sum to 1. In the paper, clients send
     momentum. Here they send updates. The center is the step before ``server_lr``.
 
     When not to use it:
-        Where nobody knows how long an honest update is: with a short radius all are clipped, and rare classes first.
-        In a run of few rounds: the center begins at 0.
+        If the norm of an honest update is unknown: with a small radius all updates are clipped, and those of rare
+        classes first. In a run of few rounds, since the center starts at 0.
 
     Args:
         radius: tau, the distance from the center above which an update is clipped, in units of the parameters.

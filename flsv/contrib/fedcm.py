@@ -41,8 +41,9 @@ class FedCM(ClientAlgorithm):
     If all learning rates of a round are 0, D stays what it was.
 
     When not to use it:
-        Where traffic to the clients counts: it is doubled. In a run of few rounds: the first takes steps of
-        :math:`\alpha \eta` only. Where a small cohort is far from the other clients: the next cohort follows it.
+        If traffic to the clients matters, since it is doubled. In a run of few rounds, since the first round takes
+        steps of :math:`\alpha \eta` only. If a small cohort differs from the other clients, since the next cohort
+        follows it.
 
     Args:
         alpha: the gradient's part of a step, above 0 and at most 1 (FedAvg). The paper uses 0.1.
@@ -70,9 +71,9 @@ class FedCM(ClientAlgorithm):
         self._aggregator: Any = federation.strategies["aggregator"]
         if not is_plain_sgd(federation.optimizers):
             raise ConfigurationError(
-                f"{self!r} works out a mean gradient from how far the global model moved: it needs one torch.optim.SGD "
-                "with momentum=0 and a single learning rate, and the module configures "
-                f"{list(federation.optimizers)}. Set momentum=0: FedCM has a momentum of its own."
+                f"{self!r} computes a mean gradient from the change of the global model. This needs one "
+                "torch.optim.SGD with momentum=0 and a single learning rate, but the module configures "
+                f"{list(federation.optimizers)}. Set momentum=0: FedCM has its own momentum."
             )
 
     def send(
@@ -104,7 +105,7 @@ class FedCM(ClientAlgorithm):
         assert round.aggregation_weights is not None
         weights = round.aggregation_weights.double()
         mean_lr_sum = weights @ round.reports[LR_SUM].to(weights)
-        # Not where learning rates were 0, or the aggregate was not finite and all weights are 0.
+        # The sum is 0 if all learning rates were 0, or if the aggregate was not finite and all weights are 0.
         if mean_lr_sum > 0:
             update = round.server_update[: round.space.num_parameters]
             displacement = update / self._aggregator.server_lr

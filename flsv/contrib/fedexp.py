@@ -1,4 +1,4 @@
-"""FedExP: FedAvg whose server takes longer steps where the clients' updates disagree.
+"""FedExP: FedAvg whose server takes longer steps if the clients' updates disagree.
 
 Paper: Jhunjhunwala, Wang and Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023,
 Algorithm 1, https://arxiv.org/abs/2301.09604
@@ -25,11 +25,11 @@ class FedExP(FedAvg):
     the mean of the last two global models. This class leaves the last one as it is.
 
     When not to use it:
-        Where clients are alike, or one takes part at a time: it is FedAvg then. Where updates are long by faults or
-        attacks: they lengthen the step of all.
+        If clients are alike, or one takes part at a time, since it is FedAvg then. If some updates are long because of
+        errors or attacks, since they lengthen the step.
 
     Args:
-        epsilon: constant that bounds the step where updates cancel each other, in squared units of the parameters. The
+        epsilon: constant that bounds the step if updates cancel each other, in squared units of the parameters. The
             paper tunes it for each data set.
 
     Raises:

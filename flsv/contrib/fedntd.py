@@ -29,7 +29,7 @@ class FedNTD(ClientAlgorithm):
     mode. The term is the mean over a batch. Batches are pairs of inputs and classes, and the module returns logits.
 
     When not to use it:
-        Where the task is no classification, or has two classes: one not-true class has nothing to keep. Where the
+        If the task is not classification, or has two classes, since the term is 0 with one not-true class. If the
         global model is poor, as in the first rounds.
 
     Args:

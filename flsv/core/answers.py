@@ -1,4 +1,4 @@
-"""Numbers: what a remote client's answers and reports must be. They are checked where they arrive."""
+"""Numbers: declared types, shapes and ranges of a remote client's responses and reports, checked at the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCORE_RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def range_of_score(performance: Any) -> tuple[float, float]:
-    """Return the lowest and the highest value of a score, given its name or a measure of its own."""
+    """Return the lowest and the highest value of a score, given its name or a :class:`flsv.scores.ModelScore`."""
     if isinstance(performance, str):
         return SCORE_RANGES.get(performance, (-LARGEST_NUMBER, LARGEST_NUMBER))
     return -LARGEST_NUMBER, LARGEST_NUMBER
@@ -38,8 +38,8 @@ class Numbers:
         shape: the tensor's shape.
         lowest: the smallest number allowed.
         highest: the largest number allowed.
-        whole: whether all numbers must be whole, as those that are used as an index.
-        rule: a further condition on the tensor or number. None: there is none.
+        whole: whether all numbers must be whole, such as those that are used as an index.
+        rule: a further condition on the tensor or number, or None.
 
     Example:
         >>> cluster = Numbers(torch.float64, lowest=0, highest=2, whole=True)
@@ -78,7 +78,7 @@ class Numbers:
         if self.whole and not torch.equal(numbers, numbers.round()):
             raise ValueError("expected whole numbers")
         if self.rule is not None and not self.rule(value):
-            raise ValueError("its numbers do not fit together")
+            raise ValueError("expected numbers that are consistent with each other")
 
     def _checked_tensor(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):
@@ -92,11 +92,11 @@ class Numbers:
 
 @dataclass(frozen=True)
 class AnsweringClient:
-    """What the server knows about a client that it asks.
+    """The server's information about a client to which it sends a request.
 
     Args:
         num_samples: the client's number of samples by split.
-        num_classes: M, the number of classes. None if there are none.
+        num_classes: M, the number of classes, or None.
         model: function that returns the global model ``[P]``. A client's models have its shape and dtype.
     """
 
@@ -105,14 +105,14 @@ class AnsweringClient:
     model: Callable[[], Tensor]
 
 
-#: The fewest samples, in total or of a class, about which a client answers.
+#: The smallest number of samples, in total or of a class, for which a client responds.
 MIN_HELD_OUT = 5
 
 NumbersOfRound = int | Callable[[int, int], int]
-"""How many numbers a client answers to a question in a round at most, if need be as a function of the run's numbers of
-clients and of classes."""
+"""The largest number of values in a client's responses to a function in a round, or a function that computes it from
+the run's numbers of clients and of classes."""
 Expectation = Callable[..., Numbers]
-"""Function from an :class:`AnsweringClient` and a question's other arguments to what the answer must be."""
+"""Function from an :class:`AnsweringClient` and a request's other arguments to the :class:`Numbers` of the response."""
 
 
 def declare_answer(
@@ -120,15 +120,15 @@ def declare_answer(
     expectation: Expectation,
     numbers: NumbersOfRound = 1,
 ) -> None:
-    """Declare what a question's answer must be.
+    """Declare the type, shape and range of the responses to a function that runs at clients.
 
     Args:
         question: the function that runs at the client.
-        expectation: function with the question's parameters, but for an :class:`AnsweringClient` in place of the
-            client's data. It returns the :class:`Numbers` that the answer must be.
-        numbers: how many numbers a client answers in a round at most, which are rounded to three significant digits. A
-            function of the numbers of clients and of classes, if these decide it. 0: the answer is a model of the
-            server's, which is neither rounded nor counted.
+        expectation: function with the parameters of ``question``, with an :class:`AnsweringClient` in place of the
+            client's data. It returns the :class:`Numbers` of the response.
+        numbers: the largest number of values that a client returns in a round, which are rounded to three significant
+            digits, or a function that computes it from the numbers of clients and of classes. 0: the response is a
+            model that the server sent, which is neither rounded nor counted.
 
     Example:
         >>> def count_samples(local):
@@ -145,13 +145,13 @@ def declare_answer(
 
 
 def numbers_of_round(question: Callable[..., Any], num_clients: int, num_classes: int) -> int:
-    """Return how many numbers a client answers in a round at most, as :func:`declare_answer` has stored it."""
+    """Return the largest number of values that a client returns in a round, as :func:`declare_answer` has stored it."""
     numbers: NumbersOfRound = getattr(question, "numbers_of_round", 1)
     return numbers(num_clients, num_classes) if callable(numbers) else numbers
 
 
 def as_answered(question: Callable[..., Any], answer: Any) -> Any:
-    """Return an answer as it leaves a client: of a declared question in three significant digits."""
+    """Return a response as the client sends it: rounded to three significant digits for a declared function."""
     while isinstance(question, partial):
         question = question.func
     if getattr(question, "numbers_of_round", 0) == 0:
@@ -160,7 +160,7 @@ def as_answered(question: Callable[..., Any], answer: Any) -> Any:
 
 
 def expected_answer(question: Callable[..., Any]) -> Expectation | None:
-    """Return the expectation that :func:`declare_answer` has stored for a question, or None."""
+    """Return the expectation that :func:`declare_answer` has stored for a function, or None."""
     while isinstance(question, partial):
         question = question.func
     expectation: Expectation | None = getattr(question, "expected_answer", None)

@@ -1,5 +1,5 @@
-"""Folders of clients, and tables that a client makes of its own data, which never reach the server."""
-# A simulation writes them below clients/<name>/ in the run's folder, where everybody who can read it sees them.
+"""Folders of clients, and tables that a client computes from its own data, which are never sent to the server."""
+# A simulation writes them below clients/<name>/ in the run's folder, which other users may be able to read.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeTable = Callable[[], str]
 _MEMORY_KEY = "tables"
 #: Names of a run's own folders and files, which no client's folder may have.
 _RESERVED_NAMES = re.compile(r"(?i)checkpoints|clients|.*\.(yaml|json|csv|png|html|ckpt|pt)")
-#: Path separators, and characters that Windows refuses.
+#: Path separators, and characters that Windows does not allow.
 _REFUSED_CHARACTERS = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]+')
 #: The longest name of a client's folder.
 _MAX_NAME_LENGTH = 60
@@ -41,8 +41,8 @@ def client_folders(names: Sequence[str]) -> list[str]:
 
 
 def _valid_name(name: str) -> str:
-    """Return a name that every file system takes, empty where nothing of ``name`` remains."""
-    # No dot or blank stands at either end, nor where a long name is cut.
+    """Return a name that is valid on every file system, empty if no character of ``name`` is."""
+    # Dots and blanks are removed at both ends, also after a long name is truncated.
     valid = _REFUSED_CHARACTERS.sub("_", str(name)).strip(" .")
     return valid[:_MAX_NAME_LENGTH].strip(" .")
 
@@ -61,7 +61,7 @@ def write_tables(local: LocalData, folder: Path) -> None:
     """Write the tables stored by :func:`keep_table` into the client's ``folder``."""
     tables: dict[str, MakeTable] = local.memory.get(_MEMORY_KEY, {})
     for name, make_table in tables.items():
-        # Checked again: other code of the client may have written to its memory.
+        # The name is checked again, since other code of the client may have written to its memory.
         plain_name(name, "table")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.csv"

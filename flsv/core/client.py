@@ -20,7 +20,7 @@ Direction = Literal["up", "down"]
 
 
 class Traffic(NamedTuple):
-    """The size of a message: the number of tensor entries, and of bytes."""
+    """The size of a message: the number of tensor elements, and of bytes."""
 
     numbers: int = 0
     bytes: float = 0.0
@@ -44,10 +44,10 @@ MessageRow = tuple[int, Direction, str, int, float]
 
 
 class Channel:
-    """Count of the messages that cross between server and clients within a round.
+    """Counter of the messages between server and clients within a round.
 
-    Only tensors are counted, with all their entries, not a message's few plain numbers (ids, sizes, a loss). A message
-    is an instruction, an update, or a request to a client or its answer (:meth:`flsv.core.Client.ask`).
+    Only tensors are counted, with all their elements, not a message's few plain numbers (ids, sizes, a loss). A message
+    is an instruction, an update, a request to a client, or its response (:meth:`flsv.core.Client.ask`).
 
     Example:
         >>> channel = Channel()
@@ -72,7 +72,7 @@ class Channel:
         """Count a message.
 
         Args:
-            client: the client's number.
+            client: the client's id.
             direction: ``"down"`` to the client or ``"up"`` to the server.
             name: the message's name.
             content: a tensor, or nested mappings, sequences and dataclasses of tensors.
@@ -84,7 +84,7 @@ class Channel:
             self.messages.append(Message(client, direction, name, traffic))
 
     def begin_round(self) -> None:
-        """Forget the messages counted so far."""
+        """Reset the count."""
         self.messages = []
 
     def pop_since(self, num_earliest: int) -> list[MessageRow]:
@@ -94,7 +94,7 @@ class Channel:
         return [(*message[:3], *message.traffic) for message in messages]
 
     def prepend(self, rows: Sequence[MessageRow]) -> None:
-        """Insert the messages that :meth:`pop_since` returned before this round's others."""
+        """Insert the messages that :meth:`pop_since` returned before this round's other messages."""
         self.messages[:0] = [
             Message(client, direction, name, Traffic(num_entries, num_bytes))
             for client, direction, name, num_entries, num_bytes in rows
@@ -110,7 +110,7 @@ class Channel:
             self._is_muted = False
 
     def numbers(self, clients: Sequence[int], direction: Direction) -> Tensor:
-        """Return how many tensor entries each of k clients sent (``"up"``) or received, int64 ``[k]``."""
+        """Return how many tensor elements each of k clients sent (``"up"``) or received, int64 ``[k]``."""
         totals = self._totals(direction)
         numbers = [totals[client].numbers for client in clients]
         return torch.tensor(numbers, dtype=torch.long)
@@ -161,22 +161,22 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """Error of :meth:`Client.ask` if a remote client does not answer."""
+    """Error of :meth:`Client.ask` if a remote client does not respond."""
 
 
 class Client:
-    """The server's handle of one participant. The method :meth:`ask` runs a function of the server (a *question*) on
-    the participant's data.
+    """The server's handle of one participant. The method :meth:`ask` sends a request: it runs a function on the
+    participant's data and returns the result.
 
     Args:
-        id: the client's number.
+        id: the client's id.
         data: the client's own data, which can be read only by functions that :meth:`ask` runs.
-        channel: the channel that counts the questions and answers, if they are counted.
-        owners: the assignment of all clients to processes (ranks). With None all are in this process.
+        channel: the channel that counts requests and responses, or None.
+        owners: the assignment of all clients to processes (ranks). None: all are in this process.
 
     Attributes:
-        is_private: whether nothing may leave the client but its noised update. Then :meth:`ask` refuses every question
-            but those whose function is annotated to return None.
+        is_private: whether the client may send only its noised update. Then :meth:`ask` raises an error, except for
+            functions that are annotated to return None.
 
     Example:
         >>> import torch
@@ -187,7 +187,7 @@ class Client:
         >>> data.class_counts  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        PermissionError: the data of client 3 were asked for outside of it: ...
+        PermissionError: the data of client 3 can be read only at the client: ...
     """
 
     def __init__(
@@ -206,12 +206,12 @@ class Client:
     def ask(
         self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer.
+        """Run ``question(local_data, *args, **kwargs)`` at the client and return its result.
 
-        Tensors in the arguments are counted as sent down, those in the answer as sent up. Settings that both sides know
+        Tensors in the arguments are counted as sent down, those in the result as sent up. Settings that both sides know
         are not messages: bind them to ``question`` with ``functools.partial``, so that they are not counted. In a
-        single process any thread may ask. With clients in several processes every process must ask, on one thread or
-        within :func:`map_clients`, since all get the answer of the client's process.
+        single process any thread may call this. With clients in several processes every process must call it, on one
+        thread or within :func:`map_clients`, since all get the result of the client's process.
 
         Args:
             question: called with the client's :class:`flsv.core.LocalData` and the arguments.
@@ -219,19 +219,19 @@ class Client:
             **kwargs: sent to the client.
 
         Returns:
-            The question's result, rounded to three significant digits if the question is one for sites
+            The function's result, rounded to three significant digits if it may run at sites
             (:func:`flsv.core.declare_answer`).
 
         Raises:
-            NoAnswer: the client is at a remote site, which is away, late, or has failed.
-            ConfigurationError: the client is private, and the question has an answer.
+            NoAnswer: the client is at a remote site that is offline, late, or has failed.
+            ConfigurationError: the client is private, and the function returns a value.
         """
-        # The only door: what is computed from a client's samples reaches the server here, or in its update.
+        # Results computed from a client's samples reach the server only here or in its update.
         if self.is_private and not _answers_nothing(question):
             raise ConfigurationError(
-                f"client {self.id} was asked {_name(question)!r}, and nothing but a noised update leaves it with "
-                "GaussianPrivacy. Leave that, or the part that asks, out. A function that is annotated to return None "
-                "may run at the client."
+                f"a component requests {_name(question)!r} from client {self.id}, but with GaussianPrivacy a client "
+                "sends only its noised update. Remove GaussianPrivacy or this component. A function that is annotated "
+                "to return None may run at the client."
             )
         answer = self._answer(question, args, kwargs)
         if self.is_private:
@@ -242,29 +242,29 @@ class Client:
     def _answer(
         self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T | None:
-        """Run the question at the client, in whichever process it is."""
+        """Run the function in the process that has the client."""
         owners = self._owners
         is_in_this_process = owners is None or owners.has(self.id)
-        answer = None  # stays if another process has the client
+        answer = None  # remains None if another process has the client
         if is_in_this_process:
-            with opened(self.__data):  # the only place where a question reads the data
+            with opened(self.__data):  # the only place where functions read the data
                 answer = as_answered(question, question(self.__data, *args, **kwargs))
 
         # This process is the only one.
         if owners is None:
             return answer
 
-        # Within map_clients each process asks only its own clients.
+        # Within map_clients each process sends requests only to its own clients.
         if owners.in_map_clients:
             if not is_in_this_process:
                 raise RuntimeError(
-                    f"client {self.id} was asked {_name(question)!r} within a conversation with another."
+                    f"{_name(question)!r} was requested from client {self.id} while map_clients runs for another one."
                 )
             return answer
 
-        # Outside of map_clients all processes ask together, and get the answer of the client's process.
+        # Outside of map_clients all processes call `ask`, and get the result of the client's process.
         owner_rank = owners[self.id]
-        description = f"client {self.id}'s answer to {_name(question)!r}"
+        description = f"client {self.id}'s response to {_name(question)!r}"
         shared_answer: T | None = owners.ranks.broadcast(owner_rank, answer, description)
         return shared_answer
 
@@ -276,7 +276,7 @@ class Client:
 
     def take_back(self) -> None:
         """Undo the changes that the last :meth:`ask` made to the client's state."""
-        # In one process no answer can be lost, and nothing happens. A remote site may have changed its state before.
+        # In one process no response can be lost, so there is nothing to undo. A remote site may have changed its state.
 
     def _count(
         self,
@@ -318,8 +318,8 @@ def map_clients(
 
     Args:
         clients: clients of one federation.
-        conversation: called with one client, the only one that it may ask. It must not change anything at the server,
-            and returns something that can be pickled.
+        conversation: called with one client, the only one to which it may send requests. It must not change anything at
+            the server, and its result must be picklable.
         map: applies ``conversation`` to the clients of this process, such as a thread pool's ``map``. Default: one
             client after the other, or all remote sites at the same time.
 
@@ -338,7 +338,7 @@ def map_clients(
     hold_conversations = map or clients[0].map_conversations
     channel = clients[0]._channel or Channel()  # without one, messages are not counted
     num_earlier_messages = len(channel.messages)
-    # The clients of other processes answer there.
+    # The clients of other processes respond there.
     owners = clients[0]._owners
     if owners is not None and owners.in_map_clients:
         owners = None

@@ -1,4 +1,4 @@
-"""RunExtension: what a metric adds to a run, such as models that are trained for it after the last round."""
+"""RunExtension: additional work that a metric needs in a run, such as models trained after the last round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flsv.utilities.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run whose metrics need what an extension adds."""
+    """A run whose metrics need an extension."""
 
     trainer: L.Trainer
     # A FederationRun.
@@ -25,7 +25,7 @@ class MeasuredRun:
     # A FederatedDataModule.
     data: Any
     seed: int
-    # The folder into which an extension writes its results, if any.
+    # The folder into which an extension writes its results, or None.
     folder: Path | None
     # The settings that the results depend on.
     settings: Mapping[str, str]
@@ -37,12 +37,12 @@ class MeasuredRun:
     weights: Tensor
     # The CoalitionGames of flsv.games, None before training.
     games: Any
-    # What an extension stores in checkpoints.
+    # State of the extension that is stored in checkpoints.
     memory: dict[str, Any]
 
 
 class RunExtension:
-    """Base class of what metrics add to a run. It adds nothing.
+    """Base class of extensions of a run. It does nothing.
 
     A metric names its extension by its attribute ``extension``, ``"package.module:Class"``, and the loop imports the
     class when a run has such a metric. The loop calls the methods in the order below.
@@ -51,7 +51,7 @@ class RunExtension:
         config: the run's :class:`FederationConfig`.
 
     Raises:
-        ConfigurationError: the run cannot have what its metrics need. All methods but :meth:`end_round` and
+        ConfigurationError: the extension does not work with this run. All methods except :meth:`end_round` and
             :meth:`train` may raise it, too.
     """
 
@@ -63,16 +63,16 @@ class RunExtension:
         trainer: L.Trainer,
         module: L.LightningModule,
     ) -> None:
-        """Store what is needed of the state before the fit, and try what comes after it."""
+        """Store the required state before the fit, and check by a dry run that the work after it is possible."""
 
     def begin(self, run: MeasuredRun) -> None:
         """Check the run before its first round. Strategies may be added to its server."""
 
     def begin_training(self, run: MeasuredRun) -> None:
-        """Prepare for the run's training, and log what the extension will do, and at what cost."""
+        """Prepare for the run's training, and log the extension's work and its cost."""
 
     def end_round(self, index: int, is_run_over: bool) -> None:
-        """Score the run's own model after round ``index``, after the last one whenever it ends."""
+        """Score the run's own model after round ``index``, in every case after the last round."""
 
     def train(self, run: MeasuredRun) -> tuple[dict[int, dict[str, Tensor]], list[str]]:
         """Return the values that come after the last round, ``{round: {metric: values}}``, and lines to print."""
@@ -89,7 +89,7 @@ def extension_of(config: Any) -> RunExtension:
         config: the run's :class:`FederationConfig`.
 
     Raises:
-        ConfigurationError: metrics name different extensions, or the run cannot have what they need.
+        ConfigurationError: metrics name different extensions, or the extension does not work with this run.
     """
     metrics_by_extension: dict[str, list[str]] = {}
     for name, metric in config.metrics.items():
@@ -101,8 +101,8 @@ def extension_of(config: Any) -> RunExtension:
         return RunExtension(config)
     if len(metrics_by_extension) > 1:
         raise ConfigurationError(
-            f"metrics need different extensions of a run, and it has one: {metrics_by_extension}. Leave out all but "
-            "one."
+            f"metrics need different extensions, but a run can have only one: {metrics_by_extension}. Remove the "
+            "metrics of all extensions except one."
         )
     (class_name,) = metrics_by_extension
     extension_class: type[RunExtension] = resolve_name(class_name)

@@ -1,6 +1,6 @@
 """LocalData: one participant's data and state, readable only by functions that :meth:`Client.ask` runs."""
-# This guards against mistakes, not against malice: a client answers any question, and within one process Python hides
-# nothing. docs/reference/sites.md lists what a simulation shows and a deployment would not.
+# This prevents mistakes, not malice: a client runs any function, and within one process Python cannot hide data.
+# docs/reference/sites.md lists what a server can see in a simulation but not in a deployment.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """View of a dictionary's entries whose names begin with a prefix. The view's names lack the prefix."""
+    """View of a dictionary's items whose names begin with a prefix. The view's names do not have the prefix."""
 
     def __init__(self, state: State, prefix: str) -> None:
         self._state = state
@@ -54,7 +54,7 @@ class ModelScores(Protocol):
 
 
 Evaluator = Callable[[Tensor], ModelScores]
-"""Function from K models of P entries each, ``[K, P]``, to their scores, see :class:`flsv.games.ModelEvaluator`."""
+"""Function from K models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
 
 Tell = Callable[[str, float], float]
 """Function from a number's name and true value to the value that a client reports."""
@@ -65,13 +65,13 @@ _open_data: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 def no_model(_: Any) -> Any:
     """Raise ConfigurationError, since no model exists before training."""
     raise ConfigurationError(
-        "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
+        "there is no model before training. Choose features that need no model: Pixels(), PCA() or Backbone(...)."
     )
 
 
 def no_task(split: Split, performance: Any) -> Any:
     raise ConfigurationError(
-        f"models are not measured by {performance!r} here: only a client of a fit knows it."
+        f"performance={performance!r} can be computed only by a client within a fit."
     )
 
 
@@ -151,7 +151,7 @@ class LocalData:
 
     @property
     def start(self) -> Tensor | None:
-        """Return the model ``[P]`` from which this client's training starts. None: it takes no part."""
+        """Return the model ``[P]`` from which this client's training starts. None: it does not take part."""
         self._check_is_open()
         return self._initial_model
 
@@ -197,7 +197,7 @@ class LocalData:
 
     @property
     def private(self) -> State:
-        """Return the entries of :attr:`state` that hold parameters and buffers not shared with the server."""
+        """Return the parameters and buffers in :attr:`state` that are not shared with the server."""
         return Prefixed(self.state, "module.")
 
     def set_models(
@@ -210,10 +210,10 @@ class LocalData:
         """Set this round's models ``[P]`` and the function that falsifies the numbers that this client reports.
 
         Args:
-            initial_model: the model from which it trains. None: it takes no part.
+            initial_model: the model from which it trains. None: it does not take part.
             model: the trained model. None: before the training.
             sent: the model that it sends. None: the trained model.
-            tell: changes a reported number. None: it reports true numbers.
+            tell: function that changes a reported number. None: the client reports true numbers.
         """
         self._initial_model = initial_model
         self._trained_model = model
@@ -248,8 +248,8 @@ class LocalData:
             if not is_pair or not all(isinstance(part, Tensor) for part in batch[:2]):
                 raise ConfigurationError(
                     f"the {split} batches of {self._name} are not pairs of tensors (x, y), which FedBary and other "
-                    "values of samples need. Let the data yield pairs, or value the clients by ShadowShapley, "
-                    "which takes any batches."
+                    "values of samples need. Return pairs from the data set, or use ShadowShapley, which works with "
+                    "any batches."
                 )
 
         inputs = torch.cat([batch[0] for batch in batches])
@@ -322,8 +322,8 @@ class LocalData:
     def _check_is_open(self) -> None:
         if self._is_guarded and _open_data.get() is not self:
             raise PermissionError(
-                f"the data of {self._name} were asked for outside of it: read them in a question, "
-                "Client.ask(question), and what that returns is what crosses to the server."
+                f"the data of {self._name} can be read only at the client: run a function there by "
+                "Client.ask(function), which returns its result to the server."
             )
 
     def __repr__(self) -> str:

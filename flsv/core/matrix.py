@@ -15,14 +15,14 @@ from torch import Tensor
 from flsv.functional.distances import distances
 
 #: Bytes of a block on a GPU, where each block costs a kernel launch, and on a CPU, where a block should fit the cache:
-#: the system allocates larger blocks anew each time, which is up to six times as slow. A few blocks exist at a time.
+#: the system allocates larger blocks again each time, which is up to six times as slow. A few blocks exist at a time.
 BLOCK_BYTES = 2**24
 CPU_BLOCK_BYTES = 2**20
 #: A matrix that would take more than this fraction of the machine's memory is stored in a file.
 MAX_SHARE_OF_MEMORY = 0.25
 #: File with the memory limit of a container, on Linux.
 CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
-#: The fewest entries of one client's update to compute at a time, if each client has its own start point.
+#: The smallest number of elements of a client's update to compute at a time, if clients have different start points.
 MIN_PIECE_ENTRIES = 2**12
 
 
@@ -46,7 +46,7 @@ def _rows_in_file(
     like: Tensor,
     folder: str | Path,
 ) -> Tensor:
-    """Allocate a tensor ``[count, P]`` like ``like [P]`` in a file that goes with it."""
+    """Allocate a tensor ``[count, P]`` like ``like [P]`` in a file that is deleted with it."""
     num_entries = count * like.numel()
     folder_of_file = None
     if os.path.isdir(folder):
@@ -61,7 +61,7 @@ def _rows_in_file(
 
 
 def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return a copy of the rows ``rows`` of ``matrix``, by default of all."""
+    """Return a copy of the rows ``rows`` of ``matrix``, by default of all rows."""
     if rows is None:
         rows = torch.arange(len(matrix))
     file_name = None  # of a matrix in ordinary memory
@@ -89,7 +89,7 @@ def memory_bytes() -> int:
 
 
 def _common_model(starts: Sequence[Tensor]) -> Tensor | None:
-    """Return the one tensor that all ``starts`` are. None: they differ, or there are none."""
+    """Return the tensor that all ``starts`` are identical to. None: they differ, or the sequence is empty."""
     if len(starts) == 0:
         return None
     initial_model = starts[0]
@@ -131,13 +131,13 @@ class ClientMatrix:
         block_bytes = CPU_BLOCK_BYTES if is_on_cpu else BLOCK_BYTES
         processes_row_by_row = self._common_start is None
         if processes_row_by_row:
-            # A block has a piece of each row, large enough to be worth a call of its own.
+            # Each row's part of a block is large enough for a separate call.
             bytes_per_column = len(self.rows) * self.rows.element_size()
             block_bytes = max(block_bytes, MIN_PIECE_ENTRIES * bytes_per_column)
         return block_bytes
 
     def first_columns(self, end: int) -> ClientMatrix:
-        """Return a view of each vector's first ``end`` entries, such as its parameters."""
+        """Return a view of each vector's first ``end`` elements, such as its parameters."""
         rows = self.rows[:, :end]
         initial_models = [model[:end] for model in self.starts]
         matrix = ClientMatrix(rows, initial_models, self._block_bytes)
@@ -152,7 +152,7 @@ class ClientMatrix:
         return len(self.rows)
 
     def blocks(self, end: int | None = None) -> Iterator[slice]:
-        """Yield slices of about ``block_bytes`` that cover the vectors' entries up to ``end``."""
+        """Yield slices of about ``block_bytes`` that cover the vectors' elements up to ``end``."""
         if end is None:
             end = self.rows.shape[1]
         column_bytes = len(self) * self.rows.element_size()
@@ -183,7 +183,7 @@ class ClientMatrix:
         return combined
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Compute the inner product of ``vector`` with as many leading entries of each update, float64 ``[k]``."""
+        """Compute the inner product of ``vector`` with as many leading elements of each update, float64 ``[k]``."""
         device = self.rows.device
         products = torch.zeros(len(self), dtype=torch.float64, device=device)
         for block in self.blocks(len(vector)):

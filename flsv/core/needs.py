@@ -1,4 +1,4 @@
-"""What a part reads of a round and so needs, and the round as a part reads it."""
+"""Attributes of a round that a component reads, what the server needs for them, and the component's view of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 
 Field = str | Callable[[Round], Any]
-"""Where an argument of a metric's ``update`` comes from: an attribute of the round, or a function of the round."""
+"""Source of an argument of a metric's ``update``: an attribute of the round, or a function of the round."""
 
 
 def fields_of(metric: Any) -> dict[str, Field]:
@@ -33,7 +33,7 @@ def reads_of(
     """Return the names of the attributes of a round that a part reads, in the order of the vocabulary.
 
     They are the part's ``needs`` and, for a metric, the attributes that its ``update`` takes as arguments. With
-    ``only_required`` arguments that have a default are left out.
+    ``only_required`` arguments that have a default are excluded.
     """
     names = set(attribute_of(part, "needs") or ())
     if _is_metric(part):
@@ -41,7 +41,7 @@ def reads_of(
         if only_required:
             skipped_arguments = _optional_arguments_of(part)
         for argument, field in fields_of(part).items():
-            # What a function of the round reads is among the declared needs.
+            # The attributes that a function of the round reads are among the declared needs.
             if isinstance(field, str) and argument not in skipped_arguments:
                 names.add(field)
     return tuple(name for name in VOCABULARY if name in names)  # in the vocabulary's order
@@ -52,13 +52,13 @@ def needs_of(
     only_required: bool = False,
 ) -> tuple[str, ...]:
     """Return what the server must have or receive for a part, as keys of :data:`flsv.core.vocabulary.NEEDS`."""
-    # The vocabulary has the needs of what a part reads of a round. The part's attributes tell of its other needs.
+    # The vocabulary has the needs of each attribute of a round. Attributes of the part declare its other needs.
     keywords: set[str] = set()
     for name in reads_of(part, only_required):
         keywords.update(VOCABULARY[name].needs)
     if getattr(part, "evaluates", False):
         if _is_metric(part):
-            # Clients are asked for scores only, and their validation samples replace the server's validation set.
+            # Clients return scores only, and their validation samples replace the server's validation set.
             keywords -= {"answers", "validation"}
             keywords.add("client validation")
         else:
@@ -73,20 +73,20 @@ def needs_of(
 
 
 def check_declared(part: Any, reader: str) -> None:
-    """Raise ConfigurationError if a part, called ``reader``, declares in ``needs`` what a round does not have, or has
-    functions of the round and declares nothing.
+    """Raise ConfigurationError if a part, called ``reader``, declares unknown attributes in ``needs``, or has functions
+    of the round but no ``needs``.
     """
     declared = attribute_of(part, "needs")
     has_functions = _is_metric(part) and any(callable(field) for field in fields_of(part).values())
     if has_functions and declared is None:
         raise ConfigurationError(
-            f"{reader}: round_fields has functions of a round. Name what they read in the class, as in needs = "
-            '("play",), or () for nothing.'
+            f"{reader}: round_fields has functions of a round, but the class does not declare which attributes they "
+            'read. Add them to the class, as in needs = ("play",), or needs = () for no attribute.'
         )
     unknown = [name for name in declared or () if name not in VOCABULARY]
     if unknown:
         raise ConfigurationError(
-            f"{reader}: needs = {unknown}, which a round does not have. It may have {sorted(VOCABULARY)}."
+            f"{reader}: needs = {unknown}, but a round has no such attributes. Choose from {sorted(VOCABULARY)}."
         )
 
 
@@ -107,7 +107,7 @@ def _optional_arguments_of(part: Any) -> set[str]:
 
 
 class ReadRound:
-    """A round as one part reads it. What the part has not declared is no attribute of it.
+    """View of a round for one part. Reading an attribute that the part has not declared raises an error.
 
     Args:
         round: the round.
@@ -130,7 +130,7 @@ class ReadRound:
         self._stage = stage
         self._needs = set[str]()
         if not _is_metric(part):
-            self._needs.add("updates")  # aggregators and personalizers exist to use these
+            self._needs.add("updates")  # all aggregators and personalizers use updates
         for name in reads_of(part):
             self._needs.update(VOCABULARY[name].needs)
 
@@ -149,7 +149,7 @@ class ReadRound:
         is_known = STAGES.index(attribute.stage) <= STAGES.index(self._stage)
         if not is_known or not self._needs.issuperset(attribute.needs):
             raise AttributeError(
-                f"{self._reader} reads Round.{name}, known after {attribute.stage}, and has not declared it. Add to "
+                f"{self._reader} reads Round.{name}, known after {attribute.stage}, but has not declared it. Add to "
                 f"its class: needs = ({name!r},)"
             )
 
@@ -160,5 +160,5 @@ def read_by(
     stage: Stage,
     reader: str | None = None,
 ) -> Round:
-    """Return the round as ``part``, called ``reader`` in messages, reads it after ``stage``."""
+    """Return the view of the round for ``part`` after ``stage``. ``reader`` is the part's name in messages."""
     return cast(Round, ReadRound(round, part, stage, reader=reader))

@@ -53,16 +53,16 @@ class ParameterSpace:
         kept_names: names of further parameters and persistent buffers, including integer ones, that each client keeps
             to itself.
         constant: names of parameters that never change, outside of the vector.
-        non_finite: names of entries that the vector does not hold although they are finite now, because they were not
-            when a resumed run began.
+        non_finite: names of tensors that the vector does not hold although they are finite now, because they were not
+            finite when a resumed run began.
 
     Attributes:
         size: P, the length of the vector.
-        names: names of the entries that the vector holds, in its order.
-        private_names: names of the entries that each client keeps to itself.
-        kept_names: those of ``private_names`` that the argument of this name holds.
+        names: names of the parameters and buffers that the vector holds, in its order.
+        private_names: names of the parameters and buffers that each client keeps to itself.
+        kept_names: those of ``private_names`` that are in the argument ``kept_names``.
         constant_names: names of the parameters that are not in the vector and are the same at all clients.
-        non_finite_names: names of other buffers and frozen parameters with entries that are not finite, such as
+        non_finite_names: names of other buffers and frozen parameters with elements that are not finite, such as
             attention masks of -inf. Their averages would be NaN, so the vector does not hold them. Clients must not
             change them.
         num_parameters: the length of the vector's first part, the parameters. The rest are buffers.
@@ -106,7 +106,8 @@ class ParameterSpace:
         shared = {name: tensor for name, tensor in entries if name not in self._excluded}
         if self._excluded and not shared:
             raise ConfigurationError(
-                f"private={list(private)} leaves nothing of the module to share."
+                f"private={list(private)} excludes all parameters and buffers of the module, so there is no model to "
+                "share."
             )
         _check_real(shared)
 
@@ -131,9 +132,9 @@ class ParameterSpace:
         kept_names: Collection[str],
         candidate_constants: Collection[str],
     ) -> None:
-        """Decide which entries each client keeps to itself, and which are constant."""
-        # Private: floating-point entries that a pattern names, and all of `kept_names`, which may be integer buffers.
-        # Of the candidates, the entries that no pattern names are constant. All lists are in the module's order.
+        """Determine which tensors each client keeps to itself, and which are constant."""
+        # Private are floating-point tensors whose names match a pattern, and `kept_names`, which may be integer
+        # buffers. The other candidates are constant. All lists are in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -151,7 +152,7 @@ class ParameterSpace:
         state: Mapping[str, Tensor],
         former_names: Collection[str],
     ) -> tuple[str, ...]:
-        """Return the names of entries that are neither private, constant nor trained, and are or were not finite."""
+        """Return the names of tensors that are neither private, constant nor trained, and are or were not finite."""
         names = []
         for name, tensor in state.items():
             if name in self._private_set or name in self._constant_set:
@@ -186,7 +187,7 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared_tensors(module), self._views(vector))
 
     def check(self, module: nn.Module) -> None:
-        """Raise ConfigurationError if the module's entries are others than this space's, or of other shapes."""
+        """Raise ConfigurationError if the module's tensors have other names or shapes than this space's."""
         tensors = dict(_float_state(module))
         names = tensors.keys()
         if names == self._floating:
@@ -195,9 +196,9 @@ class ParameterSpace:
         added = sorted(names - self._floating)
         removed = sorted(self._floating - names)
         raise ConfigurationError(
-            f"the module's parameters and buffers have changed since the fit began: {added} have come, {removed} "
-            "have gone. Vectors of the clients' models need the same all along: change the module before the fit, for "
-            "example in configure_model, and put a callback that does so in on_fit_start before FederatedLoop."
+            f"the module's parameters and buffers have changed since the fit began: {added} are new, {removed} are "
+            "missing. The clients' models need the same parameters in all rounds. Change the module before the fit, "
+            "for example in configure_model, and put a callback that does so in on_fit_start before FederatedLoop."
         )
 
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
@@ -207,8 +208,9 @@ class ParameterSpace:
                 changes.append(f"{name} was {list(shape)} and is {list(tensors[name].shape)}")
         if changes:
             raise ConfigurationError(
-                f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Clients' models "
-                "are averaged entry by entry. Give a buffer its size in __init__, or register it by persistent=False."
+                f"training changes the sizes of the module's parameters or buffers: {listed(changes)}. Models of "
+                "different sizes cannot be averaged. Set a buffer's size in __init__, or register it with "
+                "persistent=False."
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
@@ -242,7 +244,7 @@ class ParameterSpace:
         return {name: parameters[name] for name in parameters if name in self._constant_set}
 
     def described(self) -> dict[str, str]:
-        """Describe, ``{kind: text}``, how many entries are shared, private and constant, with their names' hash."""
+        """Describe, ``{kind: text}``, how many tensors are shared, private and constant, with their names' hash."""
         names_by_part = {
             "shared": self.names,
             "private": self.private_names,
@@ -292,7 +294,7 @@ class ParameterSpace:
         return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def _slices(self) -> dict[str, slice]:
-        """Return where in a vector each entry stands."""
+        """Return the slice of each tensor in a vector."""
         slices = {}
         begin = 0
         for name, size in zip(self.names, self._sizes):
@@ -310,7 +312,7 @@ class ParameterSpace:
             return None
         layer = module.get_submodule(layer_name)
 
-        # By identity, since a weight that several layers share has one name.
+        # Tensors are found by identity, since a weight that several layers share has one name.
         name_by_tensor = {id(tensor): name for name, tensor in _float_state(module)}
         weight_name = name_by_tensor.get(id(_stored_tensor(layer, "weight")))
         bias_name = name_by_tensor.get(id(_stored_tensor(layer, "bias")))
@@ -323,8 +325,8 @@ class ParameterSpace:
             if requested is None:
                 return None  # the weight is computed from other tensors, as weight_norm does
             raise ConfigurationError(
-                f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class; "
-                "name the last linear layer of the classifier."
+                f"head={layer_name!r} ({type(layer).__name__}) has no weight matrix with a row per class. "
+                "Name the last linear layer of the classifier."
             )
 
         slices = self._slices()
@@ -383,15 +385,15 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
     lazy_names = [name for name, tensor in state.items() if is_lazy(tensor)]
     if lazy_names:
         raise ConfigurationError(
-            f"{lazy_names} have no shape before the first batch (lazy layers), and a federation starts from the model "
-            "that all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+            f"{lazy_names} have no shape before the first batch (lazy layers), but a federation starts by sending the "
+            "model to all clients. Set the layers' sizes, or run a batch through the module before the fit."
         )
 
     other_names = [name for name, tensor in state.items() if not is_dense(tensor)]
     if other_names:
         raise ConfigurationError(
-            f"{listed(other_names, show=repr)} is sparse, nested, quantized or on the meta device: only dense "
-            "parameters can be averaged. Hold what is not trained as a buffer."
+            f"{listed(other_names, show=repr)} is sparse, nested, quantized or on the meta device, but only dense "
+            "parameters can be averaged. Register tensors that are not trained as buffers."
         )
 
     broken_names = []
@@ -400,15 +402,16 @@ def _check_values(state: Mapping[str, Tensor]) -> None:
             broken_names.append(name)
     if broken_names:
         raise ConfigurationError(
-            f"the parameters {broken_names} hold NaN or infinite values before training starts: initialize them, or "
-            "set requires_grad=False where they are constants."
+            f"the parameters {broken_names} hold NaN or infinite values before training starts. Initialize them, or "
+            "set requires_grad=False if they are constants."
         )
 
 
 def _check_real(state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigurationError if an entry is complex."""
+    """Raise ConfigurationError if a tensor is complex."""
     complex_names = [name for name, tensor in state.items() if tensor.is_complex()]
     if complex_names:
         raise ConfigurationError(
-            f"{listed(complex_names, show=repr)} is complex: only real numbers can be averaged."
+            f"{listed(complex_names, show=repr)} is complex, but only real numbers can be averaged. Store its real and "
+            "imaginary parts."
         )

@@ -12,8 +12,8 @@ from torch import Tensor
 class Ranks:
     """Communication among the processes (ranks) of a federation, here for a single one.
 
-    All ranks must call the same methods in the same order. If two ranks pass different ``exchange_name``, they are out
-    of step, and an error is raised.
+    All ranks must call the same methods in the same order. If two ranks pass a different ``exchange_name``, an error is
+    raised.
 
     Attributes:
         rank: this process's number, from 0.
@@ -65,14 +65,13 @@ def ranks_of(trainer: L.Trainer) -> Ranks:
 def balance_load(
     costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None
 ) -> list[int]:
-    """Assign tasks to ``size`` workers, and return each task's worker. The costliest goes first, to the least busy.
-    ``fixed``: tasks assigned already, ``{task: worker}``."""
+    """Assign tasks to ``size`` workers, the costliest first, each to the worker with the least load. Return each task's
+    worker. ``fixed``: tasks assigned already, ``{task: worker}``."""
     worker_by_task = dict(fixed or {})
     loads = [0.0] * size
     for task, worker in worker_by_task.items():
         loads[worker] += costs[task]
 
-    # The costliest task first, to the worker with the least load.
     num_tasks = len(costs)
     costliest_first = sorted(range(num_tasks), key=lambda task: -costs[task])
     for task in costliest_first:
@@ -87,15 +86,15 @@ def balance_load(
 class ClientPlacement:
     """The assignment of clients to ranks (processes).
 
-    A client that keeps state stays on its rank. The others are assigned anew for every cohort, so that all ranks finish
-    at about the same time.
+    A client that keeps state stays on its rank. The others are assigned again for every cohort, so that all ranks
+    finish at about the same time.
 
     Args:
         ranks: the communication among the processes.
         costs: for each of the n clients the work of its training, in any unit.
 
     Attributes:
-        in_map_clients: True within :func:`flsv.core.map_clients`, in which each rank asks only its own clients.
+        in_map_clients: True within :func:`flsv.core.map_clients`, where each rank sends requests to its own clients.
 
     Example:
         >>> owners = ClientPlacement(ALONE, [3.0, 1.0])
@@ -131,7 +130,7 @@ class ClientPlacement:
         self._bound = set(clients)
 
     def assign(self, cohort: Sequence[int]) -> None:
-        """Assign a round's cohort to the ranks anew, except :attr:`bound` clients."""
+        """Assign a round's cohort to the ranks, except :attr:`bound` clients."""
         fixed_ranks = {}  # by position in the cohort
         for position, client in enumerate(cohort):
             if client in self._bound:

@@ -1,5 +1,5 @@
-"""Round: the server's knowledge of one round, which metrics, aggregators, personalizers and samplers read."""
-# Expensive quantities are computed when they are first asked for.
+"""Round: the server's information about one round, which metrics, aggregators, personalizers and samplers read."""
+# Expensive quantities are computed when they are first read.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROUNDING_MARGIN = 8
 
 
 Start = Tensor | Client
-"""The model that a client started from: a vector ``[P]``, or the client, to be asked for the vector."""
+"""The model that a client started from: a vector ``[P]``, or the client, which sends the vector on request."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Round:
         global_vector: ``[P]``, the global model at the start of the round.
         client_vectors: ``[k, P]``, the clients' models after local training.
         space: the map between vectors and modules.
-        starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`,
-            which is asked for the model when needed. If it does not answer, its own model takes the place, so that its
-            update is 0. With None all started from the global model.
+        starts: for each of the k clients the model that it started from: a vector ``[P]``, or the :class:`Client`, from
+            which the model is requested when needed. If it does not respond, its update counts as 0. None: all started
+            from the global model.
         losses: ``[k]``, the mean training loss of each client.
         num_steps: int64 ``[k]``, the number of optimizer steps of each client.
         reports: the clients' reports that strategies declare, ``{name: tensor [k, ...]}``.
-        clients: the k clients of the cohort, which can be asked about their data. None outside of a fit.
-        all_clients: all n clients of the federation, in the order of their numbers. None outside of a fit.
+        clients: the k clients of the cohort, to which requests can be sent. None outside of a fit.
+        all_clients: all n clients of the federation, in the order of their ids. None outside of a fit.
         server_data: the server's validation set, if it has one.
         seed: seed of the round's random choices, see :meth:`generator`.
         drawing_probabilities: function that returns each client's probability ``[n]`` to be drawn into this cohort.
             None if all clients are drawn.
-        games: the round's ``flsv.games.CoalitionGames`` on the server's validation set, if there are any.
-        channel: the count of the messages between server and clients. None outside of a fit.
+        games: the round's ``flsv.games.CoalitionGames`` on the server's validation set, or None.
+        channel: the counter of the messages between server and clients. None outside of a fit.
         server_vector: ``[P]``, the next global model. None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model. None before aggregation.
         left_out: ids of the clients whose update was excluded.
@@ -107,7 +107,7 @@ class Round:
         initial_models = []
         for vector, initial_model in zip(self.client_vectors, ask_for_initial_models(starts)):
             if initial_model is None:
-                initial_model = vector  # of a client that has not answered: its update is 0
+                initial_model = vector  # the client has not responded, so its update is 0
             initial_models.append(initial_model)
         return ClientMatrix(self.client_vectors, initial_models)
 
@@ -168,7 +168,7 @@ class Round:
         metric: Any = "accuracy",
         weighting: Any = "uniform",
     ) -> Any:
-        """Return a coalition game of this round's clients. The games of a round evaluate the same model only once.
+        """Return a coalition game of this round's clients. Games of a round evaluate a model only once.
 
         Args:
             metric: the performance measure of a coalition's model, see :class:`flsv.games.CoalitionUtility`.
@@ -210,7 +210,7 @@ class Round:
         if self.space.head is None:
             if self.space.unshared_head is not None:
                 raise ConfigurationError(
-                    f"the classifier head {self.space.unshared_head!r} is not shared."
+                    f"the classifier head {self.space.unshared_head!r} is not shared with the server."
                 )
             raise ConfigurationError(
                 "the module has no linear layer, so it has no classifier head."
@@ -220,9 +220,9 @@ class Round:
     def combine(self, weights: Tensor) -> Tensor:
         """Combine the clients' models x_i with the global model x. The parameters are x + sum_i weights_i (x_i - x).
 
-        Buffers (BatchNorm's statistics) are averages of the clients' own, with the weights normalized to sum to 1,
-        because other sums can make a running variance negative. Entries in which all clients' models agree keep exactly
-        that value.
+        Buffers (BatchNorm's statistics) are averages of the clients' buffers, with weights that are normalized to sum
+        to 1, because other sums can make a running variance negative. Elements that are equal in all clients' models
+        keep exactly this value.
 
         Args:
             weights: ``[k]``, which need not sum to 1.
@@ -249,7 +249,7 @@ class Round:
 
     def _add_global_parameters(self, combined: Tensor, share: Tensor) -> None:
         """Add ``share`` times the global model's parameters to a sum of models ``[P]``, in place."""
-        # In blocks, to save a second vector; not the blocks of `matrix`, which asks clients for their start points.
+        # This is done in blocks, to save a second vector. `matrix` is not used: it requests start points from clients.
         block_bytes = CPU_BLOCK_BYTES if combined.device.type == "cpu" else BLOCK_BYTES
         block_length = block_bytes // combined.element_size()
         num_parameters = self.space.num_parameters
@@ -266,8 +266,8 @@ class Round:
         sums = combined[num_parameters:]  # of the clients' weighted buffers
         global_buffers = self.global_vector[num_parameters:]
         averages = torch.where(total != 0, sums / total, global_buffers)
-        is_mean = total == 1  # the sums are averages already, which a division could round
-        # Not a branch: on an accelerator it would wait for the value of `total`.
+        is_mean = total == 1  # the sums are averages already, and a division would round them
+        # A branch would wait for the value of `total` on an accelerator.
         combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
     def _restore_common_entries(
@@ -276,25 +276,25 @@ class Round:
         weights: Tensor,
         total: Tensor,
     ) -> None:
-        """Give the entries in which all clients' models agree exactly that value, in place."""
-        # Entries that no client has changed (frozen weights, constant buffers) must not drift by rounding.
-        # A sum of k weights is off by about k times eps.
+        """Set the elements that are equal in all clients' models to exactly this value, in place."""
+        # Elements that no client has changed (frozen weights, constant buffers) must not drift by rounding.
+        # The rounding error of a sum of k weights is about k times eps.
         rounding = _ROUNDING_MARGIN * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
-        # For each block of entries, `is_common` tells in which all clients agree, bool [b].
+        # For each block of b elements, `is_common`, bool [b], is True where all clients' values are equal.
         for block, is_common in common_entries(self.client_vectors):
             common_values = self.client_vectors[0, block]
             is_restored = is_common
             # On an accelerator this is computed even if nothing changes: reading `is_partial` would wait for its value.
             if is_common.device.type != "cpu" or is_partial:
-                # Of an average, each common entry is restored. Of a partial sum, parameters that all clients have moved
-                # alike are not: the sum moves them by another amount.
+                # In an average, each common element is restored. In a partial sum, parameters that all clients have
+                # changed equally are not restored, since the sum changes them by another amount.
                 global_values = self.global_vector[block]
                 columns = torch.arange(block.start, block.stop, device=is_common.device)
                 is_buffer = columns >= self.space.num_parameters
                 is_unmoved = common_values == global_values
                 is_restored = is_common & (~is_partial | is_unmoved | is_buffer)
-                # Without any weight the combination is the global model.
+                # If all weights are 0, the combination is the global model.
                 common_values = torch.where(total != 0, common_values, global_values)
             combined[block] = common_values.where(is_restored, combined[block])
 
@@ -338,12 +338,12 @@ class Round:
 
     @cached_property
     def uploaded(self) -> Tensor:
-        """Return how many tensor entries each of the r :attr:`reached` clients has sent, int64 ``[r]``."""
+        """Return how many tensor elements each of the r :attr:`reached` clients has sent, int64 ``[r]``."""
         return self._counted(self._channel.numbers, "up")
 
     @cached_property
     def downloaded(self) -> Tensor:
-        """Return how many tensor entries each of the r :attr:`reached` clients has received, int64 ``[r]``."""
+        """Return how many tensor elements each of the r :attr:`reached` clients has received, int64 ``[r]``."""
         return self._counted(self._channel.numbers, "down")
 
     @cached_property
@@ -361,7 +361,7 @@ class Round:
         """Return the ids of clients that received or sent anything, int64 ``[r]``. The cohort comes first."""
         cohort = on_host(self.client_ids)
         clients_of_messages = [message.client for message in self._channel.messages]
-        # Each client once, in the order of its first mention.
+        # Each client occurs once, in the order of its first message.
         ids = dict.fromkeys([*cohort, *clients_of_messages])
         return self.client_ids.new_tensor(list(ids))
 
@@ -370,14 +370,16 @@ class Round:
         count: Callable[[Sequence[int], Direction], Tensor],
         direction: Direction,
     ) -> Tensor:
-        """Return a count of the channel for the clients that are reached, ``[r]``."""
+        """Return a count of the channel for the :attr:`reached` clients, ``[r]``."""
         counts = count(self.reached.tolist(), direction)
         return counts.to(self.client_ids.device)
 
     @property
     def _channel(self) -> Channel:
         if self.channel is None:
-            raise RuntimeError("this round has no channel: what crosses is counted within a fit.")
+            raise RuntimeError(
+                "this round has no channel, since messages are counted only within a fit."
+            )
         return self.channel
 
     def with_models(self, client_vectors: Tensor, global_vector: Tensor) -> Round:
@@ -391,7 +393,7 @@ class Round:
         )
 
     def _with(self, **changes: Any) -> Round:
-        """Return a copy that shares what this round has computed."""
+        """Return a copy with ``changes`` that shares the cached properties of this round."""
         new_round = copy.copy(self)
         vars(new_round).update(changes)  # an attribute of a frozen class cannot be assigned
         return new_round
@@ -400,8 +402,8 @@ class Round:
     def _required_games(self) -> Any:
         if self.games is None:
             raise RuntimeError(
-                "this round has no coalition games: no part has declared that it plays them, by needs = ('play',), or "
-                "the server has no validation set."
+                "this round has no coalition games: either no component declares them by needs = ('play',), or the "
+                "server has no validation set."
             )
         return self.games
 
@@ -418,9 +420,9 @@ class Round:
 
 
 def ask_for_initial_models(starts: Sequence[Start]) -> list[Tensor | None]:
-    """Replace each Client in ``starts`` by the initial model ``[P]`` that it answers. None for one that does not."""
+    """Replace each Client in ``starts`` by its initial model ``[P]``, which is requested. None: it did not respond."""
     clients = [client for client in starts if isinstance(client, Client)]
-    answers = map_clients(clients, _ask_for_start)  # all at once, in the order of `clients`
+    answers = map_clients(clients, _ask_for_start)  # in the order of `clients`
     next_answer = iter(answers)
     initial_models = []
     for model_or_client in starts:
@@ -437,8 +439,8 @@ def _ask_for_start(client: Client) -> Tensor | None:
         return client.ask(question)
     except NoAnswer as error:
         warnings.warn(
-            f"{error} The model that it started from is unknown: metrics leave the client out of this round, and a "
-            "strategy that reads updates takes its update as 0.",
+            f"{error} The model from which the client started is unknown, so metrics exclude it from this round, and "
+            "strategies that read updates treat its update as 0.",
             stacklevel=2,
         )
         return None
@@ -452,7 +454,7 @@ def _model_of_the_round(client: AnsweringClient) -> Numbers:
 def started_from(local: LocalData) -> Tensor:
     """Return the model ``[P]`` from which the client started the round. Runs at the client."""
     if local.start is None:
-        raise RuntimeError(f"{local!r} has not begun a round.")
+        raise RuntimeError(f"{local!r} has no initial model, since it has not started a round.")
     return local.start
 
 

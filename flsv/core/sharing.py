@@ -1,6 +1,6 @@
-"""The argument ``share``: which entries of a module clients send, and which each keeps to itself."""
-# Methods that share only some entries: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and federated
-# training of adapters such as LoRA.
+"""The argument ``share``: which parameters and buffers of a module clients send, and which each keeps to itself."""
+# Methods that share only a part of the model: FedBN (Li et al., ICLR 2021), FedPer (Arivazhagan et al., 2019), and
+# federated training of adapters such as LoRA.
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flsv.utilities.classifier_head import head_name
 from flsv.utilities.errors import ConfigurationError, listed
 
 Share = str | list[str] | Callable[[str, Tensor], bool]
-"""The entries that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of an entry's name and
-tensor that returns whether it is shared.
+"""The parameters and buffers that are shared: ``"all"``, ``"trainable"``, a list of patterns, or a function of a name
+and a tensor that returns whether the tensor is shared.
 """
 
 #: Names of normalization layers' classes, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
@@ -47,7 +47,7 @@ def _is_word(word: Any) -> bool:
 
 
 class Sharing(NamedTuple):
-    """Names of a module's entries that clients keep, and of those that never change."""
+    """Names of a module's parameters and buffers that clients keep, and of those that never change."""
 
     kept: set[str]
     constant: set[str]
@@ -58,7 +58,7 @@ def sharing(
     module: nn.Module,
     head: str | None = None,
 ) -> Sharing:
-    """Return the names of the module's entries that ``share`` excludes from the model vector."""
+    """Return the names of the parameters and buffers that ``share`` excludes from the model vector."""
     if share == "all":
         return Sharing(set(), set())
 
@@ -76,10 +76,10 @@ def sharing(
 
     if not any(state[name].is_floating_point() for name in included_names):
         raise ConfigurationError(
-            f"FederatedLoop(share={share!r}) leaves nothing of the module to share."
+            f"FederatedLoop(share={share!r}) excludes all parameters of the module, so there is no model to share."
         )
     other_names = state.keys() - included_names
-    # Frozen entries are the same everywhere, unless words with "!" have excluded them: then each client has its own.
+    # Frozen tensors are the same at all clients, unless a pattern with "!" has excluded them: then they are private.
     constant = (other_names & frozen_names) - excluded_names
     return Sharing(kept=other_names - constant, constant=constant)
 
@@ -92,7 +92,7 @@ def _shared_by_words(
     frozen: set[str],
     head: str | None,
 ) -> tuple[set[str], set[str]]:
-    """Return the names that ``share`` includes, and those that it excludes by ``!``. Later words win."""
+    """Return the names that ``share`` includes, and those that it excludes by ``!``. Later patterns take precedence."""
     words = [share] if isinstance(share, str) else share
     excluded_names: set[str] = set()
     included_names: set[str] = set()
@@ -105,7 +105,7 @@ def _shared_by_words(
         names = set(_names_of_word(pattern, module, state, frozen=frozen, head=head))
         if not names:
             raise ConfigurationError(
-                f"FederatedLoop(share={share!r}): {word!r} names nothing of the module. It has "
+                f"FederatedLoop(share={share!r}): {word!r} matches no parameter or buffer of the module. It has "
                 f"{listed(list(state), 3, repr)}."
             )
         if word.startswith("!"):
@@ -129,18 +129,20 @@ def warn_of_sharing(
     if space.kept_names:
         names = listed(map(repr, space.kept_names))
         message = (
-            f"{len(space.kept_names)} trained tensors stay at their clients: {names}. The global model has their "
-            "initial values in validation, tests and checkpoints."
+            f"{len(space.kept_names)} trained tensors stay at their clients: {names}. In validation, tests and "
+            "checkpoints, the global model has their initial values."
         )
         if not clients_are_evaluated:
-            message += " ClientEvaluation(every=1) evaluates each client with its own."
+            message += (
+                " To evaluate each client with its own tensors, set ClientEvaluation(every=1)."
+            )
         warnings.warn(message, stacklevel=2)
 
     lora_names = _averaged_lora_pairs(space, module)
     if lora_names:
         names = listed(map(repr, lora_names))
         warnings.warn(
-            f"LoRA's matrices A and B are averaged one by one: {names}. The product of averages is not the average of "
+            f"LoRA's matrices A and B are averaged separately: {names}. The product of averages is not the average of "
             "the clients' products. Freeze A for exact averages (FFA-LoRA): flsv.models.lora.freeze_a(module).",
             stacklevel=2,
         )
@@ -176,7 +178,7 @@ def _names_of_word(
         return state
     if word == "trainable":
         is_frozen_as_a_whole = len(frozen) == len(list(module.parameters()))
-        if is_frozen_as_a_whole:  # then its buffers are not shared, either
+        if is_frozen_as_a_whole:  # its buffers are not shared, either
             return ()
         return state.keys() - frozen
     if word == "norm":

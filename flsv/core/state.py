@@ -17,7 +17,7 @@ from flsv.utilities.host_copies import on_host
 if TYPE_CHECKING:
     from flsv.core.round import Round
 
-#: The kind of a fault without which the values would be other ones.
+#: The kind of an incident that changes the contribution values.
 OF_VALUES = "values"
 #: Name under which the server sends the global model to a client that starts from another model, if an upload needs it.
 GLOBAL_MODEL = "global_model"
@@ -49,8 +49,8 @@ class Instruction:
     Args:
         round_index: the round, from 0.
         client_id: the client that receives it.
-        seed: the run's seed. The client's random choices follow from it, the round and the client's number.
-        start: ``[P]``, the model to train from. None if the client continues from a model of its own.
+        seed: the run's seed. The client's random numbers are derived from it, the round and the client's id.
+        start: ``[P]``, the model to train from. None if the client continues from its own model.
         tensors: further tensors that strategies send, by the names that they declare in ``Strategy.sends``.
     """
 
@@ -64,7 +64,7 @@ class Instruction:
 @dataclass(frozen=True)
 class ClientUpdate:
     """A client's message to the server. A private client sends ``client_id``, ``num_samples``, the noised ``vector``,
-    and what follows from public settings: ``num_steps`` and ``traffic``.
+    ``num_steps`` and ``traffic``, and no other field.
 
     Args:
         client_id: the client that sends it.
@@ -116,10 +116,10 @@ class FederationState:
         run: the run's random name, set when the run begins if remote clients keep their states themselves, else empty.
         counted: ``{client id: name}``, for each remote client the name of its last training whose result the server has
             used. The client continues from the state after this training.
-        incidents: what went wrong at the clients, see :meth:`note`.
-        non_finite_names: names of the module's entries that the vector does not hold because they were not finite when
-            the run began. A later validation may have made them finite.
-        failed: ids of the clients of the last rounds that were without an update. Empty after a round with one.
+        incidents: failures at the clients, see :meth:`note`.
+        non_finite_names: names of parameters and buffers that the vector does not hold because they were not finite
+            when the run began. A later validation may have made them finite.
+        failed: ids of the clients of the last rounds if these had no update. Empty after a round with an update.
         pending_traffic: the messages that were exchanged to draw the current or next cohort, each
             ``(client, direction, name, numbers, bytes)``.
     """
@@ -151,11 +151,11 @@ class FederationState:
         return self.global_vector
 
     def for_strategies(self) -> FederationState:
-        """Return the state without what the loop itself has read at the clients: ``trained``, ``client_scores``."""
+        """Return the state without ``trained`` and ``client_scores``, which only the loop itself may read."""
         return replace(self, trained={}, client_scores={})
 
     def complete(self, round: Round, senders: Sequence[int]) -> None:
-        """Store the next global model, the weights, and who took part or sent an update."""
+        """Store the next global model, the weights, and the clients that took part or sent an update."""
         assert round.aggregation_weights is not None
         ids = torch.tensor(on_host(round.client_ids))
         weights = torch.full((self.num_clients,), float("nan"))
@@ -169,7 +169,7 @@ class FederationState:
         self.failed = []
 
     def note(self, client: int | None, fault: str, kind: str | None = None) -> None:
-        """Record a fault of a client, or of all, in this round. There is one entry per client and fault.
+        """Record a failure of a client, or of all (None), in this round. Repeated failures are counted.
 
         Example:
             >>> state = FederationState(round_index=3)
@@ -205,11 +205,8 @@ class FederationState:
         return {name: _copied(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # Checkpoints of earlier versions do not have them.
-        added_later = {"is_aggregate_finite": True, "failed": [], "non_finite_names": []}
-        complete_state = {**added_later, **state}
         for name in self._saved():
-            setattr(self, name, _copied(complete_state[name]))
+            setattr(self, name, _copied(state[name]))
 
     def _saved(self) -> list[str]:
         names = [field_of_state.name for field_of_state in fields(self)]

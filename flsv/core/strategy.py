@@ -21,7 +21,7 @@ from flsv.utilities.declared import ValidatedArguments
 
 Contributions = Mapping[str, Tensor]
 """The metrics' current values, ``{metric: values}``: ``[n]`` for n clients, or ``[n, M]`` for M classes. A client that
-never took part has NaN, or the metric's ``prior`` if it has one. A metric without an update so far has no entry."""
+never took part has NaN, or the metric's ``prior`` if it has one. A metric is missing before its first update."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class FederationInfo:
         optimizers: the clients' optimizers, as the module configures them.
         strategies: ``{role: strategy}``. The roles are ``"aggregator"``, ``"personalizer"``, ``"sampler"`` and
             ``"client_algorithm"``.
-        local_epochs: passes over a client's data per round, the fewest of any client. 0 if the loop counts steps.
+        local_epochs: number of local epochs per round, the smallest of all clients. 0 if the loop counts steps.
         uploads: the attacks, noise and compression that clients apply to their updates.
-        client_names: the clients' names, by number.
+        client_names: the clients' names, by id.
         metrics: the contribution metrics, by name.
         filters: the filters that the server applies to updates before it averages them.
     """
@@ -67,16 +67,16 @@ class Component(ValidatedArguments, ABC):
     arguments.
 
     Attributes:
-        needs: names of attributes of a :class:`flsv.Round` that the component reads beside the clients' updates and
-            what follows from them, such as ``("play",)`` for games on the server's validation set or
-            ``("all_clients",)`` to ask clients. Before the first round it is checked that there is what they need. An
-            attribute that is read without having been declared raises an error.
+        needs: names of attributes of a :class:`flsv.Round` that the component reads, except the clients' updates and
+            attributes derived from them, such as ``("play",)`` for games on the server's validation set or
+            ``("all_clients",)`` for requests to clients. Before the first round it is checked that they are available.
+            Reading an attribute that is not declared raises an error.
     """
 
     needs: Sequence[str] = ()
 
     def set_up(self, federation: FederationInfo) -> None:
-        """Check the federation, and store what the component needs of it.
+        """Check the federation, and store the information that the component needs.
 
         Called before :meth:`begin` or :meth:`resume`.
 
@@ -120,7 +120,7 @@ class Strategy(Component):
 
     Of the methods below, :meth:`report` runs at the clients, the others run at the server. Methods at the server may
     use the strategy's attributes. ``report`` may use its arguments, the client's data and the strategy's constructor
-    arguments, but nothing that the server has learned during the run. A strategy declares the names of the values that
+    arguments, but no state that the server has stored during the run. A strategy declares the names of the values that
     server and clients send each other (``sends``, ``reports``). Metrics read reports by these names, and two strategies
     cannot use the same name.
 
@@ -132,31 +132,30 @@ class Strategy(Component):
     Attributes:
         sends: names of the tensors that :meth:`send` returns.
         reports: names of the values that :meth:`report` returns.
-        needs_classes: whether the strategy needs training samples that have classes. Remote sites, which do not know
-            each other's numbers of samples per class, refuse such a strategy.
+        needs_classes: whether the strategy needs training samples that have classes. Such a strategy does not work with
+            remote sites, which do not know each other's numbers of samples per class.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
     metric: str | None = None
-    #: Whether clients evaluate models for this strategy. If so, it is checked before training that the module can be
-    #: copied.
+    #: Whether clients evaluate models for this strategy. This requires a module that can be copied.
     evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     #: Whether the aggregator reads the metric's values of the round that it aggregates, not of the previous round.
     metric_of_round: ClassVar[bool] = False
-    #: Whether the clients' numbers of optimizer steps decide on the next model. Remote sites refuse such a strategy.
+    #: Whether the next model depends on the clients' numbers of optimizer steps, which remote sites do not support.
     reads_steps: ClassVar[bool] = False
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
     needs_classes: bool = False
-    #: Whether clients assign values to their single samples by the order in which these are trained on.
+    #: Whether clients assign values to single samples, for which they need the order of training.
     reads_order: bool = False
 
     def expected_reports(self) -> Mapping[str, Numbers]:
-        """Return what the values that clients report must be, ``{name: numbers}``. A remote client's update with any
-        other value is left out of its round. Declare each report that is used as an index. Any finite numbers up to
-        1e18 are accepted for a report without a declaration, which is the default for all."""
+        """Return the types, shapes and ranges of the values that clients report, ``{name: numbers}``. A remote client's
+        update with any other value is excluded from its round. Declare each report that is used as an index. By
+        default any finite numbers up to 1e18 are accepted."""
         return {}
 
     def bind_evaluator(self, games: Any) -> None:
@@ -169,8 +168,8 @@ class Strategy(Component):
         """Return the tensors that the server sends a client beside its initial model.
 
         Args:
-            client: the client's number.
-            start: ``[P]``, the model that the client starts from. None if it continues from a model of its own.
+            client: the client's id.
+            start: ``[P]``, the model that the client starts from. None if it continues from its own model.
             state: the federation at the start of the round.
 
         Returns:
@@ -182,7 +181,7 @@ class Strategy(Component):
         """Compute the values that the client reports beside its update, after its training.
 
         Returns:
-            Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
+            Tensors or numbers by names declared in ``reports``. No other information about the data is sent.
         """
         return {}
 
@@ -191,7 +190,7 @@ class Strategy(Component):
         updates: Sequence[ClientUpdate],
         clients: Sequence[Client],
     ) -> None:
-        """Inspect the finite updates before filters change them. Any of the n clients may be asked for values."""
+        """Inspect the finite updates before filters change them. Requests may be sent to any of the n clients."""
 
     def end_round(self, round: Round) -> None:
-        """Store at the server the parts of this round that the next one needs."""
+        """Store at the server the state that the next round needs."""

@@ -1,4 +1,4 @@
-"""The vocabulary of a round: what each attribute of a Round is, when it is known, and what the server needs for it."""
+"""The attributes of a Round: their meanings, the stage after which they are known, and what the server needs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: The stages of a round in their order. Something is known after a stage.
+#: The stages of a round in their order. Each attribute is known after one of them.
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 #: What the server must have or receive for a part, ``{keyword for tables: description}``, in the order of display.
 NEEDS = {
     "validation": "the server has validation data",
-    "updates": "the server sees every client's own update",
+    "updates": "the server sees every single update",
     "head": "the updates' classifier head",
     "classes": "samples have classes",
     "losses": "clients report their training loss",
     "counts": "clients report their numbers of samples of each class",
-    "answers": "clients answer questions about their samples",
+    "answers": "clients respond to requests about their samples",
     "reports": "clients report values that their client algorithm computes",
-    "client validation": "every client has validation samples of its own",
+    "client validation": "every client has validation samples",
 }
-#: Needs that a private client does not meet, since nothing but its noised update leaves it.
+#: Needs that a private client does not meet, since it sends only its noised update.
 TOLD_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client validation"})
 
 
@@ -37,28 +37,28 @@ client_ids | the clients that took part | int64 [k] | training | | per client
 num_samples | their numbers of training samples | int64 [k] | training | | per client
 num_steps | their numbers of optimizer steps | int64 [k] | training | | per client, loop
 losses | their mean training losses | [k] | training | losses | per client, loop
-senders | who sent an update, excluded clients last | int64 [s] | training | |
+senders | the clients that sent an update, excluded ones last | int64 [s] | training | |
 inclusion_probabilities | the probabilities with which they were drawn | [k] | training | | per client
 global_vector | the global model at the start of the round | [P] | training | |
 client_vectors | the clients' models | [k, P] | training | updates | per client
-client_updates | the parameters minus those at their start | [k, p] | training | updates | per client, of starts
+client_updates | the parameters minus the initial parameters | [k, p] | training | updates | per client, of starts
 state_updates | the same with buffers (BatchNorm's statistics) | [k, P] | training | updates | per client, of starts
 client_heads | the updates' classifier heads | [k, M, D+1] | training | updates, head | per client, of starts
 client_head_weights | the models' classifier heads | [k, M, D+1] | training | updates, head | per client
 matrix | the updates, for norms and products | ClientMatrix | training | updates | of starts
 utility | the game by accuracy, of uniform averages | game | training | validation, updates | plays, of starts
 server_data | the server's validation set | LocalData | training | validation | loop
-clients | the cohort's clients, to be asked | Client | training | answers | per client, loop
-all_clients | the federation's clients, to be asked | Client | training | answers | loop
+clients | the cohort's clients, for requests | Client | training | answers | per client, loop
+all_clients | the federation's clients, for requests | Client | training | answers | loop
 server_vector | the next global model | [P] | aggregation | | of updates
 server_update | the next global model minus this one | [P] | aggregation | | of updates
 server_head | the weighted mean of client_heads | [M, D+1] | aggregation | updates, head | of starts
 server_head_weights | the weighted mean of client_head_weights | [M, D+1] | aggregation | updates, head |
 aggregation_weights | the clients' weights in the next model | [k] | aggregation | | per client, of updates
-peer_values | the models' worth to clients | [k, n] | personalization | client validation | per client, of updates, loop
-reached | who received or sent anything, the cohort first | int64 [r] | exchange | | loop
-uploaded | entries that each of them has sent | int64 [r] | exchange | | loop
-downloaded | entries that each of them has received | int64 [r] | exchange | | loop
+peer_values | clients' values of others | [k, n] | personalization | client validation | per client, of updates, loop
+reached | the clients with messages, the cohort first | int64 [r] | exchange | | loop
+uploaded | elements that each of them has sent | int64 [r] | exchange | | loop
+downloaded | elements that each of them has received | int64 [r] | exchange | | loop
 uploaded_bytes | bytes that each of them has sent | float64 [r] | exchange | | loop
 downloaded_bytes | bytes that each of them has received | float64 [r] | exchange | | loop
 play | a coalition game | play(performance, weighting) | training | validation, updates | plays, internal, of starts
@@ -69,7 +69,7 @@ combine | a weighted mean of the models | combine(weights) | training | updates 
 head | the place of the classifier head in a vector | Head | training | head | internal
 space | the map between vectors and modules | ParameterSpace | training | | internal
 seed | the seed of the round's random choices | number | training | | internal
-starts | the models that clients started from, or who knows them | list | training | | per client, internal, of starts
+starts | the clients' initial models, or clients that have them | list | training | | per client, internal, of starts
 reports | the reports that strategies declare | {name: [k, ...]} | training | | internal
 drawing_probabilities | the probabilities of all clients to be drawn | drawing_probabilities() | training | | internal
 left_out | clients whose update was excluded | list | training | | internal

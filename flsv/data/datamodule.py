@@ -19,9 +19,9 @@ from flsv._lightning.data_source import data_of, show_data_module
 from flsv._lightning.patches import callbacks_of, is_loop
 from flsv.data.division import divide, without_flagged
 from flsv.data.federated_data import FederatedData
+from flsv.data.first_batches import check_first_batches, warn_of_random_evaluation
 from flsv.data.loaders import Loader, make_loader
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, OneClient, Partitioner
-from flsv.data.read_back import check_read_back, warn_of_random_evaluation
 from flsv.data.shown import parts_of_samples, restrict_to_rows
 from flsv.data.sources.base import TORCHVISION_SETS, Files, Reading, SourceData, Whole, known_as
 from flsv.data.sources.source import loader_options, open_source, source_name
@@ -79,11 +79,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         test: test data that no client has, in one of the forms of a client's data.
         labels: class of each training sample, 0 .. M-1; or the name of the column to predict, if the data have columns,
             else the name of an attribute of the training data or the name or position of a field of its samples; False
-            for data without classes. By default, the only number after a sample's first element, or in its fields
-            called ``label``, ``target`` or similar, if it is an integer. Without labels all samples have one class.
-        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. None: the
-            larger of two numbers, ``True`` among truth values, else the rarer class in the training data, with a
-            warning if a metric uses it.
+            for data without classes. By default the attribute ``targets`` of the training data, or else the second part
+            of each sample ``(x, y)``, if it is an integer. Without labels all samples have one class.
+        pos_label: the positive one of two classes, to which scores such as average precision and F1 refer. Two classes
+            with words for names need it for such a score. Of two numbers the larger one is positive, and of truth
+            values ``True``.
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
@@ -118,7 +118,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         ... )
         >>> own.setup("fit")
         >>> own.client_names, own.class_names, own.num_samples.tolist()
-        (('Boston', 'Lyon'), ('well', 'ill'), [35, 55])
+        (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
     """
 
     _remedy_template = "Create a new one: FederatedDataModule(..., {0})."
@@ -293,7 +293,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             corruptions=self.corruptions,
             batch_size=self._batch_size,
         )
-        check_read_back(divided, compare_labels=labels is None)
+        check_first_batches(divided, compare_labels=labels is None)
         warn_of_random_evaluation(divided)
         self._divided = divided
         self._needs_setup = False

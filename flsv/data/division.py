@@ -58,10 +58,10 @@ def divide(
     )
     if has_streams(source.train):
         classes = replace(classes, missing_reason="a stream is not read before training")
+    source = replace(source, classes=classes)
     if pos_label is not None:
         check_positive(classes.names, pos_label)
-
-    source = replace(source, classes=classes)
+        source = replace(source, pos_label=pos_label)
     splits = _split(source, partitioner, options, groups)
     if source.fitted is not None:
         samples_by_client = dict(zip(splits.names, splits.train))
@@ -149,7 +149,7 @@ def _split(
             return source.split_columns[name]
         return column(source.train, name, "splits")
 
-    splits = split_federation(
+    return split_federation(
         classes.labels,
         len(classes.names),
         group_numbers,
@@ -160,12 +160,6 @@ def _split(
         source.clients,
         column=read_column,
     )
-    if source.chose_rarer_class and len(splits.clients) == 1:
-        raise ConfigurationError(
-            f"The positive class is the rarer one of {listed(source.class_names, show=repr)}, and one site alone "
-            "cannot know which one is rarer in the federation. Set pos_label, to the same class at every site."
-        )
-    return splits
 
 
 def _check_no_labels(labels: Any) -> None:

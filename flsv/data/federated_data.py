@@ -14,16 +14,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
-from flsv.data.contents import content_hashes, loader_hash, loader_rows
+from flsv.data.contents import loader_hash, loader_rows
+from flsv.data.labels import are_two_words
 from flsv.data.loaders import TensorBatches, drawn_order, make_loader
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sample_hashes import hash_samples
+from flsv.data.sample_hashes import content_hash
 from flsv.data.shown import loader_as
 from flsv.data.sources.base import SourceData
 from flsv.data.sources.source import source_name
 from flsv.data.splits import HeldOut, SplitName, Splits
 from flsv.data.streams import StreamSamples, has_streams, part_of
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -144,9 +146,9 @@ class FederatedData:
         )
 
     @property
-    def chose_rarer_class(self) -> bool:
-        """Return whether the positive class is the rarer of two classes because the user named none."""
-        return self._source.chose_rarer_class
+    def lacks_pos_label(self) -> bool:
+        """Return whether the user has to name the positive one of two classes, whose names are words."""
+        return self._source.pos_label is None and are_two_words(self.class_names)
 
     @property
     def client_names(self) -> tuple[str, ...]:
@@ -229,22 +231,22 @@ class FederatedData:
 
         The server's are its validation samples, and a client's those of all its splits.
         """
-        samples_by_client = {}
+        hashes = {"server": loader_hash(self.val_loaders)}
+        sample_hashes = self._source.sample_hashes
         for client, client_split in enumerate(self._source.splits.clients):
-            samples_by_client[str(client)] = torch.cat(list(client_split.values()))
-        return {
-            "server": loader_hash(self.val_loaders),
-            **content_hashes(self._source.train, samples_by_client),
-        }
+            indices = torch.cat(list(client_split.values()))
+            if sample_hashes is None:
+                hashes[str(client)] = content_hash(self._source.train, indices)
+            else:
+                hashes[str(client)] = digest(sample_hashes[indices]).hex()
+        return hashes
 
     def hashes_of_samples(self) -> list[np.ndarray] | None:
         """Return the hashes of each client's training samples, or None if they cannot be hashed."""
-        indices_by_client = [self.client_indices(client) for client in range(self.num_clients)]
-        hashes = hash_samples(self._source.train, torch.cat(indices_by_client))
-        if hashes is None:
+        sample_hashes = self._source.sample_hashes
+        if sample_hashes is None:
             return None
-        boundaries = np.cumsum([len(indices) for indices in indices_by_client])
-        return np.split(hashes, boundaries[:-1])
+        return [sample_hashes[indices] for indices in self._source.splits.train]
 
     @property
     def malicious(self) -> list[int]:

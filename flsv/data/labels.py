@@ -7,8 +7,8 @@ that counts per client and class are counts per client.
 
 The positive class, to which average precision, F1 and similar scores refer, always has the number 1, so that every
 score of class 1 is its score. If flsv numbers the classes (words, folders of images), the class that ``pos_label``
-names gets the number 1, by default the rarer class. If both names are numbers, the larger number is positive, and of
-truth values ``True``. Labels that are numbers and no texts stay as they are.
+names gets the number 1. Without ``pos_label`` classes are numbered in sorted order, and two classes whose names are
+words have no such scores. Labels that are numbers and no texts stay as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from flsv.utilities.errors import ConfigurationError, listed
 #: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
 _INTEGER_KINDS = "biu"
 _NUMBER_KINDS = "biuf"
-_LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
 #: In data with at least this many samples, labels with fewer than two samples per value on average are not classes.
@@ -60,7 +59,7 @@ def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
 
     labels = []
     for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
-        label = _as_vector([_label_of(dataset[index])], dtype_kinds)
+        label = _as_vector([_second_part(dataset[index], _is_one_number)], dtype_kinds)
         labels.append(label[0])
     return _as_vector(labels, dtype_kinds)
 
@@ -90,15 +89,10 @@ def _stored_labels(dataset: Dataset[Any]) -> Any:
 
 def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
     if type(dataset) is TensorDataset:
-        columns = _parts_after_inputs(dataset.tensors)
-        column_index = _label_name(columns, _is_number_per_row)
-        if column_index is None:
-            return None
-        return dataset.tensors[column_index].cpu()
+        labels = _second_part(dataset.tensors, _is_number_per_row)
+        return None if labels is None else labels.cpu()
 
     labels = entries_of_attribute(dataset, "targets")
-    if labels is None:
-        labels = entries_of_attribute(dataset, "labels")
     # What a loader yields is the label after torchvision's target_transform.
     target_transform = getattr(dataset, "target_transform", None)
     if labels is None or target_transform is None:
@@ -106,48 +100,20 @@ def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
     return [target_transform(label) for label in labels]
 
 
-def label_column(dataset: TensorDataset) -> int | None:
-    """Return the index of the tensor that has the labels, or None if all are inputs."""
-    parts = _parts_after_inputs(dataset.tensors)
-    try:
-        return _label_name(parts, _is_number_per_row)
-    except _NoClassError as error:
-        raise ConfigurationError(_message_of_no_labels(dataset, str(error))) from error
-
-
-def _label_of(sample: Any) -> Any:
-    """Return a sample's label, or None."""
-    parts = _parts_after_inputs(sample)
-    return parts.get(_label_name(parts, _is_one_number))
-
-
-def _parts_after_inputs(sample: Any) -> dict[Any, Any]:
-    """Return the parts of a sample that may be its label, by position or name."""
-    if isinstance(sample, list | tuple):
-        return dict(enumerate(sample[1:], start=1))
-
-    parts = {}
-    for key in _LABEL_KEYS:
-        if isinstance(sample, Mapping):
-            part = sample.get(key)
-        else:  # such as the graphs of torch_geometric
-            part = getattr(sample, key, None)
-        if part is not None:
-            parts[key] = part
-    return parts
-
-
-def _label_name(parts: Mapping[Any, Any], is_number: Callable[[Any], bool]) -> Any:
-    """Return the name of the label: the second part of a sample, or the only number with a label's name."""
-    names_of_numbers = [name for name, part in parts.items() if is_number(part)]
-    is_only_number = len(names_of_numbers) == 1
-    is_late = is_only_number and isinstance(names_of_numbers[0], int) and names_of_numbers[0] > 1
-    if names_of_numbers and (is_late or not is_only_number):
+def _second_part(sample: Any, is_number: Callable[[Any], bool]) -> Any:
+    """Return the label of a sample ``(x, y)``, or None. Further parts must not be numbers, which may be labels, too."""
+    if not isinstance(sample, list | tuple) or len(sample) < 2:
+        return None
+    positions_of_numbers = []
+    for position, part in enumerate(sample):
+        if position > 0 and is_number(part):
+            positions_of_numbers.append(position)
+    if positions_of_numbers not in ([], [1]):
         raise _NoClassError(
-            f"the parts {listed(names_of_numbers, show=repr)} of a sample are numbers, and any of them may be "
-            f"its label: name it, as in labels={names_of_numbers[-1]!r}"
+            f"the parts {listed(positions_of_numbers)} of a sample are numbers, and any of them may be "
+            f"its label: name it, as in labels={positions_of_numbers[-1]}"
         )
-    return next(iter([*names_of_numbers, *parts]), None)
+    return sample[1]
 
 
 def _is_one_number(part: Any) -> bool:
@@ -162,12 +128,10 @@ def _is_number_per_row(part: Any) -> bool:
 
 def batch_labels(batch: Any) -> Tensor | None:
     """Return the classes of a batch, int64 ``[B]``, or None unless each sample has one integer label."""
-    parts = _parts_after_inputs(batch)
     try:
-        name = _label_name(parts, _is_number_per_row)
+        labels = _second_part(batch, _is_number_per_row)
     except _NoClassError:
         return None
-    labels = parts.get(name)
     if labels is None or not _is_number_per_row(labels):
         return None
     if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -177,23 +141,9 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 def label_vectors(batch: Any) -> list[Tensor]:
     """Return the parts of a batch that may be its labels: one number for each row, ``[B]``."""
-    vectors = []
-    for part in _parts_after_inputs(batch).values():
-        if _is_number_per_row(part):
-            vectors.append(part.detach().cpu().flatten())
-    return vectors
-
-
-def stored_classes(dataset: Dataset[Any]) -> Tensor | None:
-    """Return the classes that a data set stores apart from its samples, int64 ``[N]``, or None."""
-    try:
-        labels = _stored_labels(dataset)
-        if labels is None:
-            return None
-        label_vector = _as_vector(labels, _NUMBER_KINDS)
-        return torch.from_numpy(whole_numbers(label_vector))
-    except _NoClassError:
-        return None  # numbers to predict, or several parts that may be labels
+    if not isinstance(batch, list | tuple):
+        return []
+    return [part.detach().cpu().flatten() for part in batch[1:] if _is_number_per_row(part)]
 
 
 def whole_numbers(labels: np.ndarray) -> np.ndarray:
@@ -252,8 +202,8 @@ def _is_identifier(largest: int, distinct: int) -> bool:
 def class_names_of(dataset: Any) -> tuple[str, ...]:
     """Return the names of a data set's classes, or an empty tuple.
 
-    They are in its ``class_to_idx``, its ``classes``, or the ``names`` of the label in its ``features``, also where the
-    data set is inside a ``Subset`` or every part of a ``ConcatDataset``.
+    They are in its ``class_to_idx`` or its ``classes``, also where the data set is inside a ``Subset`` or every part of
+    a ``ConcatDataset``.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -272,20 +222,8 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
         if sorted(index_of_class.values()) == all_indices:
             names_in_order = sorted(index_of_class, key=index_of_class.__getitem__)
             return tuple(map(str, names_in_order))
-    names = getattr(dataset, "classes", None) or _names_of_features(dataset)
-    return tuple(map(str, names))
-
-
-def _names_of_features(dataset: Any) -> Sequence[str]:
-    """Return the class names in a Hugging Face data set's ``features``, or none."""
-    features = getattr(dataset, "features", None)
-    if not isinstance(features, Mapping):
-        return []
-    for key in _LABEL_KEYS:
-        names = getattr(features.get(key), "names", None)
-        if names:
-            return list(names)
-    return []
+    names = getattr(dataset, "classes", None)
+    return tuple(map(str, names or ()))
 
 
 @dataclass(frozen=True)
@@ -362,8 +300,8 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
 
 def _message_of_no_labels(dataset: Dataset[Any], why: str) -> str:
     return (
-        f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed, as an attribute "
-        "`targets`, as the second element of each sample, or as labels=[...]."
+        f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed: as the second "
+        "part of each sample (x, y), as an attribute `targets`, or by labels=, a list or the name of a field."
     )
 
 
@@ -393,21 +331,13 @@ def _number(name: str) -> float:
         return math.nan
 
 
-def positive_last(
-    names: Sequence[str], counts: Sequence[int], pos_label: Any = None
-) -> tuple[str, ...]:
-    """Return the class names, the positive one of two last: ``pos_label``, the larger number, or the rarer class."""
-    if pos_label is None and len(names) != 2:
-        return tuple(names)
-    if pos_label is not None:
-        positive = named_class(names, pos_label)
-    elif not chooses_rarer_class(names, pos_label):
-        return in_order(names)  # the larger number, or True, is last
-    elif counts[0] < counts[1]:
-        positive = names[0]
-    else:
-        positive = names[1]
-    other_names = [name for name in names if name != positive]
+def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:
+    """Return the class names in sorted order, but the positive one of two last if ``pos_label`` names it."""
+    sorted_names = in_order(names)
+    if pos_label is None:
+        return sorted_names
+    positive = named_class(sorted_names, pos_label)
+    other_names = [name for name in sorted_names if name != positive]
     return *other_names, positive
 
 
@@ -424,9 +354,9 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
     )
 
 
-def chooses_rarer_class(names: Sequence[str], pos_label: Any) -> bool:
-    """Return whether :func:`positive_last` makes the rarer class the positive one."""
-    return pos_label is None and len(names) == 2 and not _numbers(names)
+def are_two_words(names: Sequence[str]) -> bool:
+    """Return whether two classes have words for names, of which none says that it is the positive class."""
+    return len(names) == 2 and not _numbers(names)
 
 
 def check_positive(names: Sequence[str], pos_label: Any) -> None:

@@ -1,7 +1,8 @@
-"""Hashes of samples, of data sets that hold them."""
+"""Hashes of samples: a run is resumed only with equal ones, and samples of two clients with equal ones are copies."""
 
 from __future__ import annotations
 
+import copy
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from flsv.data.loaders import tensors_of
+from flsv.data.streams import parts_with_rows
 from flsv.utilities.plain_values import digest, is_plain
 from flsv.utilities.reachable import attributes_and_slots
+from flsv.utilities.seeding import isolated_rngs
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
 #: In place of the hash of a sample whose inputs are all NaN.
@@ -35,7 +39,7 @@ def hash_samples(
         return _hash_parts(dataset, indices)
 
     columns = _columns_of(dataset)
-    if not columns:
+    if not any(map(_may_be_inputs, columns)):
         return None
     if len(indices) == 0:
         return np.empty(0, dtype=np.uint64)
@@ -57,6 +61,43 @@ def hash_samples(
     repeated_samples = indices[torch.from_numpy(positions[is_repeated])]
     empty_hashes = values[is_repeated][_are_all_nan(columns, repeated_samples)]
     return np.where(np.isin(sample_hashes, empty_hashes), np.uint64(NO_VALUES), sample_hashes)
+
+
+def content_hash(dataset: Any, indices: Tensor) -> str:
+    """Return a hash of the samples at ``indices``. docs/reliability.md says what is hashed."""
+    if type(dataset) is ConcatDataset:
+        parts = parts_with_rows(dataset, indices)
+        return " ".join(content_hash(part, part_rows) for part, part_rows in parts)
+    sample_hashes = hash_samples(dataset, indices)
+    if sample_hashes is not None:
+        return digest(sample_hashes).hex()
+
+    # Samples are read one by one. What is stored beside them is hashed, and one sample.
+    while type(dataset) is Subset:
+        outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
+        indices = outer_indices[indices]
+        dataset = dataset.dataset
+    hashed_values: list[Any] = [_bytes_of_rows(column, indices) for column in _columns_of(dataset)]
+    if len(indices):
+        hashed_values.append(_hash_of_sample(dataset, int(indices[0])))
+    return digest(hashed_values).hex()
+
+
+def _hash_of_sample(dataset: Any, index: int) -> bytes:
+    """Return one sample's hash, or an empty one if two readings differ or fail. A shallow copy lets each worker open
+    files itself.
+    """
+    hashes = []
+    for _ in range(2):  # read twice, to see whether it changes
+        with isolated_rngs(0, "contents"):
+            try:
+                fresh_dataset = copy.copy(dataset)
+                leaves = tree_leaves(fresh_dataset[index])
+            except Exception:
+                return b""  # training raises an error that names the sample
+        hashes.append(digest(list(filter(is_plain, leaves))))
+    is_repeatable = hashes[0] == hashes[1]
+    return hashes[0] if is_repeatable else b""
 
 
 def _are_all_nan(columns: list[Any], indices: Tensor) -> np.ndarray:
@@ -93,7 +134,7 @@ def _hash_parts(
 
 
 def _columns_of(dataset: Any) -> list[Any]:
-    """Return what a data set holds of its samples, each of its length. Empty if that may be labels only."""
+    """Return what a data set holds of its samples, each of its length."""
     tensors, rows = tensors_of(dataset)
     if tensors is not None and rows is None:
         return list(tensors)
@@ -113,9 +154,7 @@ def _columns_of(dataset: Any) -> list[Any]:
         for candidate in candidates:
             if _is_column(candidate, num_samples):
                 columns.append(candidate)
-
-    has_inputs = any(_may_be_inputs(column) for column in columns)
-    return columns if has_inputs else []
+    return columns
 
 
 def _is_sequence(value: Any) -> bool:

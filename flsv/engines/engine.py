@@ -342,7 +342,7 @@ class Engine:
 
     def leave_out(self, clients: Collection[int]) -> None:
         """Undo the changes of excluded clients' state, as if they had not taken part."""
-        self.local_training.state.values.leave_out(clients)
+        self.local_training.state.values.exclude(clients)
         for client in clients:
             self.manager.forget(client)
 

@@ -118,7 +118,6 @@ class ScoringOfARun:
             data=self.data,
             measure=measure,
             device=self.trainer.lightning_module.device,
-            note=self.state.note,
         )
         judges.check(self.state.model())
         return judges

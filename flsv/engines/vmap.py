@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -21,8 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from flsv._lightning.data_source import data_of
 from flsv._lightning.evaluation import as_module_input
 from flsv._lightning.patches import WATCHERS, callbacks_of
-from flsv._lightning.private import ATTRIBUTES_OF_MODULES
-from flsv._lightning.rounding import Rounding, rounding_of
+from flsv._lightning.rounding import rounding_of
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.core.parameter_space import ParameterSpace
 from flsv.engines.idle_engine import IdleEngine
@@ -301,7 +299,7 @@ def try_rows(
             group["lr"] = group.get("initial_lr") or group["lr"]
         batches = _first_batches(trainer, trial, seed)
         initial_model = _copied_tensors(module)
-        with isolated_rngs(seed, "steps"), unchanged(module):
+        with isolated_rngs(seed, "steps"), no_random_numbers(module):
             losses, names_without_gradient = _train_one_by_one(trial, batches)
         trained_model = _copied_tensors(module)
         with torch.no_grad():
@@ -309,12 +307,16 @@ def try_rows(
                 tensor.copy_(initial_model[name])
 
         rounding = rounding_of(trainer)
-        pairs = _with_nudged(initial_model, shared_names, rounding)
+        # Two equal models, so that rows are batched as in a round.
+        pairs = {}
+        for name, tensor in initial_model.items():
+            if name not in shared_names:
+                pairs[name] = torch.stack([tensor, tensor])
         training = RowTraining(module, optimizer, clip_function(trainer), names_without_gradient)
         # The same batches have been trained on as usual: an error from now on comes from training rows.
         with (
             isolated_rngs(seed, "steps"),
-            unchanged(module),
+            no_random_numbers(module),
             convert_errors(module, expected_errors=(Exception,)),
             batched_steps(trial),
         ):
@@ -322,54 +324,18 @@ def try_rows(
 
     mean_loss = torch.stack(losses).mean().to(mean_losses)
     _compare(module, "the loss", mean_losses[0], mean_loss, rounding.number)
-    _compare_models(module, initial_model, trained_model, trained_pairs, rounding)
+    changes = [trained_model[name] - tensor for name, tensor in initial_model.items()]
+    rounding_norm = rounding.steps * _norm(changes)
+    for name, trained_pair in trained_pairs.items():
+        _compare(
+            module,
+            name,
+            trained_pair[0],
+            ordinary=trained_model[name],
+            tolerance=rounding.number,
+            rounding_norm=rounding_norm,
+        )
     return names_without_gradient
-
-
-def _with_nudged(
-    initial_model: Mapping[str, Tensor], shared_names: Collection[str], rounding: Rounding
-) -> dict[str, Tensor]:
-    """Stack each tensor that models do not share with the same a rounding error away, ``{name: [2, *shape]}``. Trained
-    from there, it shows the effect of rounding where that is coarse.
-    """
-    pairs = {}
-    for name, tensor in initial_model.items():
-        if name in shared_names:
-            continue
-        nudged_tensor = tensor
-        if _can_be_nudged(tensor, rounding):
-            nudged_tensor = rounding.nudged(tensor.flatten()).view_as(tensor)
-        pairs[name] = torch.stack([tensor, nudged_tensor])
-    return pairs
-
-
-def _compare_models(
-    module: nn.Module,
-    initial_model: Mapping[str, Tensor],
-    trained_model: Mapping[str, Tensor],
-    trained_pairs: Mapping[str, Tensor],
-    rounding: Rounding,
-) -> None:
-    """Raise NotBatched unless the first models of ``trained_pairs``, trained at once with the nudged ones, are equal to
-    ``trained_model``, but for rounding.
-    """
-    changes = (trained_model[name] - tensor for name, tensor in initial_model.items())
-    rounding_effects = []
-    for name, trained_pair in trained_pairs.items():
-        initial_tensor = initial_model[name]
-        if _can_be_nudged(initial_tensor, rounding):
-            trained_vectors = trained_pair.flatten(1)
-            rounding_effects.append(
-                rounding.largest_distance(initial_tensor.flatten(), *trained_vectors)
-            )
-    rounding_norm = max(rounding.steps * _norm(changes), _norm(rounding_effects))
-    for name, trained_pair in trained_pairs.items():
-        _compare(module, name, trained_pair[0], trained_model[name], rounding.number, rounding_norm)
-
-
-def _can_be_nudged(tensor: Tensor, rounding: Rounding) -> bool:
-    """Return whether a tensor can be changed by a rounding error."""
-    return rounding.steps > 0 and tensor.is_floating_point()
 
 
 def _copied_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -453,9 +419,8 @@ def _compare(
 
 
 @contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Raise NotBatched if the code within changes the module's attributes, or draws random numbers."""
-    attributes_before = dict(_attribute_fingerprints(module))
+def no_random_numbers(module: nn.Module) -> Iterator[None]:
+    """Raise NotBatched if the code within draws random numbers."""
     generators_before = tree_leaves(global_rngs())
     yield
     generators_after = tree_leaves(global_rngs())
@@ -464,35 +429,3 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             raise not_batched_error(
                 module, "it draws random numbers, as dropout or an augmentation does"
             )
-    attributes_after = dict(_attribute_fingerprints(module))
-    changed_names = []
-    for name in sorted(attributes_before.keys() | attributes_after.keys()):
-        if attributes_before.get(name) != attributes_after.get(name):
-            changed_names.append(name)
-    if changed_names:
-        names = ", ".join(changed_names[:3])
-        raise not_batched_error(
-            module, f"it changes what the module keeps beside parameters and buffers: {names}"
-        )
-
-
-def _attribute_fingerprints(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield ``(name, fingerprint)`` of each attribute of a module's layers."""
-    for prefix, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            path = f"{prefix}.{name}" if prefix else name
-            # A pair's id differs after a replacement, and its second entry after a change in place.
-            if name == "_buffers":
-                yield path, {key: id(buffer) for key, buffer in value.items()}
-            elif isinstance(value, Tensor):
-                # A tensor's version counts its changes in place. Inference tensors have none.
-                version = None if value.is_inference() else value._version
-                yield path, (id(value), version)
-            elif name in ATTRIBUTES_OF_MODULES:
-                continue
-            elif isinstance(value, bool | int | float | str | None):
-                yield path, (None, value)
-            elif isinstance(value, dict | list | set | deque):
-                yield path, (id(value), len(value))
-            else:
-                yield path, (id(value), None)

@@ -45,7 +45,7 @@ class Contribution(Tensor):
 
 
 def missing_contribution(value: Tensor, reason: str) -> Contribution:
-    """Make a Contribution from a value ``[n]`` or ``[n, M]`` that is NaN, with the reason."""
+    """Return a Contribution for a value ``[n]`` or ``[n, M]`` that is NaN, with the reason."""
     client_values = value if value.ndim < 2 else value.mean(-1)
     contributions = client_values.as_subclass(Contribution)
     contributions.pending = reason
@@ -53,7 +53,7 @@ def missing_contribution(value: Tensor, reason: str) -> Contribution:
 
 
 def contribution(metric: Metric, value: Tensor) -> Contribution:
-    """Make a Contribution from a metric's value ``[n]``, or ``[n, M]`` by class."""
+    """Return a Contribution for a metric's value ``[n]``, or ``[n, M]`` by class."""
     client_values = overall(metric, value)  # [n]
     contributions = client_values.as_subclass(Contribution)
     contributions.by_class = None

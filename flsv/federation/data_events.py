@@ -1,4 +1,4 @@
-"""Events on what may be wrong with clients' tables and samples, and the file of the tables' data dictionary."""
+"""Events of data-quality warnings about clients' tables and samples, and the file of the tables' data dictionary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flsv.utilities.atomic_files import replacing
 
 
 def events_of_copies(data: FederatedDataModule) -> list[Event]:
-    """Return one event for two clients with the same samples, or for a client with some twice or empty, and warn."""
+    """Return an event for each pair of clients with the same samples, and for each client with duplicate or empty
+    samples. Warn if there are any."""
     all_copies = copies_in(data)
     events = []
     for copies in all_copies:
@@ -40,12 +41,12 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
 
 
 def events_of_tables(data: FederatedDataModule) -> list[Event]:
-    """Return one event for each doubt about a federation's tables."""
+    """Return one event for each data-quality warning about a federation's tables."""
     client_of_name = {name: client for client, name in enumerate(data.client_names)}
     events = []
     for doubt in data.table_doubts:
         event = Event(
-            client=client_of_name.get(doubt.site),  # None: it is about the server's tables
+            client=client_of_name.get(doubt.site),  # None: the server's tables
             what=DOUBT,
             first=0,
             last=0,
@@ -58,7 +59,7 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
 
 
 def write_dictionary(data: FederatedDataModule, folder: Path) -> None:
-    """Write the dictionary by which tables were read into a run's folder, for the next run or for sites."""
+    """Write the data dictionary with which tables were read into a run's folder, for the next run or for sites."""
     if data.dictionary is None:
         return
     folder.mkdir(parents=True, exist_ok=True)

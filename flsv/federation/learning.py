@@ -16,7 +16,7 @@ def untrained_scores(run: FederationRun) -> dict[str, float]:
     """Return the untrained model's performance by each metric's measure, ``{metric: score}``.
 
     Raises:
-        ConfigurationError: a score is not finite, so that no value would be.
+        ConfigurationError: a score is not finite, so values would not be finite, either.
     """
     scores = {}
     for name, performance in performances(run).items():
@@ -39,8 +39,8 @@ def _undefined_score(run: FederationRun, name: str) -> ConfigurationError:
 
 def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
     """Return the global model's performance by each metric's measure, ``{metric: {"value": ...}}``."""
-    # "value" is None if it is not finite. "majority" is the accuracy of always answering the most frequent class, None
-    # by another measure.
+    # "value" is None if it is not finite. "majority" is the accuracy of always predicting the most frequent class, None
+    # for other measures.
     model = run.state.model()
     scores_by_evaluator: dict[Any, Any] = {}
     entries = {}
@@ -48,7 +48,7 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
         if isinstance(measure, ModelScore):
             evaluator = measure.evaluator_key
             score_name = measure.name
-        else:  # the classifier's own
+        else:  # the name of a classifier's score
             evaluator = None
             score_name = measure
         if evaluator not in scores_by_evaluator:
@@ -74,14 +74,14 @@ def performances(run: FederationRun) -> dict[str, dict[str, Any]]:
 
 
 def learning_record(run: FederationRun) -> dict[str, Any]:
-    """Return the entries of ``run.json`` on the performance at the run's start and end."""
+    """Return the items of ``run.json`` about the performance at the run's start and end."""
     contributions = run.metrics.contributions
     record_by_metric: dict[str, dict[str, Any]] = {}
     try:
         performances_at_end = performances(run)
-    except Exception as error:  # the run has ended, and its values stand
+    except Exception as error:  # the run has ended, and its values are valid
         warnings.warn(
-            f"the model's performance at the end is not known: scoring it ended in {type(error).__name__}: {error}",
+            f"the model could not be scored at the end of the run: {type(error).__name__}: {error}",
             stacklevel=2,
         )
         performances_at_end = {}
@@ -101,8 +101,8 @@ def learning_record(run: FederationRun) -> dict[str, Any]:
         if isinstance(metric, ContributionMetric):
             with run.metrics.keeping_run([name], "its record"):
                 record_by_metric[name].update(metric.payment_record())
-    # By metric: the performance at the run's start and end, the accuracy of always answering the most frequent class,
-    # the number of samples, the sum of values, and the metric's own facts.
+    # By metric: the performance at the run's start and end, the accuracy of always predicting the most frequent class,
+    # the number of samples, the sum of values, and the metric's payment record.
     record: dict[str, Any] = {"paid_in": record_by_metric}
     if run.metrics.missing:
         record["missing"] = dict(run.metrics.missing)

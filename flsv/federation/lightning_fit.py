@@ -74,7 +74,7 @@ class LightningFit(Rounds):
 
         self.is_fitting = True
         self._has_finished = False
-        # What is known at the end of training and written with the final results.
+        # Values and scores that are computed at the end of training and written with the final results.
         self._late_values: Mapping[str, torch.Tensor] = {}
         self._late_scores: Mapping[str, torch.Tensor] = {}
         self._has_scored_untrained = False
@@ -137,7 +137,7 @@ class LightningFit(Rounds):
         )
         measures = self.metrics.performances.values()
         if measures:
-            scores.performance.warn_of_rarity(measures, data)
+            scores.performance.check_positive_class(measures, data)
         check_metric_shapes(
             config.strategies,
             self.metrics.metrics,
@@ -174,7 +174,7 @@ class LightningFit(Rounds):
         else:
             seed = self.requested_seed
 
-        # Several ranks take the seed of the first, and check that all have the same data and settings.
+        # All ranks use the seed of the first, and check that they have the same data and settings.
         strategy: Any = self.trainer.strategy
         has_several_ranks = hasattr(strategy, "agree")
         if has_several_ranks:
@@ -248,7 +248,7 @@ class LightningFit(Rounds):
         engine = federation.engine
         run_state = self.run_state
         assert self.reports is not None
-        # Before the module's own hooks are patched, which the client algorithm may look at.
+        # This comes before the module's hooks are patched, since the client algorithm may inspect them.
         algorithm: Any = federation.config.client_algorithm
         if algorithm is not None:
             algorithm.check_fit(self.trainer, federation.config)
@@ -285,7 +285,7 @@ class LightningFit(Rounds):
         """Return the FederationRun that :meth:`start` has made."""
         if self.federation is None:
             raise RuntimeError(
-                "the loop knows this from the start of a fit on: call trainer.fit first."
+                "this is available only after a fit has started. Call trainer.fit first."
             )
         return self.federation
 
@@ -296,13 +296,13 @@ class LightningFit(Rounds):
         return self.running.engine.client
 
     def place(self) -> str:
-        """Describe the client and the round that train now, for messages."""
+        """Describe the present client and round, for messages."""
         return describe_place(self.current_client, self.state.round_index, self.data.client_names)
 
     # ---- a round
 
     def begin_round(self) -> None:
-        """Store the federation's state before Lightning calls any hook of the next round."""
+        """Store the federation's state before Lightning calls the next round's hooks."""
         assert self.reports is not None
         if not self._has_scored_untrained:
             self._score_untrained()
@@ -325,7 +325,7 @@ class LightningFit(Rounds):
         is_last = index + 1 == trainer.max_epochs
         try:
             is_complete = self.running.run_round(self.reports.write_round, is_last)
-        except StopIteration:  # Lightning would take this error for the end of the fit
+        except StopIteration:  # Lightning would interpret this error as the end of the fit
             is_complete = False
         finally:  # the round is over even if the next cohort cannot be drawn
             self.loop.is_in_round = self.state.round_index == index
@@ -333,8 +333,8 @@ class LightningFit(Rounds):
         if not is_complete:
             if not trainer.should_stop:
                 raise RuntimeError(
-                    f"{_ENDED_EARLY} {self.place()}: a hook raised StopIteration, or on_train_batch_start returned -1. "
-                    "A federation has no other round to skip to."
+                    f"{_ENDED_EARLY} {self.place()}, since a hook raised StopIteration or on_train_batch_start "
+                    "returned -1. A federation cannot skip the rest of a round. Remove this from the hook."
                 )
             self.discard(_ENDED_EARLY)
             return
@@ -361,7 +361,7 @@ class LightningFit(Rounds):
         client_values = self.running.engine.local_training.state.values
         client_values.describe_once(module, self.loop.names_logged_in("on_train_epoch_end"))
 
-        # At the end the module holds what the run delivers. A round that was begun is discarded.
+        # At the end the module holds the run's final model. An unfinished round is discarded.
         keeping_run = self.metrics.keeping_run(
             self.metrics.trained_names, f"scoring the model after round {last_round + 1}"
         )
@@ -383,7 +383,7 @@ class LightningFit(Rounds):
                 own_validation.begin(module)
 
     def end_validation(self) -> None:
-        """Compare what the run's own validation has logged with what a copy logs."""
+        """Compare the values that the run's own validation has logged with those of a copy of the module."""
         own_validation = self._own_validation()
         difference = "" if own_validation is None else own_validation.difference()
         if difference:
@@ -392,9 +392,9 @@ class LightningFit(Rounds):
             )
             module_name = type(self.trainer.lightning_module).__name__
             warnings.warn(
-                f"models are scored in copies of {module_name}, and in round {self.state.round_index}, {difference}. "
-                "Copies lack something that the module has, such as the layers in a list of their class: values may "
-                "be wrong. Keep it in an attribute of the module.",
+                f"models are scored in copies of {module_name}, but in round {self.state.round_index}, {difference}. A "
+                "part of the module is missing in its copies, such as layers in a list of their class, so values may "
+                "be wrong. Keep this part in an attribute of the module.",
                 stacklevel=2,
             )
 
@@ -421,7 +421,7 @@ class LightningFit(Rounds):
         if self.federation is None:
             return
         if self.federation.is_at_server:
-            # An error has come between the clients' training and the end of the round.
+            # An error was raised between the clients' training and the end of the round.
             mark_as_refused(self.trainer, checkpoint, f"round {self.state.round_index + 1}")
         if self.reports is not None:
             self.reports.flush()
@@ -436,9 +436,9 @@ class LightningFit(Rounds):
     # ---- the end
 
     def finish(self) -> None:
-        """Value the last round, and write the final results, unless coalitions are trained after the fit."""
+        """Compute the last values, and write the final results, unless coalitions are trained after the fit."""
         self._warn_of_sizes()
-        # Values that are only known now belong to the last round, whose rows are written already.
+        # These values belong to the last round, whose rows have been written already.
         self._late_values = self.metrics.end_run()
         has_tested_clients = self.running.end_run()
         if has_tested_clients:
@@ -450,19 +450,19 @@ class LightningFit(Rounds):
             self._write_results()
 
     def _warn_of_sizes(self) -> None:
-        """Say it if the round's last hooks have changed the sizes of buffers."""
+        """Warn if the last round's hooks have changed the sizes of buffers."""
         try:
             self.running.space.check(self.trainer.lightning_module)
         except ConfigurationError as error:
             warnings.warn(f"after the last round {error}", stacklevel=2)
 
     def _warn_of_filters(self) -> None:
-        """Show what filters have noticed in the whole run."""
+        """Warn of all failures that filters have counted in the run."""
         notices: list[str] = []
         for update_filter in self.config.filters:
             notices += update_filter.notices.at_the_end()
         if notices:
-            warnings.warn(f"in the whole run, {'; '.join(notices)}.", stacklevel=2)
+            warnings.warn(f"during the whole run, {'; '.join(notices)}.", stacklevel=2)
 
     def _write_results(self) -> None:
         """Train the missing coalitions, and write the final results."""
@@ -497,13 +497,13 @@ class LightningFit(Rounds):
         )
 
     def end(self) -> None:
-        """Finish a resumed run that had no round left."""
+        """Finish a resumed run in which all rounds had been run before."""
         if not self._has_finished and self._awaits_coalitions:
             self.running.make_games()
             self.finish()
 
     def tear_down(self, module: L.LightningModule) -> None:
-        """Close the fit. If it has ended, do so after its last hook, with coalitions and table."""
+        """Close the fit. If it has ended, do so after its last hook, train coalitions and show the table."""
         if not self._has_finished:
             self.close()
             return
@@ -511,7 +511,7 @@ class LightningFit(Rounds):
         def show_and_close() -> None:
             assert self.reports is not None
             if self._awaits_coalitions:
-                # Lightning has moved the module to the host by now, and scores need it on its device.
+                # Lightning has moved the module to the host, but scores need it on its device.
                 module.to(self.trainer.strategy.root_device)
                 self._write_results()
                 module.cpu()
@@ -525,7 +525,7 @@ class LightningFit(Rounds):
         """Add client and round to an error's message, and restore trainer and module."""
         try:
             if self.federation is not None:
-                # This comes first: the other ranks wait, and no checkpoint may be saved from now on.
+                # This comes first, since the other ranks wait and no checkpoint may be saved any more.
                 self.federation.engine.ranks.abort(f"{exception!r} ({self.place()})")
             self._add_note(exception)
             if self.loop.is_in_round:
@@ -539,11 +539,11 @@ class LightningFit(Rounds):
             exception.code = 128 + signal.SIGTERM  # Lightning would exit with status 0
 
     def _add_note(self, exception: BaseException) -> None:
-        """Add to an error who has trained when, and refused batches' types."""
-        batch = self.steps.batch  # which the note describes
+        """Add a note to an error with the client, the round and, for type errors, the batch's types."""
+        batch = self.steps.batch
         if not self.loop.is_in_round and is_type_error(exception):
             # The error came from a validation.
-            with suppress(Exception):  # the first error is the one to tell
+            with suppress(Exception):  # only the first error is reported
                 batch = next(iter(self.data.val_dataloader()))
         note = note_on_types(exception, batch)
         if self.loop.is_in_round:

@@ -1,5 +1,5 @@
 """FederatedLoop: the callback that runs a federation's server in a Trainer."""
-# One fit is the whole federation and one epoch is one round. The LightningModule holds each client's model in turn and,
+# A fit is the whole federation, and an epoch is a round. The LightningModule holds each client's model in turn and,
 # between rounds, the global model.
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             order, such as ``[OutlierFilter(exclude=True), NormCap(1.25)]``, see :mod:`flsv.filters`. Default: an
             ``OutlierFilter()``, which warns. Updates that are not finite, or swamp the sum numerically, are always
             dropped.
-        local_epochs: the number of passes over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
+        local_epochs: the number of epochs over a client's data per round, or ``{"Boston": 2, "Lyon": 1}``, by client,
             or ``"100 steps"``, the same number of optimizer steps (with manual optimization, of batches) for every
-            client. Weights stay those of the aggregator.
+            client. This does not change the aggregator's weights.
         optimizer_state: ``"reset"`` starts each round with a fresh optimizer, ``"persist"`` restores the client's state
             from its last round.
-        share: the entries of the module that are shared. These are ``"all"``, ``"trainable"`` (the parameters that
-            require a gradient when the fit begins, and all buffers, as for adapters and LoRA), a list of names, such as
-            ``["!norm"]`` (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`, or a
-            function of an entry's name and tensor. Everything else stays local: each client keeps its own copy for
-            training and evaluation, and the global model keeps the initial values.
+        share: the parameters and buffers that are shared: ``"all"``, ``"trainable"`` (the parameters that require a
+            gradient when the fit begins, and all buffers, as for adapters and LoRA), a list of patterns, such as
+            ``["!norm"]`` (FedBN) or ``["!head"]`` (FedPer), see :func:`flsv.core.sharing.sharing`, or a function of a
+            name and a tensor. Everything else stays local: each client keeps its own copy for training and evaluation,
+            and the global model keeps the initial values.
         evaluation: when the clients' own models are evaluated on their own test splits. Default: never.
         reporting: options of tables, figures and files, see :class:`flsv.Reporting`.
         seed: the seed of every random choice. Default: the seed of ``seed_everything``, else a random seed.
@@ -189,11 +189,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """Check a federation before the ``setup`` of any callback. The data module calls this when it is set up.
 
         Raises:
-            ConfigurationError: trainer, module, data and settings do not go together.
+            ConfigurationError: trainer, module, data and settings are not compatible.
         """
         is_fitting = self._lightning_fit is not None and self._lightning_fit.is_fitting
         if self._is_prepared or is_fitting:
-            return  # a callback sets up the data once more
+            return  # a callback sets up the data again
         self._is_prepared = True
         module = trainer.lightning_module
         data = check_setup(trainer, module, self.contribution_metrics, self.config)
@@ -203,11 +203,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         if is_new_run:
             self._reset()
             self.contribution_metrics.reset()
-        elif trainer.ckpt_path is None:  # what a checkpoint brings is compared when it is read
+        elif trainer.ckpt_path is None:  # a checkpoint is compared when it is read
             self._go_on(trainer, module, identity)
             has_values = not self.contribution_metrics.pending_names
             if self.round_index == trainer.max_epochs and has_values:
-                self._has_rounds_left = False  # Lightning finds no round to run either
+                self._has_rounds_left = False  # Lightning does not run a round, either
                 return
         self.run_state.identity = identity
         self._extension.prepare(trainer, module)
@@ -224,7 +224,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             return
 
         data = federated_data(trainer)
-        self.prepare(trainer)  # unless the data module has called it, as one of sites does not
+        self.prepare(trainer)  # has no effect if the data module has called it
         self._is_prepared = False
         if not self._has_rounds_left:
             return
@@ -240,10 +240,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self._lightning_fit.set_up()
 
     def _go_on(self, trainer: L.Trainer, module: L.LightningModule, identity: Identity) -> None:
-        """Begin a further fit of the Trainer, in which the run of the last one goes on."""
+        """Begin a further fit of the Trainer, which continues the run of the last fit."""
         check_rounds(trainer, self.round_index)
         check_seed(requested_seed(self.config.seed), self.state.seed)
-        assert self._last_model is not None  # of the fit that has run the rounds
+        assert self._last_model is not None  # from the last fit
         check_same_run(identity, self.run_state.identity, module, self._last_model)
         last_federation = self._fit.federation
         last_engine = None if last_federation is None else last_federation.engine
@@ -308,7 +308,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._hash_model(pl_module)
 
     def _hash_model(self, module: L.LightningModule) -> None:
-        """Store a hash of the model with which a fit has left the module."""
+        """Store a hash of the module's weights after a fit."""
         federation = self._fit.federation
         if federation is not None:
             self._last_model = model_hash(module, federation.space.names)
@@ -330,7 +330,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._lightning_fit is None or not self._lightning_fit.is_fitting:
-            return  # validating, testing or predicting with a checkpoint: only the global model matters
+            return  # to validate, test or predict, only the global model is loaded
         self.check_state(state_dict)
         with refuse_incomplete():
             self.state.load_state_dict(state_dict)
@@ -356,7 +356,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # A wrapped data module's hyper-parameters are not arguments of FederatedDataModule, nor always safe to load.
+        # A wrapped data module's hyper-parameters are not arguments of FederatedDataModule, and may be unsafe to load.
         checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         if self._lightning_fit is not None:
             self._lightning_fit.rewind(checkpoint)
@@ -415,7 +415,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def weights(self) -> Tensor | None:
-        """Return the clients' last aggregation weights ``[n]``, NaN outside the cohort, if any."""
+        """Return the clients' last aggregation weights ``[n]``, NaN outside the cohort. None before the first round."""
         return self.state.weights
 
     @property
@@ -440,7 +440,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def events(self) -> list[Event]:
-        """Return one event per client and kind of fault, with the number of times."""
+        """Return one event per client and kind of failure, with the number of times."""
         return events_of(self.filters, self.state)
 
     @property
@@ -477,8 +477,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """
         if self.run_state.csv is None:
             raise ConfigurationError(
-                "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
-                "logger, and leave Reporting(files=True)."
+                "loop.history() reads contributions.csv, which this fit has not written. Set default_root_dir or a "
+                "logger of the Trainer, and keep Reporting(files=True)."
             )
         read_run = resolve_name("flsv.results:read_run")  # needs pandas, which is slow to import
         table: pandas.DataFrame = read_run(self.run_state.csv)
@@ -488,6 +488,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def _fit(self) -> LightningFit:
         if self._lightning_fit is None:
             raise RuntimeError(
-                "the loop knows this from the start of a fit on: call trainer.fit first."
+                "this is available only after a fit has started. Call trainer.fit first."
             )
         return self._lightning_fit

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: What is imported when a run scores models.
+#: Module that is imported when a run scores models.
 _LEARNING_MODULE = "flsv.federation.learning"
-#: What is imported when somebody is told what may be wrong with the data.
+#: Module that is imported when a run reports data-quality warnings.
 _DATA_EVENTS_MODULE = "flsv.federation.data_events"
 
 
@@ -78,7 +78,7 @@ class RunReports:
         )
         earlier_csv = run_state.csv
         run_state.csv = None
-        # Metrics are described now, since an error is raised before training only.
+        # Metrics are described here, so that errors are raised before training.
         self._record = self._describe_run(run_state.identity.plain(), settings)
         self.sinks: list[Sink] = []
         if writes_files and trainer.is_global_zero:
@@ -100,10 +100,11 @@ class RunReports:
         self.sinks += [self.terminal, self._monitored]
 
     def _check_data(self, folder: Path, writes_files: bool) -> list[Event]:
-        """Write the tables' data dictionary, and return what may be wrong with the data. Of private clients nothing
-        is told."""
-        is_told = writes_files or self._config.reporting.table
-        if self._config.is_private or not is_told or not self._trainer.is_global_zero:
+        """Write the tables' data dictionary, and return data-quality warnings, except about private clients."""
+        if self._config.is_private or not self._trainer.is_global_zero:
+            return []
+        is_reported = writes_files or self._config.reporting.table
+        if not is_reported:
             return []
         data_events: Any = import_module(_DATA_EVENTS_MODULE)
         if writes_files:
@@ -139,7 +140,7 @@ class RunReports:
         return self._config.reporting.draws(index, self._trainer.max_epochs)
 
     def _open_csv(self, path: Path, earlier_csv: str | None) -> CSV:
-        """Return the sink of ``contributions.csv``, which goes on with a resumed run's file."""
+        """Return the sink of ``contributions.csv``, which continues a resumed run's file."""
         csv = CSV(path)
         first_round = self._state.round_index
         full_path = path.resolve()
@@ -151,7 +152,7 @@ class RunReports:
             self.results.compare_with(self._federation.metrics.contributions)
 
         if earlier_path != full_path:
-            # In another folder the loggers begin anew, but the file gets copies of the earlier rows.
+            # In another folder the loggers start from zero, but the file gets copies of the earlier rows.
             csv.keep_rows_before(first_round, earlier_path)
             return csv
         earlier_rows = csv.keep_rows_before(first_round)
@@ -203,7 +204,7 @@ class RunReports:
         tracked_loggers = []
         for logger in self._trainer.loggers:
             is_tensorboard = isinstance(logger, TensorBoardLogger)
-            # In a resumed run, other loggers have the settings already, and may refuse others.
+            # In a resumed run, other loggers have the settings already, and may raise an error for new ones.
             if first_round == 0 or is_tensorboard:
                 logger.log_hyperparams(all_settings)
             # In a fast_dev_run a logger's experiment is a dummy.
@@ -222,7 +223,7 @@ class RunReports:
         return sinks
 
     def _draw_partition(self) -> Figure:
-        class_names = None  # sites' samples are counted as of one class
+        class_names = None  # samples of sites are counted in a single class
         if self._data.known_class_counts is not None:
             class_names = self._data.class_names
         figure, _ = plot_partition(self._data.class_counts, class_names, self._data.client_names)
@@ -275,7 +276,7 @@ class RunReports:
         results = []
         next_round = 0
         for index in sorted(values_by_round):
-            # The values of a round stand for the rounds before it that have none.
+            # The values of a round also represent the rounds before it without values.
             due_rounds = map(self._draws_pictures, range(next_round, index + 1))
             next_round = index + 1
             scores_of_round: Mapping[str, Tensor] = {}
@@ -290,8 +291,8 @@ class RunReports:
             )
             results.append(result)
 
-        # A logger cannot replace values, so it gets each round's once. The file is written last: after a crash, the
-        # loggers have all rounds that it holds.
+        # A logger cannot replace values, so it gets each round's values once. The file is written last, so that the
+        # loggers have all its rounds after a crash.
         unlogged_results = [result for result in results if not self._is_logged(result)]
         sinks_with_file_last = sorted(self.sinks, key=lambda sink: isinstance(sink, CSV))
         for sink in sinks_with_file_last:
@@ -304,11 +305,11 @@ class RunReports:
             self._federation.metrics.contributions.update(values_by_round[index])
 
     def _is_logged(self, result: RoundResult) -> bool:
-        """Return whether the loggers have a result's rows from an earlier process."""
+        """Return whether an earlier process has logged a result's rows."""
         changed_keys = {_row_key(row) for row in result.rows_of_file}
         if changed_keys:
             return changed_keys <= self._logged_keys
-        # A round whose values are equal to the last round's has no rows. A key begins with the round.
+        # A round with the same values as the last round has no rows. A key begins with the round.
         logged_rounds = {round_index for round_index, *_ in self._logged_keys}
         return result.round_index in logged_rounds
 
@@ -316,8 +317,8 @@ class RunReports:
     def _reports_learning(self) -> bool:
         """Return whether the output includes the model's performance at the start and the end."""
         # A resumed run without a round has no games.
-        lacks_games = self._federation.server.games is None
-        if lacks_games and self._federation.metrics.game_metrics:
+        has_no_games = self._federation.server.games is None
+        if has_no_games and self._federation.metrics.game_metrics:
             return False
         if not self._metrics or self._trainer.fast_dev_run:
             return False
@@ -332,7 +333,7 @@ class RunReports:
         measures = self._federation.metrics.performances.values()
         are_defined = all(scores.performance.is_always_defined(measure) for measure in measures)
         if not self._reports_learning and are_defined:
-            return  # there is nothing to report or to check
+            return
 
         # This raises an error if a measure is not defined.
         initial_scores = resolve_name(_LEARNING_MODULE).untrained_scores(self._federation)
@@ -354,7 +355,7 @@ class RunReports:
             sink.finish(result)
 
     def show_stopped_run(self) -> None:
-        """Print the values so far, after the user has stopped the fit, and name what is of an earlier round."""
+        """Print the values so far after the user has stopped the fit, and warn of values of earlier rounds."""
         if not self._state.round_index or not self._prints:
             return
         outdated_names = self._federation.metrics.outdated_names()
@@ -362,15 +363,16 @@ class RunReports:
             outdated_names.append("the scores of clients' own models")
         if outdated_names:
             warnings.warn(
-                f"{', '.join(outdated_names)}: the run was stopped after round {self._state.round_index}, and these "
-                "are of an earlier round. Resume the run, or let it end by max_epochs, max_time or early stopping.",
+                f"the run was stopped after round {self._state.round_index}, but {', '.join(outdated_names)} were last "
+                "computed in an earlier round. Resume the run, or let it end by max_epochs, max_time or early "
+                "stopping.",
                 stacklevel=2,
             )
-        self.terminal.finish(self._result(further_entries={}))
+        self.terminal.finish(self._result(further_items={}))
         self.terminal.show_table()
 
-    def _result(self, further_entries: Mapping[str, Any]) -> RunResult:
-        """Return the run's result, with ``further_entries`` of its record."""
+    def _result(self, further_items: Mapping[str, Any]) -> RunResult:
+        """Return the run's result, with ``further_items`` of its record."""
         state = self._state
         values = self._federation.metrics.contributions
         last_round = max(state.round_index - 1, 0)
@@ -387,7 +389,7 @@ class RunReports:
             **self._record,
             "events": self._events(),
             "logged": self._logged_numbers(),
-            **further_entries,
+            **further_items,
         }
         return RunResult(
             last_round,
@@ -434,7 +436,7 @@ class ClientTables(Sink):
 
 
 def _row_key(row: Row) -> tuple[Any, ...]:
-    # Without the interval, which is not logged.
+    # The interval is excluded, since it is not logged.
     return row.round, row.metric, row.client, row.column, row.value
 
 
@@ -459,7 +461,7 @@ def current_table(
 
 
 def _client_names(metrics: ContributionMetrics, state: FederationState) -> list[str]:
-    """Return the clients' names as the metrics know them, else their ids."""
+    """Return the clients' names from the metrics, or their ids."""
     for metric in metrics.metrics.values():
         names = getattr(metric, "client_names", None)
         if names:
@@ -471,28 +473,28 @@ def events_of(
     filters: Sequence[UpdateFilter],
     state: FederationState,
 ) -> list[Event]:
-    """Return one event for each client and kind of fault in the run."""
-    _note_faults(filters, state)  # adds to `state.incidents`
+    """Return one event for each client and kind of failure in the run."""
+    _note_failures(filters, state)  # adds to `state.incidents`
     events = []
     for incident in state.incidents:
         client = incident["client"]
-        fault = incident["what"]
+        failure = incident["what"]
         num_updates = None
-        if fault in (NOT_FINITE, LARGE):
+        if failure in (NOT_FINITE, LARGE):
             num_updates = int(state.updates_received[client])
         # An incident also has the first and last round, and the number of times.
         events.append(Event(**incident, of=num_updates))
     return events
 
 
-def _note_faults(filters: Sequence[UpdateFilter], state: FederationState) -> None:
-    """Add to the incidents what filters have noticed since the last call."""
+def _note_failures(filters: Sequence[UpdateFilter], state: FederationState) -> None:
+    """Add the failures that filters have counted since the last call to the incidents."""
     times_noted = {}
     for incident in state.incidents:
         times_noted[incident["client"], incident["what"]] = incident["times"]
 
     for update_filter in filters:
-        for fault, times_by_client in update_filter.notices.state_dict().items():
+        for failure, times_by_client in update_filter.notices.state_dict().items():
             for client, times in times_by_client.items():
-                if times > times_noted.get((client, fault), 0):
-                    state.note(client, fault)
+                if times > times_noted.get((client, failure), 0):
+                    state.note(client, failure)

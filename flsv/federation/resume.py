@@ -1,4 +1,4 @@
-"""Checks of whether a run can be resumed from a checkpoint, before any is loaded."""
+"""Checks whether a run can be resumed from a checkpoint, before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flsv.configuration.identity import Identity, described, sample_hashes
 from flsv.core.parameter_space import named_state
 from flsv.data import FederatedDataModule
 from flsv.utilities.errors import ConfigurationError
-from flsv.utilities.formats import READABLE_CHECKPOINTS, check_format, warn_of_versions
+from flsv.utilities.formats import CHECKPOINT_FORMAT, check_format, warn_of_versions
 from flsv.utilities.plain_values import digest
 
-#: Hyper-parameters that select the network. If they differ, weights are refused even if all shapes agree.
+#: Hyper-parameters that select the network. If they differ, weights are not loaded even if all shapes agree.
 NETWORK_OPTIONS = ("network", "network_args")
 
 
@@ -38,20 +38,20 @@ def check_checkpoint(
     if trainer.state.fn == "fit":
         if not isinstance(loop_state, dict):
             raise ConfigurationError(
-                f"{path} holds weights only, or was not saved by a {key}: it can be tested, not resumed. Name another, "
-                "or start a new run without ckpt_path."
+                f"{path} cannot be resumed, since it holds only weights or was not saved with a {key}. Name another "
+                "checkpoint, or start a new run without ckpt_path."
             )
         check_loop_state(loop_state, trainer.max_epochs)
     elif trainer.state.fn == "validate" and isinstance(data, FederatedDataModule):
         saved_identity = (loop_state or {}).get("identity")
         if saved_identity is not None and saved_identity["samples"] != sample_hashes(data):
             warnings.warn(
-                f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
-                "the samples that it is validated on.",
+                f"the samples are partitioned differently than when {path} was trained, so it may have been trained on "
+                "some of the samples on which it is validated.",
                 stacklevel=2,
             )
     check_module(trainer.lightning_module, checkpoint, path)
-    # Lightning converts the module after it has read the weights, when those in double precision have lost digits.
+    # Lightning would convert the module only after reading the weights, so double-precision weights would lose digits.
     trainer.precision_plugin.convert_module(trainer.lightning_module)
 
 
@@ -62,8 +62,8 @@ def check_state(
     check_format(
         "the checkpoint",
         state.get("format"),
-        readable=READABLE_CHECKPOINTS,
-        written_by=state.get("versions", {}).get("flsv", state.get("version")),
+        expected=CHECKPOINT_FORMAT,
+        written_by=state.get("versions", {}).get("flsv"),
     )
     with refuse_incomplete():
         versions = state["versions"]
@@ -71,23 +71,18 @@ def check_state(
         saved_seed = state["seed"]
         rounds = state["round_index"]
     warn_of_versions("the checkpoint", versions)
-    if state.get("finetuned") is not None:
-        raise ConfigurationError(
-            "the checkpoint is of flsv 2.0 and of a finetuning callback, the frozen layers of which only that version "
-            "reads. Finish the run with it, or start a new one."
-        )
 
     changes = identity.differences(saved_identity)
     if changes:
         raise ConfigurationError(
-            f"the checkpoint is of another federation: {'; '.join(changes)}. Resume with what the run was started "
-            "with, or start a new one without ckpt_path."
+            f"the checkpoint was saved by another federation: {'; '.join(changes)}. Resume with the settings and data "
+            "with which the run was started, or start a new run without ckpt_path."
         )
     check_seed(seed, saved_seed)
     if max_epochs not in (None, -1) and rounds > max_epochs:
         raise ConfigurationError(
-            f"the checkpoint is of round {rounds}, and max_epochs={max_epochs} counts these rounds, too: "
-            f"say more than {rounds}."
+            f"the checkpoint was saved after round {rounds}, but max_epochs={max_epochs}, which includes these "
+            f"rounds. Set max_epochs to more than {rounds}."
         )
     if rounds == max_epochs:
         _warn_that_all_is_run(rounds)
@@ -97,12 +92,12 @@ def check_rounds(trainer: L.Trainer, rounds: int) -> None:
     """Check that the ``rounds`` of a loop are those that its Trainer has run."""
     if rounds == 0:
         raise ConfigurationError(
-            f"this Trainer has run {trainer.current_epoch} rounds, and its FederatedLoop none of them. Make a new "
-            "Trainer."
+            f"this Trainer has run {trainer.current_epoch} rounds, but its FederatedLoop has run none of them. Make a "
+            "new Trainer."
         )
     if trainer.current_epoch != rounds:
         raise ConfigurationError(
-            "this Trainer's last fit ended in a validation: make a new Trainer, and resume."
+            "this Trainer's last fit ended during a validation. Make a new Trainer, and resume."
         )
     if rounds == trainer.max_epochs:
         _warn_that_all_is_run(rounds)
@@ -117,48 +112,48 @@ def check_same_run(
     """Check that a further fit of a Trainer has the settings, samples and weights with which its last one ended."""
     changes = identity.differences(last_identity)
     if model_hash(module, last_model.names) != last_model:
-        changes.append(f"{type(module).__name__} has other weights than this fit has left")
+        changes.append(f"the weights of {type(module).__name__} have changed since that fit")
     if changes:
         raise ConfigurationError(
-            f"this Trainer's last fit was of another federation: {'; '.join(changes)}. Make a new Trainer and a new "
+            f"this Trainer's last fit was another federation: {'; '.join(changes)}. Make a new Trainer and a new "
             "FederatedLoop for another run, such as the next fold of a cross-validation."
         )
 
 
 def _warn_that_all_is_run(rounds: int) -> None:
     warnings.warn(
-        f"all {rounds} rounds are run already: raise max_epochs to go on, or make a new Trainer for another run.",
+        f"all {rounds} rounds have been run already. Raise max_epochs to continue, or make a new Trainer for another "
+        "run.",
         stacklevel=3,
     )
 
 
 class ModelHash(NamedTuple):
-    """Hash of a model that a module has held, and the names of its entries."""
+    """Hash of a module's weights, and the names of its tensors."""
 
     names: Sequence[str]
     hash: bytes
 
 
 def model_hash(module: L.LightningModule, names: Sequence[str]) -> ModelHash:
-    """Compute the hash of the named entries of a module, whatever their sizes."""
+    """Compute the hash of the named tensors of a module, whatever their sizes."""
     tensors = {name: tensor for name, tensor in named_state(module) if not is_lazy(tensor)}
     return ModelHash(names, digest([tensors.get(name) for name in names]))
 
 
 def requested_seed(seed: int | None) -> int | None:
-    """Return a loop's seed, or that of ``seed_everything``, if one is given."""
+    """Return a loop's seed, else that of ``seed_everything``, else None."""
     if seed is None and "PL_GLOBAL_SEED" in os.environ:
         return int(os.environ["PL_GLOBAL_SEED"])
     return seed
 
 
 def check_seed(seed: int | None, seed_of_run: int) -> None:
-    """Check that the seed of a fit is that of the run that goes on. None: it takes the run's."""
+    """Check that the seed of a fit is that of the continued run. None: the fit uses the run's seed."""
     if seed is not None and seed != seed_of_run:
         raise ConfigurationError(
-            f"the seed is {seed} and was {seed_of_run} when the run was started, from which every choice of its rounds "
-            f"derives: it cannot be changed. Give federation.seed={seed_of_run} (or seed_everything), or start a new "
-            "run without ckpt_path."
+            f"the seed is {seed}, but the run was started with {seed_of_run}, and a run's seed cannot be changed. Set "
+            f"federation.seed={seed_of_run} (or seed_everything), or start a new run without ckpt_path."
         )
 
 
@@ -169,8 +164,8 @@ def refuse_incomplete() -> Iterator[None]:
         yield
     except KeyError as error:
         raise ConfigurationError(
-            f"the checkpoint's federation lacks {error}: it is not as it was saved. Name another, or start a new run "
-            "without ckpt_path."
+            f"{error} is missing in the checkpoint's federation, so the checkpoint is incomplete. Name another one, or "
+            "start a new run without ckpt_path."
         ) from error
 
 
@@ -178,7 +173,7 @@ def check_sharing(
     saved: Mapping[str, str] | None,
     present: Mapping[str, str],
 ) -> None:
-    """Check that the same entries of the module are shared as in the checkpoint."""
+    """Check that the same parameters and buffers are shared as in the checkpoint."""
     if not saved:
         return
     saved_identity = Identity(saved, {})
@@ -186,8 +181,8 @@ def check_sharing(
     differences = present_identity.other_settings(saved_identity, "{}, and was {}")
     if differences:
         raise ConfigurationError(
-            f"the run is resumed with another part of the module shared ({'; '.join(differences)}). What is frozen, "
-            "and what share says, must be what the run was started with."
+            f"the run is resumed with another shared part of the module ({'; '.join(differences)}). Freeze the same "
+            "layers and set the same `share` as when the run was started."
         )
 
 
@@ -196,7 +191,7 @@ def check_module(
     checkpoint: dict[str, Any],
     path: Any,
 ) -> None:
-    """Check that a checkpoint is of this network, not of another with the same shapes."""
+    """Check that a checkpoint was saved with this network, not with another one of the same shapes."""
     saved_options = checkpoint.get("hyper_parameters", {})
     options = module.hparams
     for name in NETWORK_OPTIONS:
@@ -206,6 +201,6 @@ def check_module(
         saved_value = described(saved_options[name])
         if value != saved_value:
             raise ConfigurationError(
-                f"{path} holds the weights of another network: {name} is {value} and was {saved_value}. Give the model "
-                "the options that it was trained with."
+                f"{path} holds the weights of another network: {name} is {value} and was {saved_value}. Set the model "
+                "options with which it was trained."
             )

@@ -57,7 +57,7 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
-        # Sentences on how copies and coalitions differ from the run, which speak against the values.
+        # Descriptions of how copies and coalitions differ from the run, which make the values doubtful.
         self.coalition_differences: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
@@ -123,7 +123,7 @@ class FederationRun:
                 part.begin(info)
 
         self._priors = self.metrics.with_priors()
-        # A checkpoint holds the next cohort; a sampler that needs clients' answers draws later.
+        # A checkpoint holds the next cohort. A sampler that sends requests to clients draws later.
         if not self.state.cohort and not self.config.sampler.asks:
             self.draw_cohort()
 
@@ -134,10 +134,10 @@ class FederationRun:
         self.engine.begin_training(buffers)
 
     def make_games(self) -> None:
-        """Make the coalition games in which metrics evaluate models, and try their evaluators."""
+        """Make the coalition games in which metrics evaluate models, and test their evaluators."""
         measures = dict(self.metrics.performances)
         for role, strategy in self.config.strategies.items():
-            # A strategy that reads utilities of coalitions plays their game.
+            # A strategy may also read utilities of coalitions.
             plays_game = any(VOCABULARY[name].plays_game for name in reads_of(strategy))
             if plays_game:
                 measure = attribute_of(strategy, "measured_by", "accuracy")
@@ -150,7 +150,7 @@ class FederationRun:
     def draw_cohort(self) -> None:
         """Draw the cohort of the next round, before its batches are made."""
         state = self.state
-        # The values are stored: metrics are updated before an aggregator needs this cohort's probability.
+        # The values are stored, since metrics are updated before an aggregator needs this cohort's probabilities.
         self._priors = self.metrics.with_priors()
         num_earlier_messages = len(self.channel.messages)
         state.cohort = cohort_of(
@@ -204,7 +204,7 @@ class FederationRun:
         why_spent = self.why_budget_is_spent()
         if why_spent:  # a resumed run, or min_epochs
             raise ConfigurationError(
-                f"there is no budget for another round: {why_spent}. Raise max_epsilon, or stop here."
+                f"the privacy budget does not allow another round: {why_spent}. Raise max_epsilon, or end the run."
             )
         self.engine.local_training.state.begin_round()
         state.global_vector = self.engine.global_vector
@@ -234,7 +234,7 @@ class FederationRun:
         self.server.send(heard_instructions)
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
 
-        # A function, which computes each client's probability [n] to be drawn.
+        # A function that computes each client's probability [n] to be drawn.
         drawing_probabilities = partial(
             checked_probabilities,
             self.config.sampler,
@@ -270,7 +270,7 @@ class FederationRun:
         failed_clients = {*state.failed, *state.cohort}
         if failed_clients.issuperset(drawable):
             raise NoModel(
-                f"{reason} No client is left that could be drawn in its place. Mend them, and resume the run from its "
+                f"{reason} All clients that could be drawn have failed. Fix these clients, and resume the run from its "
                 "last checkpoint."
             ) from reason
 
@@ -279,7 +279,10 @@ class FederationRun:
         for client in engine.broken_clients:
             state.note(client, ALL_DIVERGED)
         with self._warnings_once():
-            warnings.warn(f"{reason} The model stays, and other clients are drawn.", stacklevel=2)
+            warnings.warn(
+                f"{reason} The global model does not change, and other clients are drawn next.",
+                stacklevel=2,
+            )
         senders = [update.client_id for update in engine.updates]
         state.updates_received[[*engine.broken_clients, *senders]] += 1
         self.has_evaluated_clients = False
@@ -300,7 +303,7 @@ class FederationRun:
         return round
 
     def _evaluate_clients(self) -> None:
-        """Keep and score the clients' own models in the rounds that ask for it."""
+        """Keep and score the clients' own models in the configured rounds."""
         evaluation = self.config.evaluation
         state = self.state
         if evaluation.keeps:
@@ -330,14 +333,14 @@ class FederationRun:
     def _complete(self, is_last: bool) -> None:
         """Commit the clients' states, and draw the next round's cohort."""
         ended_round = self.state.round_index
-        # This stores clients' states, before the draw asks clients, which answer with the state of this round.
+        # Clients' states are stored first, since the draw may send requests, to which clients respond with this state.
         self.engine.commit()
         self.state.round_index += 1
         self.is_at_server = False
         self.state.cohort = []
         if not is_last:
             self.draw_cohort()
-        # This exchanges clients' states, after the draw, in which answers may have changed them. The draw may also have
+        # Clients' states are exchanged after the draw, in which requests may have changed them. The draw may also have
         # used random numbers.
         self.engine.settle()
         seed_global_rngs(self.state.seed, "server", ended_round)
@@ -346,7 +349,7 @@ class FederationRun:
         """Return why the privacy budget does not allow another round, or None."""
         if self.config.privacy is None:
             return None
-        # The loop has added the metric under this name, which no other metric may have.
+        # The loop has added the metric with this reserved name.
         privacy_loss = cast("PrivacyLoss", self.metrics.metrics["epsilon"])
         return privacy_loss.spent()
 
@@ -380,11 +383,11 @@ class RunState:
     changeable: dict[str, str] = field(default_factory=dict)
     #: Descriptions of those that have changed in the course of the run.
     changes: list[str] = field(default_factory=list)
-    #: What the loop's extension stores, see :class:`flsv.core.extension.MeasuredRun`.
+    #: State of the loop's extension, see :class:`flsv.core.extension.MeasuredRun`.
     coalitions: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self, engine: Engine | None = None) -> dict[str, Any]:
-        # Without an engine, or before it has begun, the checkpoint repeats what was loaded.
+        # Without an engine, or before it has begun, the checkpoint repeats the loaded state.
         configured_options = self.configured_options
         shared = self.shared
         if engine is not None:
@@ -412,15 +415,14 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load everything except the fingerprint of data and settings. That of the present fit stays."""
+        """Load everything except the fingerprint of data and settings, which is that of the present fit."""
         self.store.load_state_dict(state["clients"])
         self.buffers = state["buffers"]
         self.configured_options = state["configured_options"]
         self.shared = state["shared"]
         self.csv = state["csv"]
-        # A checkpoint of flsv 2.1 has none.
-        self.changeable = dict(state.get("changeable", {}))
-        self.changes = list(state.get("changes", []))
+        self.changeable = dict(state["changeable"])
+        self.changes = list(state["changes"])
         self.coalitions = dict(state["coalitions"])
         self.resumed = True
 
@@ -430,7 +432,7 @@ class RunState:
         changes_of_optimizers: Sequence[str],
         round_index: int,
     ) -> None:
-        """Add to :attr:`changes` what is other from round ``round_index`` on than before."""
+        """Add the settings that change from round ``round_index`` on to :attr:`changes`."""
         earlier = Identity(self.changeable or settings, {})
         differences = [*changes_of_optimizers, *Identity(settings, {}).other_settings(earlier)]
         for difference in differences:
@@ -442,8 +444,7 @@ class RunState:
         checkpoint: str | Path | None,
         seed: int,
     ) -> None:
-        """Set :attr:`csv` to the table of the run that is resumed: beside its checkpoint, or else where it was
-        recorded."""
+        """Set :attr:`csv` to the table of the resumed run: next to its checkpoint, else at the recorded path."""
         if self.csv is None or checkpoint is None:
             return
         run_folder = Path(checkpoint).resolve().parent.parent
@@ -453,12 +454,12 @@ class RunState:
             if table.is_file() and self._is_of_this_run(table.parent, seed):
                 self.csv = str(table)
                 return
-        if table_by_checkpoint.is_file():  # of another run
+        if table_by_checkpoint.is_file():  # the table of another run
             raise ConfigurationError(
-                f"{run_folder} holds another run than the one that saved {checkpoint}. Move the checkpoint into a "
-                "folder of its own, or resume this run's own checkpoint."
+                f"{run_folder} holds the results of another run than the one that saved {checkpoint}. Move the "
+                "checkpoint into an empty folder, or resume from a checkpoint of the run in this folder."
             )
-        self.csv = str(table_by_checkpoint)  # there is no table: a new one begins
+        self.csv = str(table_by_checkpoint)  # a new table
 
     def _is_of_this_run(self, folder: Path, seed: int) -> bool:
         if not (folder / RECORD).is_file():
@@ -469,7 +470,7 @@ class RunState:
         return identity == self.identity and recorded_seed == seed
 
     def copy(self, engine: Engine | None) -> RunState:
-        """Copy this state, with the clients' present states in ``engine``, if any."""
+        """Copy this state, with the clients' present states in ``engine``, if it is not None."""
         copied = RunState()
         copied.load_state_dict(self.state_dict(engine))
         copied.identity = self.identity

@@ -21,14 +21,14 @@ from flsv.functional.distances import distances
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import to_host
 
-# Kinds of faults of clients' updates, by the names that filters note them under and results show.
+# Names of failures of clients, as results show them.
 NOT_FINITE = "not_finite"
 LARGE = "large"
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Updates of a round's k clients, with all that filters read or change.
+    """Updates of a round's k clients, with everything that filters read or change.
 
     Args:
         round_index: the round, from 0.
@@ -37,7 +37,7 @@ class Cohort:
         starts: the model ``[P]`` from which each client started training (start point). None if the server does not
             know it.
         num_samples: the numbers of samples, integers ``[k]``, that the metrics and the aggregator see.
-        num_parameters: number of leading entries of a model that are parameters. The rest are buffers.
+        num_parameters: number of leading elements of a model that are parameters. The rest are buffers.
         model: the global model ``[P]`` at the start of the round. None if it is not known.
         broken: ids of the clients whose model was not finite. These clients are not among the k.
         unmeasured: ids of the clients whose updates the aggregator sees and the metrics do not.
@@ -85,7 +85,7 @@ class Cohort:
 
     @cached_property
     def _host_norms(self) -> tuple[Tensor, float]:
-        """Copy the updates' lengths and the model's norm to the CPU at once."""
+        """The updates' norms and the model's norm, copied to the CPU at once."""
         norms = self._norms_of_updates()
         if self.model is None:
             return torch.cat(to_host(norms)), 0.0
@@ -97,7 +97,7 @@ class Cohort:
         return host_norms[:-1], host_norms[-1].item()
 
     def _norms_of_updates(self) -> list[Tensor]:
-        """Compute the updates' lengths, one tensor ``[k]`` or k tensors ``[1]``."""
+        """Compute the updates' norms, one tensor ``[k]`` or k tensors ``[1]``."""
         rows = self.matrix[:, : self.num_parameters]
         if self.common_start is not None:
             return [distances(rows, self.common_start[: self.num_parameters])]
@@ -139,56 +139,56 @@ class Cohort:
 
 
 class Notices:
-    """Counter of the rounds in which a client had a fault. A fault is, for example, a model that is not finite."""
+    """Counter of the rounds in which a client had a failure, such as a model that is not finite."""
 
     def __init__(
         self,
-        fault_texts: Mapping[str, str],
+        failure_texts: Mapping[str, str],
         counts: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         self.names: Sequence[str] = ()
-        self._fault_texts = fault_texts
-        self._rounds_by_fault: dict[str, Counter[int]] = {}  # numbers of rounds, by client
-        for fault in fault_texts:
-            self._rounds_by_fault[fault] = Counter()
+        self._failure_texts = failure_texts
+        self._rounds_by_failure: dict[str, Counter[int]] = {}  # numbers of rounds, by client
+        for failure in failure_texts:
+            self._rounds_by_failure[failure] = Counter()
             if counts is not None:
-                self._rounds_by_fault[fault].update(counts.get(fault, {}))
+                self._rounds_by_failure[failure].update(counts.get(failure, {}))
 
-    def is_first(self, fault: str, clients: Sequence[int]) -> bool:
-        """Count a round with ``fault`` for each client. Return whether a client has the fault for the first time."""
-        counts = self._rounds_by_fault[fault]
+    def is_first(self, failure: str, clients: Sequence[int]) -> bool:
+        """Count a round with ``failure`` for each client. Return whether it is the first for any client."""
+        counts = self._rounds_by_failure[failure]
         counts.update(clients)
         return any(counts[client] == 1 for client in clients)
 
-    def describe(self, fault: str, clients: Sequence[int]) -> str:
-        """Name ``clients`` and the number of rounds in which each had ``fault``."""
+    def describe(self, failure: str, clients: Sequence[int]) -> str:
+        """Name ``clients`` and the number of rounds in which each had ``failure``."""
         descriptions = []
         for client in clients:
             name_with_noun = client_called(client, self.names)
-            description = name_with_noun.removeprefix("client ")  # one noun below is for all
-            num_rounds = self._rounds_by_fault[fault][client]
+            description = name_with_noun.removeprefix("client ")  # the noun is added once below
+            num_rounds = self._rounds_by_failure[failure][client]
             if num_rounds > 1:
                 description += f" ({num_rounds} times)"
             descriptions.append(description)
         noun = "clients" if len(descriptions) > 1 else "client"
         return f"{noun} {', '.join(descriptions)}"
 
-    def describe_fault(self, fault: str, clients: Sequence[int]) -> str:
-        """Name ``clients`` and describe their ``fault``."""
-        return f"{self.describe(fault, clients)} {self._fault_texts[fault]}"
+    def describe_failure(self, failure: str, clients: Sequence[int]) -> str:
+        """Name ``clients`` and describe their ``failure``."""
+        return f"{self.describe(failure, clients)} {self._failure_texts[failure]}"
 
     def at_the_end(self) -> list[str]:
-        """Describe each fault that clients had in more than one round."""
+        """Describe each failure that clients had in more than one round."""
         sentences = []
-        for fault, counts in self._rounds_by_fault.items():
+        for failure, counts in self._rounds_by_failure.items():
             clients = sorted(client for client, count in counts.items() if count > 1)
             if clients:
-                sentences.append(self.describe_fault(fault, clients))
+                sentences.append(self.describe_failure(failure, clients))
         return sentences
 
     def state_dict(self) -> dict[str, dict[int, int]]:
-        """Return ``{fault: {client: number of rounds}}``."""
-        return {fault: dict(counts) for fault, counts in self._rounds_by_fault.items()}
+        """Return ``{failure: {client: number of rounds}}``."""
+        return {failure: dict(counts) for failure, counts in self._rounds_by_failure.items()}
 
 
 class UpdateFilter(Component):
@@ -197,9 +197,9 @@ class UpdateFilter(Component):
     In every round the server passes the received updates through the loop's filters, one after the other, by calling
     :meth:`apply`, which subclasses override. Metrics and the aggregator see the result of the last filter.
 
-    A filter that finds faulty clients declares the possible faults in ``faults``, ``{name: text}``. In ``apply`` it
-    reports a fault to :attr:`notices`, which counts the rounds in which each client had it, and adds a sentence to the
-    round's warning (:meth:`Cohort.warn`). ``loop.events`` shows the fault's name, warnings show its text.
+    A filter that detects failures of clients declares them in ``failures``, ``{name: text}``. In ``apply`` it reports a
+    failure to :attr:`notices`, which counts the rounds in which each client had it, and adds a sentence to the round's
+    warning (:meth:`Cohort.warn`). ``loop.events`` shows the failure's name, warnings show its text.
 
     Example:
         >>> class FirstTwo(UpdateFilter):
@@ -209,7 +209,7 @@ class UpdateFilter(Component):
         FirstTwo()
     """
 
-    faults: ClassVar[Mapping[str, str]] = {}
+    failures: ClassVar[Mapping[str, str]] = {}
     #: Whether a run may be resumed without this filter, or with other arguments.
     may_change: ClassVar[bool] = False
     #: Quantity, as part of an error message, that can be compared only between clients with the same start point; empty
@@ -234,8 +234,8 @@ class UpdateFilter(Component):
         """
         if self.compares and personalizer is not None:
             raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): {self.compares} can be compared "
-                "only where all clients start from the global model. Leave one of them out."
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): the filter compares {self.compares}, "
+                "which is possible only if all clients start from the global model. Remove one of the two."
             )
 
     @property
@@ -251,15 +251,15 @@ class UpdateFilter(Component):
 
     @cached_property
     def notices(self) -> Notices:
-        """Counter of the rounds in which each client was found faulty."""
-        return Notices(self.faults)
+        """Counter of the rounds in which each client had a failure."""
+        return Notices(self.failures)
 
     def hint(self) -> str:
         """Return a sentence on a possible cause of non-finite models, for warnings. By default an empty text."""
         return ""
 
     def begin(self, federation: FederationInfo) -> None:
-        self.notices = Notices(self.faults)
+        self.notices = Notices(self.failures)
         self.resume(federation)
 
     def resume(self, federation: FederationInfo) -> None:
@@ -270,5 +270,5 @@ class UpdateFilter(Component):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         counts = state["noticed"]
-        self.notices = Notices(self.faults, counts)
+        self.notices = Notices(self.failures, counts)
         super().load_state_dict(state)

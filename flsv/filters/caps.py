@@ -1,4 +1,4 @@
-"""NormCap and SampleCap: bounds on what a client claims, the length of its update and its number of samples."""
+"""NormCap and SampleCap: upper bounds on the norm of a client's update and on its reported number of samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def length_factors(norms: Tensor, cap: float) -> Tensor:
-    """Compute factors ``[k]`` in (0, 1] that shorten k updates to ``cap`` times their median norm, where they are
-    longer.
-    """
-    # The server can check neither claim: a client can multiply its update (Bagdasaryan et al., AISTATS 2020) or list
-    # samples twice. Sun et al. (arXiv:1911.07963) bound norms by a constant. Only half of the cohort together can move
-    # a median at will.
+    """Compute factors ``[k]`` in (0, 1] that clip the norms of k updates to ``cap`` times their median."""
+    # A client can multiply its update (Bagdasaryan et al., AISTATS 2020) or count samples twice, which the server
+    # cannot check. Sun et al. (arXiv:1911.07963) bound norms by a constant. A median can be moved arbitrarily only by
+    # half of the cohort together.
     host_norms = norms.detach().cpu().double()
     factors = torch.ones_like(host_norms)
     is_valid = (host_norms > 0) & host_norms.isfinite()
@@ -50,7 +48,7 @@ def scale_updates(
     num_parameters: int,
 ) -> Tensor:
     """Multiply the parameters of the updates (``rows [k, P]`` minus ``initial_models``, ``[P]`` or ``[k, P]``) by
-    ``factors [k]``. The rows with factor 1 stay the same to the bit.
+    ``factors [k]``. Rows with factor 1 stay bitwise identical.
     """
     changed_rows = (factors != 1).nonzero().flatten().tolist()
     if not changed_rows:
@@ -66,13 +64,13 @@ def scale_updates(
 
 
 class NormCap(UpdateFilter):
-    """Filter that shortens updates longer than a bound and keeps their direction.
+    """Filter that clips the norms of updates and keeps their directions.
 
     The filter limits the influence of a client that multiplies its update. It cannot be combined with a personalizer,
     or with a metric for which clients evaluate models on their own samples.
 
     Args:
-        cap: the greatest length of an update, as a multiple of the median length in the cohort.
+        cap: the largest norm of an update, as a multiple of the median norm in the cohort.
 
     Raises:
         ConfigurationError: the cap is not positive, or the loop has a personalizer or such a metric.
@@ -83,7 +81,7 @@ class NormCap(UpdateFilter):
     """
 
     excludes = False
-    compares = "lengths of updates"
+    compares = "norms of updates"
 
     def __init__(
         self, cap: Annotated[float, Gt(0), "It is a number of medians, such as 1.5."]
@@ -94,15 +92,16 @@ class NormCap(UpdateFilter):
         super().check(personalizer, evaluating)
         if evaluating:
             raise ConfigurationError(
-                f"FederatedLoop(filters=[{self}]): metrics {list(evaluating)} let clients take their own updates out "
-                "of the aggregate, in which they may be shorter than they know. Leave one of them out."
+                f"FederatedLoop(filters=[{self}]): for the metrics {list(evaluating)} clients subtract their own "
+                "updates from the aggregate. This is wrong if the filter has clipped an update. Remove the filter or "
+                "these metrics."
             )
 
     def apply(self, cohort: Cohort) -> Cohort:
         starts = [model for model in cohort.starts if model is not None]
         if len(starts) < len(cohort.updates):
             raise RuntimeError(
-                "updates have a known length only if the server knows all start points."
+                f"{self!r} needs the norms of all updates, but the server does not know every client's start model."
             )
         initial_models = cohort.common_start  # [P] of all clients, or [k, P]
         if initial_models is None:

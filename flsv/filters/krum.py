@@ -52,18 +52,18 @@ class MultiKrum(UpdateFilter):
         if num_clients < min_clients:
             most_byzantine = (num_clients - 3) // 2
             if most_byzantine >= 0:
-                advice = f"say byzantine={most_byzantine}"
+                advice = f"set byzantine={most_byzantine}"
             else:
-                advice = "leave it out"
+                advice = "remove the filter"
             raise ConfigurationError(
-                f"{self!r}: {num_clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "
-                f"{min_clients}. Have more clients, or {advice}."
+                f"{self!r} needs at least {min_clients} clients (2 byzantine + 3), but the federation has "
+                f"{num_clients}. Use more clients, or {advice}."
             )
         max_kept = num_clients - self.byzantine
         if self.keep is not None and self.keep > max_kept:
             raise ConfigurationError(
-                f"{self!r}: of {num_clients} clients {max_kept} at most can be kept, if {self.byzantine} "
-                f"may be bad. Say keep={max_kept}."
+                f"{self!r} can keep at most {max_kept} of {num_clients} clients if {self.byzantine} of them may be "
+                f"bad. Set keep={max_kept}."
             )
 
     def _min_clients(self) -> int:
@@ -74,8 +74,8 @@ class MultiKrum(UpdateFilter):
         min_clients = self._min_clients()
         if num_clients < min_clients:
             return cohort.warn(
-                f"in round {cohort.round_index + 1} {self!r} keeps all clients: {num_clients} cannot outvote "
-                f"{self.byzantine} bad ones, for which it takes {min_clients}."
+                f"in round {cohort.round_index + 1} {self!r} keeps all clients, since it needs {min_clients} but the "
+                f"cohort has {num_clients}."
             )
         num_selected = num_clients - self.byzantine
         if self.keep is not None:
@@ -90,7 +90,7 @@ class MultiKrum(UpdateFilter):
         """Return the updates' squared distances ``[k, k]``."""
         if cohort.gram is None:
             raise RuntimeError(
-                f"{self!r}: updates can be compared only if the server knows all start points."
+                f"{self!r} compares updates, but the server does not know every client's start model."
             )
         products = cohort.gram.double()
         squares = products.diag()

@@ -14,7 +14,10 @@ from flsv.functional.outliers import MAX_Z_SCORE, drowning_updates, large_update
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-NOT_MEASURED = "aggregated, since exclude=True is not set, and not measured: this round does not count for its value."
+NOT_MEASURED = (
+    "the update is aggregated, since exclude=True is not set, but not measured: this round does not count for the "
+    "client's value."
+)
 
 
 class OutlierFilter(UpdateFilter):
@@ -25,15 +28,15 @@ class OutlierFilter(UpdateFilter):
     from the metrics, for which the client was absent in that round. ``loop.named`` counts such rounds by client. A
     client that is hidden in all rounds has no value.
 
-    An update so large that rounding would lose the other updates in a sum with it is always left out of the round, also
-    in a federation without an ``OutlierFilter``, see :func:`flsv.functional.outliers.drowning_updates`.
+    An update so large that rounding would lose the other updates in a sum with it is always excluded from the round,
+    also in a federation without an ``OutlierFilter``, see :func:`flsv.functional.outliers.drowning_updates`.
 
     Args:
         threshold: modified z-score above which an update is too large, see
             :func:`flsv.functional.outliers.large_updates`. If None, an update is too large only if rounding would lose
             the others.
-        exclude: whether to leave too large updates out of their round. If the aggregator's weights come from a metric,
-            such updates are always left out.
+        exclude: whether to exclude too large updates from their round. If the aggregator's weights come from a metric,
+            such updates are always excluded.
 
     Raises:
         ConfigurationError: the threshold is not positive, or ``exclude`` is set without a threshold.
@@ -43,7 +46,7 @@ class OutlierFilter(UpdateFilter):
         >>> loop = FederatedLoop(filters=[OutlierFilter(exclude=True)])
     """
 
-    faults: ClassVar = {
+    failures: ClassVar = {
         NOT_FINITE: "returned a model with NaN or infinite entries",
         LARGE: "sent an update far larger than the cohort's",
     }
@@ -52,7 +55,7 @@ class OutlierFilter(UpdateFilter):
     rules: ClassVar = (
         (
             lambda a: a.threshold is not None or not a.exclude,
-            "there is no rule to exclude by. Leave threshold out.",
+            "exclude=True needs a threshold. Remove threshold=None.",
         ),
     )
 
@@ -74,7 +77,7 @@ class OutlierFilter(UpdateFilter):
         self._last_aggregated = ""
 
     def apply(self, cohort: Cohort) -> Cohort:
-        """Leave out updates that are too large, or hide them from the metrics, with a warning."""
+        """Exclude updates that are too large, or hide them from the metrics, with a warning."""
         norms = cohort.norms  # [k], as all masks below
         is_drowning = drowning_updates(norms, cohort.model_norm)
         if self.threshold is None:
@@ -87,39 +90,36 @@ class OutlierFilter(UpdateFilter):
             is_outlier_by_step = large_updates(norms_by_step, self.threshold)
             is_large = is_drowning | (is_outlier & is_outlier_by_step)
 
-        # Where large updates are aggregated, a drowning one, which all others get lost in, is still left out.
-        if self.excludes:
-            is_left_out = is_large
-        else:
-            is_left_out = is_drowning
+        # An update in whose sum the others would be lost is always excluded.
+        is_excluded = is_large if self.excludes else is_drowning
         ids = torch.tensor(cohort.ids, dtype=torch.long)
-        excluded = ids[is_large & is_left_out].tolist()
-        unmeasured = ids[is_large & ~is_left_out].tolist()
+        excluded = ids[is_large & is_excluded].tolist()
+        unmeasured = ids[is_large & ~is_excluded].tolist()
         sentences = [
-            *self._judge_broken(cohort),
-            *self._judge_large(cohort, excluded, "left out of the round."),
-            *self._judge_large(cohort, unmeasured, NOT_MEASURED, are_aggregated=True),
+            *self._warnings_of_broken(cohort),
+            *self._warnings_of_large(cohort, excluded, "excluded from the round."),
+            *self._warnings_of_large(cohort, unmeasured, NOT_MEASURED, are_aggregated=True),
         ]
-        judged_cohort = replace(cohort, unmeasured=unmeasured)
-        return judged_cohort.warn(*sentences).keep(~is_left_out)
+        checked_cohort = replace(cohort, unmeasured=unmeasured)
+        return checked_cohort.warn(*sentences).keep(~is_excluded)
 
-    def _judge_broken(self, cohort: Cohort) -> list[str]:
+    def _warnings_of_broken(self, cohort: Cohort) -> list[str]:
         broken = cohort.broken
         round_number = cohort.round_index + 1
         num_clients = len(broken) + len(cohort.updates)
-        model_is_at_fault = len(broken) > num_clients / 2
-        if model_is_at_fault:
-            fault = self.faults[NOT_FINITE]  # "returned a model with ..."
+        most_are_broken = len(broken) > num_clients / 2
+        if most_are_broken:
+            failure = self.failures[NOT_FINITE]  # "returned a model with ..."
             return [
-                f"in round {round_number} {len(broken)} of {num_clients} clients {fault}: left out of the round. With "
-                f"so many, the cause is the model that they were sent. {self.hint()}"
+                f"in round {round_number} {len(broken)} of {num_clients} clients {failure}: excluded from the round. "
+                f"With so many, the cause is the model that they were sent. {self.hint()}"
             ]
         if not self.notices.is_first(NOT_FINITE, broken):
             return []
-        description = self.notices.describe_fault(NOT_FINITE, broken)
-        return [f"{description} in round {round_number}: left out of the round. {self.hint()}"]
+        description = self.notices.describe_failure(NOT_FINITE, broken)
+        return [f"{description} in round {round_number}: excluded from the round. {self.hint()}"]
 
-    def _judge_large(
+    def _warnings_of_large(
         self,
         cohort: Cohort,
         outliers: list[int],
@@ -134,7 +134,7 @@ class OutlierFilter(UpdateFilter):
         nonzero_norms = cohort.norms[cohort.norms > 0]
         median = nonzero_norms.quantile(0.5).item()
         description = (
-            f"{self.notices.describe_fault(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
+            f"{self.notices.describe_failure(LARGE, outliers)} in round {cohort.round_index + 1} (norm {sizes}; median "
             f"{median:.3g})"
         )
         if are_aggregated:
@@ -145,14 +145,14 @@ class OutlierFilter(UpdateFilter):
 
     def hint(self) -> str:
         if self._last_aggregated:
-            return f"The fault may lie further back: {self._last_aggregated}."
-        return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
+            return f"The cause may be an earlier round: {self._last_aggregated}."
+        return "Try a lower learning rate or gradient_clip_val, and look for NaN in the data."
 
 
 def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
     """Return ``filters`` with an ``OutlierFilter(threshold=None)`` in front, unless an ``OutlierFilter`` is among them.
 
-    The added filter warns of clients whose models are not finite, and leaves out updates so large that rounding would
+    The added filter warns of clients whose models are not finite, and excludes updates so large that rounding would
     lose the others.
 
     Raises:
@@ -160,12 +160,14 @@ def with_finite_check(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ..
     """
     filter_classes = [type(update_filter) for update_filter in filters]
     if len(set(filter_classes)) < len(filter_classes):
-        raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
+        raise ConfigurationError(
+            f"filters={list(filters)} has two filters of the same class. Keep one of them."
+        )
     checks_finiteness = [issubclass(kind, OutlierFilter) for kind in filter_classes]
     comes_later = any(checks_finiteness[1:])
     if comes_later:
         raise ConfigurationError(
-            f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
+            f"filters={list(filters)}: OutlierFilter must see updates as they were sent. Put it before the others."
         )
     if any(checks_finiteness):
         return tuple(filters)

@@ -1,4 +1,4 @@
-"""The formulas of metrics and strategies, as functions on tensors that know no Lightning, clients, rounds or files.
+"""The formulas of metrics and strategies, as functions of tensors, independent of Lightning, clients, rounds and files.
 
 Tier: stable.
 """

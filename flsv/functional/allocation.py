@@ -31,21 +31,20 @@ def allocate(
     negatives: Negatives = "zero",
     unit: Positive | None = None,
 ) -> Tensor:
-    """Share a budget out in proportion to contributions.
+    """Divide a budget among clients in proportion to their contributions.
 
     Args:
         values: the clients' contributions, ``[n]``, larger is better. NaN for clients without a value, which get
             nothing.
-        budget: the amount to share out, such as 10000.0 euros. At least 0.
+        budget: the amount to divide, such as 10000.0 euros. At least 0.
         negatives: the rule for negative values. ``"zero"``: a client with a negative value gets nothing, and the others
             share as if it did not exist. ``"shift"``: if the lowest value is negative, it is subtracted from all
             values. Its client gets nothing, and the others' shares become more equal. ``"softmax"``: client i has the
             share ``exp(v_i / s)``, divided by the sum of these numbers, with v the values and s their standard
             deviation, so that every client gets something (the form of ShapleyFL's weights, Sun et al., KDD 2023).
             ``"refuse"``: a negative value is an error.
-        unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and the units that
-            rounding leaves go to the largest remainders (Hamilton's method; among equal remainders, to the first
-            client). None: amounts are not rounded.
+        unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, rounded by Hamilton's
+            method (largest remainders; of equal remainders, the first client's). None: amounts are not rounded.
 
     Returns:
         The amounts, float64 ``[n]``, each at least 0. With a unit they sum to the budget exactly. Without, as closely
@@ -73,9 +72,9 @@ def allocate(
     total = math.fsum(claims.tolist())
     if not total > 0:
         raise ConfigurationError(
-            f"allocate: no client has a claim (values {_preview(values)}, negatives={negatives!r}), so there is nobody "
-            'to share the budget among. negatives="shift" or "softmax" gives shares to negative values, too, unless '
-            "all are equal."
+            f"allocate: no client gets a share of the budget by the values {_preview(values)} with "
+            f'negatives={negatives!r}. Set negatives="shift" or "softmax", which give shares to negative values, too, '
+            "unless all are equal."
         )
     shares = [claim / total for claim in claims.tolist()]
 
@@ -92,15 +91,15 @@ def _whole_units(budget: float, unit: float) -> int:
     quotient = budget / unit
     if quotient >= 2**MANTISSA_BITS:
         raise ConfigurationError(
-            f"allocate(budget={budget:.6g}, unit={unit:.6g}): amounts of {quotient:.3g} units are not exact in "
-            f"float64: expected fewer than 2^{MANTISSA_BITS} (9e15). Take a larger unit, or none."
+            f"allocate(budget={budget:.6g}, unit={unit:.6g}): the budget has {quotient:.3g} units, but float64 is "
+            f"exact only below 2^{MANTISSA_BITS} (9e15). Set a larger unit, or unit=None."
         )
     num_units = round(quotient)
     multiple = _exact_product(num_units, unit)
     tolerance = unit * 1e-6
     if not math.isclose(multiple, budget, rel_tol=TWO_ROUNDING_ERRORS, abs_tol=tolerance):
         raise ConfigurationError(
-            f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit."
+            f"allocate(budget={budget}, unit={unit}): the budget must be a multiple of the unit."
         )
     return num_units
 
@@ -123,7 +122,7 @@ def largest_remainder(
     remainders = [exact - math.floor(exact) for exact in exact_counts]
     units_left = units - sum(counts)
 
-    # Of equal remainders the first comes first. Clients without a claim get nothing.
+    # Equal remainders stay in the order of the clients. Clients with a share of 0 get nothing.
     claimants = [client for client, share in enumerate(shares) if share > 0]
     claimants.sort(key=lambda client: -remainders[client])
     for position in range(units_left):
@@ -136,7 +135,7 @@ def _scaled_by_power_of_two(values: Tensor) -> Tensor:
     """Multiply values by the power of two that brings the largest magnitude into [0.5, 1)."""
     if len(values) == 0:
         return values
-    # Divided by a power of two, which rounds nothing: all are then at most 1.
+    # Scaling by a power of two does not round.
     largest = float(values.abs().max())
     _, exponent = math.frexp(largest)
     scaled = np.ldexp(values.numpy(), -exponent)
@@ -152,7 +151,7 @@ def proportions(values: Tensor, negatives: Negatives) -> Tensor:
         return values - lowest.clamp(max=0)
     if negatives == "softmax":
         deviation = values.std(-1, correction=0, keepdim=True)
-        # Equal values have no deviation, and equal shares.
+        # Equal values have a deviation of 0, and get equal shares.
         scaled = torch.where(deviation > 0, values / deviation, 0.0)
         highest = scaled.amax(-1, keepdim=True)
         return (scaled - highest).exp()
@@ -171,20 +170,22 @@ def _adjust_to_sum(
 
 
 def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
-    """Convert values to float64 on the CPU, and check that they can be used."""
+    """Convert values to float64 on the CPU, and check them."""
     values = torch.as_tensor(values).detach()
     values = values.cpu().double()
     if values.ndim != 1 or not len(values):
         raise ConfigurationError(
-            f"allocate: expected one value per client, [n]; got {list(values.shape)}. Of values per class take a "
-            "metric's per_client(values)."
+            f"allocate: expected one value per client, [n], but got shape {list(values.shape)}. Convert values per "
+            "class by the metric's per_client(values)."
         )
     if values.isinf().any():
-        raise ConfigurationError(f"allocate: values {_preview(values)} are not all finite.")
+        raise ConfigurationError(
+            f"allocate: expected finite values, but got {_preview(values)}. Remove infinite values."
+        )
     if negatives == "refuse" and (values < 0).any():
         negative_clients = (values < 0).nonzero().flatten().tolist()
         raise ConfigurationError(
-            f'allocate(negatives="refuse"): clients {negative_clients} have values below 0. Say what they get: '
+            f'allocate(negatives="refuse"): clients {negative_clients} have values below 0. Choose a rule for them: '
             'negatives="zero", "shift" or "softmax".'
         )
     return values
@@ -192,7 +193,7 @@ def _checked_values(values: Tensor, negatives: Negatives) -> Tensor:
 
 def _preview(values: Tensor) -> str:
     """Format up to six values for an error message."""
-    shown = [f"{value:.4g}" for value in values[:6].tolist()]
+    texts = [f"{value:.4g}" for value in values[:6].tolist()]
     if len(values) > 6:
-        shown.append("...")
-    return f"[{', '.join(shown)}]"
+        texts.append("...")
+    return f"[{', '.join(texts)}]"

@@ -32,7 +32,7 @@ def normalized(reputation: Tensor) -> Tensor:
     is_valid = (reputation >= 0).all()
     if not is_valid or total == 0:
         raise ValueError(
-            f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0."
+            f"expected reputations of at least 0 that are not all 0, but got {reputation.tolist()}."
         )
     return reputation / total
 
@@ -56,8 +56,8 @@ def updated_reputation(
     """Update the reputations r ``[k]`` by the contributions, the cosines phi. The result is max(alpha r + (1 - alpha)
     phi, floor), normalized to sum to 1.
     """
-    # The floor keeps participants from being excluded for good. As in the authors' code all reputations are 0 before
-    # the first round, so that the contributions alone decide then, whatever the updates' weights in the aggregate.
+    # Because of the floor no participant is excluded permanently. As in the authors' code all reputations are 0 before
+    # the first round, so that only the contributions count then, not the updates' weights in the aggregate.
     updated = (1 - alpha) * contributions.double()
     if reputation is not None:
         updated = alpha * normalized(reputation) + updated
@@ -73,8 +73,8 @@ def cohort_reputation(
     """Return the reputations ``[k]`` of a round's clients as weights. Before the first round these are shares of
     samples.
     """
-    # In the first round, as in the authors' code, these are shares of samples. A participant that joins later starts
-    # from the mean of the reputations that there are: the paper assumes full participation.
+    # As in the authors' code, these are shares of samples in the first round. A participant that joins later starts
+    # from the mean of the existing reputations. The paper assumes full participation.
     if reputation is None or reputation.isnan().all():
         return num_samples.double() / num_samples.sum()
     reputation = reputation.double()

@@ -1,8 +1,8 @@
-"""Common entries: the columns of a matrix in which all rows agree.
+"""Functions for the columns of a matrix in which all rows are equal.
 
 A weighted average of k equal numbers should be that number, but because of rounding it may be the next floating-point
-number. Weights that no client trains, and constant buffers, would then drift from round to round. The functions here
-find the columns in which all models agree, and restore these columns' exact values in an average.
+number. Weights that no client trains, and constant buffers, would then drift from round to round. These functions find
+the columns in which all models are equal, and restore their exact values in an average.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-#: Columns per block: on a CPU few, so that a block fits the cache; on other devices many, since each block costs a
-#: kernel launch.
+#: Columns per block. On a CPU a block fits the cache. On other devices blocks are larger, since each needs a kernel
+#: launch.
 _COLUMNS_PER_BLOCK = 2**16
 _COLUMNS_PER_DEVICE_BLOCK = 2**22
 
@@ -32,10 +32,10 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _is_common(rows: Tensor, stops_early: bool) -> Tensor:
-    """Return whether the entries of a column are equal, bool, one for each column of ``rows``."""
-    # On the CPU most rows and blocks can be left out early. On a device the host would wait for each such test.
+    """Return a mask of the columns in which all rows are equal, one bool per column."""
+    # On the CPU most rows and blocks can be skipped. On a device the host would wait for each such test.
     first_row = rows[0]
-    is_common = first_row == first_row  # False where an entry is NaN
+    is_common = first_row == first_row  # False for NaN
     for row in rows[1:]:
         if stops_early and torch.equal(row, first_row):
             continue
@@ -46,7 +46,7 @@ def _is_common(rows: Tensor, stops_early: bool) -> Tensor:
 
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
-    """Undo rounding in an average ``[..., P]``, in place: where all ``rows [k, P]`` are equal, it gets their value."""
+    """Set the columns of an average ``[..., P]`` in which all ``rows [k, P]`` are equal to their value, in place."""
     for block, is_common in common_entries(rows):
         common_values = rows[0, block]
         rounded = average[..., block]

@@ -1,9 +1,9 @@
 """Euclidean distances of models and samples, without overflow and without a second matrix.
 
-They are computed in float64 for two reasons. The square of an entry above 1.8e19 is infinite in float32, but finite in
-float64. And float32 loses digits: on a CPU, torch's norm of an update of 10^5 entries is off by 3e-7 to 3e-6, of 10^7
-entries by 6e-5 to 4e-4. Float64 costs little time, even on GPUs that are slow in it: an entry takes three operations,
-while some 40 bytes are read and written, so that memory bandwidth is the limit.
+They are computed in float64 for two reasons. The square of a number above 1.8e19 is infinite in float32, but finite in
+float64. And float32 loses digits: on a CPU, torch's norm of an update of 10^5 elements has an error of 3e-7 to 3e-6, of
+10^7 elements 6e-5 to 4e-4. Float64 costs little time, even on GPUs that are slow in it: an element takes three
+operations, while some 40 bytes are read and written, so that memory bandwidth is the limit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-#: The number of entries converted to float64 at a time: on an accelerator, and on a CPU, where they have to fit the
+#: The number of elements converted to float64 at a time: on an accelerator, and on a CPU, where they have to fit the
 #: cache.
-ENTRIES_PER_BLOCK = 1 << 20
-ENTRIES_PER_CPU_BLOCK = 1 << 18
+BLOCK_SIZE = 1 << 20
+CPU_BLOCK_SIZE = 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
     ``[k, P]``.
     """
     num_points, length = points.shape
-    # A block is as many whole rows as fit, or a piece of one row, so that memory is read in its order. One buffer is
-    # used for all blocks: allocating thousands would fragment the heap by as much as a second matrix.
+    # A block has as many whole rows as fit, or a part of one row, so that memory is read sequentially. One buffer is
+    # used for all blocks, since allocating thousands would fragment the heap by as much as a second matrix.
     block_size = _block_size(points)
     row_size = max(1, length)
     num_rows = max(1, block_size // row_size)
@@ -48,15 +48,15 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
             steps -= origins[rows, columns]
 
             lengths = _row_lengths(steps, scale=is_double)
-            # The pieces of a row are at right angles to each other.
+            # The parts of a row are orthogonal, so that their squared lengths add up.
             lengths_so_far = total_lengths[rows]
             torch.hypot(lengths_so_far, lengths, out=lengths_so_far)
     return total_lengths
 
 
 def all_finite(vector: Tensor) -> bool:
-    """Return whether all entries of a vector are finite, without a second vector in memory."""
-    # If the sum is finite all entries are; an infinite sum may come from finite entries.
+    """Return whether all elements of a vector are finite, without a second vector in memory."""
+    # If the sum is finite, all elements are finite. An infinite sum may come from finite elements.
     if vector.sum().isfinite():
         return True
     block_size = _block_size(vector)
@@ -66,10 +66,10 @@ def all_finite(vector: Tensor) -> bool:
 
 
 def _block_size(points: Tensor) -> int:
-    """Return how many entries of ``points`` to convert to float64 at a time."""
+    """Return how many elements of ``points`` to convert to float64 at a time."""
     if points.device.type == "cpu":
-        return ENTRIES_PER_CPU_BLOCK
-    return ENTRIES_PER_BLOCK
+        return CPU_BLOCK_SIZE
+    return BLOCK_SIZE
 
 
 def _row_lengths(steps: Tensor, scale: bool) -> Tensor:
@@ -78,7 +78,7 @@ def _row_lengths(steps: Tensor, scale: bool) -> Tensor:
     largest = vector_norm(steps, math.inf, dim=-1)
     divisors = largest.where(largest > 0, 1.0)
     divisors = divisors[:, None]
-    steps /= divisors  # in place: the caller does not need them any more
+    steps /= divisors  # in place, since the caller does not read them again
     return vector_norm(steps, dim=-1) * largest
 
 
@@ -109,7 +109,7 @@ def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     """
     points = x.double()
     points2 = x2.double()
-    # Near the origin the three terms below cancel least.
+    # Centering reduces the cancellation of the three terms below.
     origin = points2.mean(0)
     points = points - origin
     points2 = points2 - origin
@@ -120,6 +120,6 @@ def squared_distances(x: Tensor, x2: Tensor) -> Tensor:
     sums = squares[:, None] + squares2
     distances = torch.addmm(sums, points, points2.T, alpha=-2)
 
-    # Results below the rounding error of the three terms count as 0: their sqrt would be some 1e-7.
+    # Results below the rounding error of the three terms are set to 0. Their square root would be about 1e-7.
     is_rounding = distances <= 1e-13 * sums
     return distances.masked_fill_(is_rounding, 0.0)

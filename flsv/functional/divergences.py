@@ -36,7 +36,8 @@ def label_divergence(class_counts: Tensor) -> Tensor:
     have_samples = (totals > 0).all()
     if counts.ndim not in (1, 2) or not is_valid.all() or not have_samples:
         raise ValueError(
-            f"expected class_counts [M] or [n, M], not negative, some of them above 0; got {class_counts.tolist()}."
+            "expected class_counts [M] or [n, M] of at least 0, with a sample at every client, but got "
+            f"{class_counts.tolist()}."
         )
     # The Kullback-Leibler divergence of the classes' shares from the uniform distribution.
     shares = counts / totals
@@ -96,7 +97,7 @@ def divergence_weights(
     _check_not_negative("num_samples", sizes)
     _check_not_negative("divergence", distances)
     if sizes.sum() == 0:
-        raise ValueError("num_samples are all 0: nobody has anything to weigh.")
+        raise ValueError("expected a client with samples, but num_samples are all 0.")
 
     shares = sizes / sizes.sum()
     if normalize_divergence and distances.sum() > 0:
@@ -104,7 +105,7 @@ def divergence_weights(
     weights = (shares - a * distances + b).clamp_min(0)
     if weights.sum() == 0:
         warnings.warn(
-            f"divergence_weights(a={a}, b={b}): no client has a positive weight; falling back to shares of samples.",
+            f"divergence_weights(a={a}, b={b}): no client has a positive weight, so shares of samples are returned.",
             stacklevel=2,
         )
         return shares

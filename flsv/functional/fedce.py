@@ -17,9 +17,9 @@ from flsv.utilities.declared import checked
 Combine = Literal["times", "plus"]
 #: Norms below this number count as this number, as in ``torch.nn.functional.cosine_similarity``.
 EPSILON = 1e-8
-#: Squared norm of a sum, relative to that of terms in one direction, up to which it is a rounding error.
+#: A sum's squared norm, relative to that of parallel terms, up to which it is a rounding error.
 ROUNDING = 1e-13
-#: Deviation from [0, 1] that rounding of a weight explains.
+#: Deviation of a weight from [0, 1] that rounding can explain.
 WEIGHT_TOLERANCE = 1e-6
 
 
@@ -52,7 +52,7 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     weights = weights.to(gram.device).double()
     update_norms = gram.diagonal().clamp_min(0).sqrt()
 
-    # other_weights [k, k]: row i has the weights of all updates but the i-th.
+    # other_weights [k, k]: row i has the weights of all updates except the i-th.
     identity = torch.eye(k, dtype=torch.float64, device=gram.device)
     other_weights = weights.expand(k, k) * (1 - identity)
     products = (gram * other_weights).sum(dim=1)
@@ -115,7 +115,7 @@ def contribution_estimates(
     is_outside = (scores < 0) | (scores > 1)
     if is_outside.any():
         raise ValueError(
-            f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}."
+            f"FedCE's error is 1 - score, so scores must be in [0, 1], but got {scores.tolist()}."
         )
     directions = _shares(1 - cosines.double(), floor)
     errors = 1 - scores.double()
@@ -147,7 +147,7 @@ def without_own(
 
     Args:
         aggregate: the weighted average A of all models, ``[P]``.
-        own: the model x of the client to leave out, ``[P]``.
+        own: the model x of the excluded client, ``[P]``.
         weight: the weight w of this model in the average, in [0, 1].
 
     Returns:
@@ -161,7 +161,7 @@ def without_own(
         tensor([5., 9.])
     """
     if not -WEIGHT_TOLERANCE <= weight <= 1 + WEIGHT_TOLERANCE:
-        raise ValueError(f"a client's weight in the aggregate lies in [0, 1]; got {weight}.")
+        raise ValueError(f"expected a weight in the aggregate in [0, 1], but got {weight}.")
     weight_of_others = 1 - weight
     if weight_of_others < WEIGHT_TOLERANCE:
         return None

@@ -1,6 +1,6 @@
 """Gradient agreement: how much clients' updates lower the validation loss, and how well they agree with the aggregate.
 
-The method is this package's own. It blends two quantities that fail in different federations.
+This is flsv's own method. It combines two quantities that fail in different federations.
 
 - The slope of the validation loss along a client's update, times its number of samples, summed over rounds: the
   first-order federated Shapley value with fixed weights (with single samples as players, the first-order term of Wang
@@ -9,7 +9,7 @@ The method is this package's own. It blends two quantities that fail in differen
 - The cosine of a client's update with the aggregate (Xu et al., CGSV, NeurIPS 2021), times its number of samples. It
   reflects sizes and mixtures of classes, and hardly detects noise on the inputs.
 
-The even blend correlates better with retrained Shapley values than either (``docs/benchmark.md``).
+Their mean correlates better with retrained Shapley values than either quantity (``docs/benchmark.md``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def gradient_agreement(
     descent: Tensor,
     agreement: Tensor,
 ) -> Tensor:
-    r"""Blend each client's shares in loss descent and in agreement.
+    r"""Average each client's shares of the loss descent and of the agreement.
 
     .. math::
         \phi_i = \frac{\max(u_i, 0)}{2 \sum_j \max(u_j, 0)} + \frac{\max(a_i, 0)}{2 \sum_j \max(a_j, 0)}
@@ -54,7 +54,7 @@ def gradient_agreement(
     totals = quantities.nansum(1, keepdim=True)
     shares = quantities / _one_for_zero(totals)
 
-    # A quantity that no client has does not count.
+    # A quantity that is 0 for all clients does not count.
     weights = (totals > 0).to(totals)
     weights = weights / _one_for_zero(weights.sum())
     return (weights * shares).sum(0)

@@ -8,18 +8,16 @@ positive values, the standard error of the value of client i is
     deviation_i = ( e_i^2 + (0.025 G)^2 + (s_0 / n)^2 + r^2 )^(1/2):
 
 - e_i: the standard error due to coalitions that were not trained (0 if all were), see :func:`prediction_stderr`.
-- 0.025 G: the usual deviation of one seed's values from the mean of other seeds, as far as the next two parts do not
-  explain it.
+- 0.025 G: the usual deviation of one seed's values from the mean of other seeds, without the next two parts.
 - s_0: the standard deviation of the utility between untrained models with different initial weights. The empty
   coalition's utility is part of every value, and its deviation shifts each value by s_0 / n. This part matters most in
   regressions and where little is gained. If s_0 is not known, 0.045 G replaces both parts.
 - r: the standard deviation of a value over the last three rounds, as root mean square over the clients. It is largest
   where a sampler draws the clients.
 
-The constants were chosen on the benchmark's tuning set: 32 federations of up to seven clients, in which all
-coalitions were trained with three to five seeds. There the intervals contain the mean of the other seeds, allowing for
-its own error, for 0.92 of the clients. Prefer the interval from several seeds, which measures your own
-federation.
+The constants were chosen on the benchmark's tuning set: 32 federations of up to seven clients, in which all coalitions
+were trained with three to five seeds. For 92 % of its clients the intervals contain the mean of the other seeds,
+allowing for its own error. Prefer the interval from several seeds, which measures your own federation.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ def t_quantile(
 #: part that comes from the untrained models.
 SEED_DEVIATION = 0.025
 SEED_DEVIATION_WITH_UNTRAINED = 0.045
-#: Number of further seeds that the usual variance counts as, beside those of the values.
+#: Number of seeds with which the usual variance is weighted, in addition to those of the values.
 PRIOR_SEEDS = 2
 #: Standard error of predicted values, as a multiple of the difference between the two predictions.
 STDERR_PER_DISAGREEMENT = 0.75
@@ -123,8 +121,8 @@ def interval_over_seeds(
 
     Args:
         values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
-        fit: ``[n]``, or one number for all players: the standard error of the mean values that comes from coalitions
-            that were not trained. 0 if all were.
+        fit: ``[n]``, or one number for all players: the standard error of the mean values due to coalitions that were
+            not trained. 0 if all were trained.
         confidence_level: the confidence level, in (0, 1).
 
     Returns:
@@ -139,8 +137,8 @@ def interval_over_seeds(
     """
     if values.ndim != 2 or not 0 < confidence_level < 1:
         raise ValueError(
-            "expected values [seeds, n] and a confidence_level in (0, 1), "
-            f"got {list(values.shape)} and {confidence_level}."
+            "expected values [seeds, n] and a confidence_level in (0, 1), but got "
+            f"{list(values.shape)} and {confidence_level}."
         )
     num_seeds, num_players = values.shape
     values = values.double()
@@ -168,8 +166,8 @@ def seed_covariance(
 ) -> Tensor:
     """Compute the covariance ``[n, n]`` of mean values over seeds.
 
-    Its diagonal is that of the intervals of :func:`interval_over_seeds`, whose errors are Student's t. What a few seeds
-    tell about pairs of values is shrunk as the variances are.
+    Its diagonal corresponds to the intervals of :func:`interval_over_seeds`, whose errors are Student's t. The
+    covariances of pairs of values over a few seeds are shrunk in the same way as the variances.
 
     Args:
         values: ``[S, n]``, the values in each seed's trainings.
@@ -186,8 +184,10 @@ def seed_covariance(
     if num_seeds == 1:
         return variances.diag()
     covariance_of_values = torch.cov(values.double().T)
-    covariance_of_values = torch.atleast_2d(covariance_of_values)  # a number for one client
-    # The prior seeds count here, too, as if values had no covariance over them.
+    covariance_of_values = torch.atleast_2d(
+        covariance_of_values
+    )  # torch.cov of one client is a scalar
+    # The prior seeds count here, too, with a covariance of 0.
     shrinkage = (num_seeds - 1) / (num_seeds - 1 + PRIOR_SEEDS)
     covariance = shrinkage * covariance_of_values / num_seeds
     covariance.diagonal().copy_(variances)

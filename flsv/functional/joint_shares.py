@@ -1,8 +1,8 @@
-"""Intervals of shares, from values that are drawn together.
+"""Intervals of shares, from joint draws of all values.
 
-A client's share depends on all values: where one value is larger than measured, all other shares are smaller. So all
-values are drawn together, each draw is shared out by the rule of the payment, and a share's interval reaches from the
-5th to the 95th percentile of its draws. The shares of a draw sum to 1.
+A client's share depends on all values: if one value is larger than measured, all other shares are smaller. So all
+values are drawn jointly, each draw is converted to shares by the rule of the payment, and a share's interval reaches
+from the 5th to the 95th percentile of its draws. The shares of a draw sum to 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flsv.functional.allocation import proportions
 from flsv.utilities.choices import Negatives
 from flsv.utilities.display import INTERVAL_LEVEL
 
-#: Number of joint draws. The ends of an interval then vary by a fiftieth of its width.
+#: Number of joint draws, with which the ends of an interval vary by a fiftieth of its width.
 NUM_DRAWS = 10_000
 #: Probabilities of a draw below each end of an interval.
 INTERVAL_ENDS = ((1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2)
@@ -45,7 +45,7 @@ class JointShares:
 
     Attributes:
         low: float64 ``[n]``, the lower ends of the shares' intervals. NaN for a client without a value, and for all if
-            the values give nobody a claim or a covariance is not known.
+            the values give no client a share or a covariance is not known.
         high: float64 ``[n]``, the upper ends.
         moved: the mean fraction of a payment that a draw gives to other clients than the values themselves do.
         without_gain: the fraction of the draws in which the values sum to 0 or less.
@@ -59,10 +59,10 @@ class JointShares:
 
 @dataclass(frozen=True, eq=False)
 class CaseValues:
-    """Values of clients on parts of the validation samples, from which follows how much they depend on the samples.
+    """Values of clients on parts of the validation samples, which show how much they depend on the samples.
 
     Args:
-        values: float64 ``[n, V]``, those of each sample, or of each of V resamples.
+        values: float64 ``[n, V]``, the values on each of V samples, or on each of V resamples.
         strata: as in :func:`covariance_over_cases`.
         is_resampled: whether the parts are samples of the validation samples, drawn with replacement (a bootstrap).
     """
@@ -81,12 +81,12 @@ class CaseValues:
 def covariance_over_cases(case_values: Tensor, strata: Tensor | None = None) -> Tensor:
     r"""Compute the covariance of values between draws of as many validation samples.
 
-    Where a model's performance is a mean over V samples, each sample x has Shapley values :math:`\phi_i(x)` of its
-    own, and a client's value is their mean. Its standard error is their standard deviation over the root of V.
+    If a model's performance is a mean over V samples, each sample x has its own Shapley values :math:`\phi_i(x)`, and a
+    client's value is their mean. Its standard error is their standard deviation divided by the root of V.
 
     Args:
         case_values: ``[V, n]``, each sample's values.
-        strata: int64 ``[V]``, parts of the samples whose sizes are fixed. None: only the number of samples is.
+        strata: int64 ``[V]``, parts of the samples with fixed sizes. None: only the number of samples is fixed.
 
     Returns:
         float64 ``[n, n]``. NaN if there are fewer than two samples.
@@ -116,9 +116,9 @@ def draw_values(
     errors: Sequence[ValueErrors],
     draws: int = NUM_DRAWS,
 ) -> Tensor:
-    """Draw values together: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
+    """Draw values jointly: the values ``[n]`` plus an error from each source, float64 ``[draws, n]``.
 
-    Errors of one source are drawn for all clients at once, and the sources are independent.
+    The errors of different sources are independent.
     """
     generator = Generator().manual_seed(0)
 
@@ -171,9 +171,9 @@ def _errors_of_clients(
 
 
 def shares_of_draws(draws: Tensor, negatives: Negatives) -> Tensor:
-    """Share each draw ``[D, n]`` out by the rule ``negatives``, float64 ``[D, n]``.
+    """Convert each draw of values ``[D, n]`` to shares by the rule ``negatives``, float64 ``[D, n]``.
 
-    Each row sums to 1, or is NaN if its values give nobody a claim.
+    Each row sums to 1, or is NaN if its values give no client a share.
     """
     claims = proportions(draws.double(), negatives)
     return claims / claims.sum(1, keepdim=True)
@@ -189,11 +189,12 @@ def joint_shares(
     Args:
         values: the clients' values, ``[n]``. NaN for clients without a value, which get nothing.
         errors: the independent sources of the values' errors, see :class:`ValueErrors`. Rows and columns of clients
-            without a value are not read. NaN elsewhere means that it is not known.
-        negatives: the rule for values below 0, see :func:`flsv.allocate`. ``"refuse"`` draws as ``"zero"`` does.
+            without a value are not read. NaN elsewhere means that the covariance is not known.
+        negatives: the rule for values below 0, see :func:`flsv.allocate`. ``"refuse"`` draws in the same way as
+            ``"zero"``.
 
     Example:
-        Two values with the same error. Either client's interval is the other's, mirrored.
+        Two values with the same error. The intervals of the two clients are mirror images.
 
         >>> found = joint_shares(torch.tensor([3.0, 1.0]), [ValueErrors(0.01 * torch.eye(2))])
         >>> found.low.round(decimals=2), found.high.round(decimals=2)
@@ -215,7 +216,7 @@ def joint_shares(
 
     quantiles = np.quantile(torch.cat([share_draws, shares]), INTERVAL_ENDS, axis=0)
     low_quantiles, high_quantiles = torch.from_numpy(quantiles)
-    # Where draws pile up at 0, the share itself may lie beyond its quantiles.
+    # If many draws are 0, the share itself may lie outside its quantiles.
     low[has_value] = torch.minimum(low_quantiles, shares[0])
     high[has_value] = torch.maximum(high_quantiles, shares[0])
 

@@ -1,7 +1,7 @@
 """Exponential moving averages per client, stored so that two of them can be merged exactly.
 
-Two moving averages whose first value counts in full cannot be merged from their values alone. The state of a client
-with M values is therefore the row of 2 M + 1 numbers
+Two moving averages that start from the first value cannot be merged if only their results are known. The state of a
+client with M values is therefore the row of 2 M + 1 numbers
 
     first [M] | average [M] | count [1]
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def momentum_row(values: Tensor, momentum: float) -> Tensor:
-    """Make clients' state rows ``[k, 2M+1]`` from first values ``[k, M]``. A row has the first value, the average
+    """Return clients' state rows ``[k, 2M+1]`` for first values ``[k, M]``. A row has the first value, the average
     started at 0, and the number of values.
     """
     average = (1 - momentum) * values
@@ -31,7 +31,7 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
     for later_rows in rows[1:]:
         later_first_values, later_average, later_num_values = _split_rows(later_rows)
         first_values = torch.where(num_values > 0, first_values, later_first_values)
-        # The averages start at 0, so that each later value only multiplies the earlier ones by the momentum.
+        # The averages start at 0, so that each later value multiplies the earlier average by the momentum.
         decay = momentum**later_num_values
         average = decay * average + later_average
         num_values = num_values + later_num_values

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def nan_to_mean(values: Tensor) -> Tensor:
     """Replace NaN by the mean of the other values, or by 1 if all are NaN."""
-    host_values = values.cpu()  # one wait for the device instead of three
+    host_values = values.cpu()  # wait for the device only once
     is_valid = ~host_values.isnan()
     if not is_valid.any():
         return torch.ones_like(host_values).to(values.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 MAX_Z_SCORE = 3.5
 MIN_FACTOR = 5.0
 MAX_NORM = math.sqrt(torch.finfo(torch.float32).max)
-"""1.8e19: the squares of larger entries are infinite in float32."""
+"""1.8e19: the squares of larger numbers are infinite in float32."""
 MAD_OF_NORMAL = 0.6745
 """The median absolute deviation of normal numbers, in standard deviations."""
 
@@ -41,7 +41,7 @@ def large_updates(
 
     # The z-score is 0.6745 deviation / MAD. Both sides are multiplied by the MAD, which may be 0.
     is_outlying = MAD_OF_NORMAL * deviations > threshold * mad
-    # With a MAD near 0, norms of 1, 1.001 and 1.02 would have an outlier.
+    # Without this condition the norms 1, 1.001 and 1.02, whose MAD is near 0, would have an outlier.
     is_large = deviations > math.log(factor)
     return is_overflowing | (is_outlying & is_large)
 
@@ -50,8 +50,8 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     """Find updates so large that a float32 sum with them would lose the digits of the other updates or the model, bool
     ``[k]``, by their norms ``[k]``.
     """
-    # A float32 sum loses what is smaller than its largest term by a factor of 1 / eps: here the model, or the median
-    # update. Of an even number of updates the median is the geometric mean of the two in the middle.
+    # A float32 sum loses terms that are smaller than its largest term by a factor of 1 / eps. The model and the median
+    # update must not be lost. The median of an even number of norms is the geometric mean of the two in the middle.
     norms = norms.double()
     norm_to_preserve = model_norm
     valid_norms = norms[(norms > 0) & norms.isfinite()]

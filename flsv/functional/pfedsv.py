@@ -1,4 +1,4 @@
-"""pFedSV: weights of others' models, which models to download, and how well values find relevant clients.
+"""pFedSV: weights of other clients' models, the choice of downloads, and how well values find relevant clients.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024: equations 6 and 7, sections III-C and IV-B, figure 7.
@@ -33,8 +33,8 @@ def personalized_weights(
 
     Args:
         values: the Shapley values of s models, the client's own among them, ``[s]``.
-        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative. The entry of the
-            own model is not read.
+        distances: the models' Euclidean distances from the client's own model, ``[s]``, not negative. The distance of
+            the own model is not read.
         own: the index of the client's own model.
         self_weight: the distance that replaces the own model's: the ``"mean"`` or the least (``"min"``) of the others'
             distances, or a number. The smaller it is, the closer the own weight is to 1, that is to local training.
@@ -60,7 +60,7 @@ def personalized_weights(
     are_vectors = values.ndim == 1 and values.shape == distances.shape
     if not are_vectors or not 0 <= own < len(values):
         raise ValueError(
-            f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "
+            f"expected values [s], distances [s] and own in 0 .. s - 1, but got {list(values.shape)}, "
             f"{list(distances.shape)} and {own}."
         )
     is_other = torch.arange(len(values), device=values.device) != own
@@ -71,7 +71,8 @@ def personalized_weights(
     are_distances_valid = (other_distances >= 0) & other_distances.isfinite()
     if not are_values_finite or not are_distances_valid.all():
         raise ValueError(
-            f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}."
+            f"expected finite values and finite distances of at least 0, but got {values.tolist()} and "
+            f"{distances.tolist()}."
         )
     if self_weight == "exclude":
         positive_values = positive_values * is_other
@@ -140,7 +141,7 @@ def top_k_download(
     are_vectors = relevance.ndim == 1 and relevance.shape == available.shape
     if not are_vectors or not 0 <= own < len(relevance):
         raise ValueError(
-            f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "
+            f"expected relevance [n], available [n] and own in 0 .. n - 1, but got {list(relevance.shape)}, "
             f"{list(available.shape)} and {own}."
         )
     is_unvisited = relevance.isnan().cpu()
@@ -149,11 +150,11 @@ def top_k_download(
     is_candidate[own] = False
     num_downloads = k
     has_unvisited = (is_candidate & is_unvisited).any()
-    if not has_unvisited:  # all that help are downloaded, whatever k is
+    if not has_unvisited:  # all helpful models are downloaded, whatever k is
         num_helpful = int((is_candidate & (scores > 0)).sum())
         num_downloads = max(num_helpful, 1)
 
-    # A random order, then stable sorts, the most important key last.
+    # A random permutation is sorted by stable sorts, the most important key last.
     clients = torch.randperm(len(scores), generator=generator)
     descending = scores[clients].argsort(descending=True, stable=True)
     clients = clients[descending]
@@ -189,13 +190,14 @@ def label_overlap(class_counts: Tensor) -> Tensor:
     is_negative = class_counts < 0
     if class_counts.ndim != 2 or is_negative.any():
         raise ValueError(
-            f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}."
+            f"expected class_counts [n, M] of at least 0, but got shape {list(class_counts.shape)} and a smallest "
+            f"count of {class_counts.min().item():g}."
         )
     counts = class_counts.float()
     totals = counts.sum(1, keepdim=True)
     shares = counts / totals.clamp_min(1)
     overlap = shares.new_zeros(len(shares), len(shares))
-    # Class by class: [n, n, M] would be large for hundreds of clients.
+    # The sum is computed class by class, since [n, n, M] would be large for hundreds of clients.
     for class_shares in shares.T:
         column = class_shares[:, None]
         overlap += torch.minimum(column, class_shares)
@@ -209,7 +211,7 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     Ties count half. A pair is an ordered pair of two different clients.
 
     Args:
-        relevance: ``[n, n]``, the pairs' scores. NaN for pairs without a score, which are left out.
+        relevance: ``[n, n]``, the pairs' scores. NaN for pairs without a score, which are excluded.
         truth: ``[n, n]``, above 0 (or True) for relevant pairs.
 
     Returns:
@@ -238,7 +240,7 @@ def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
     if num_relevant == 0 or num_irrelevant == 0:
         return torch.tensor(float("nan"), dtype=torch.float64)
 
-    # Mann and Whitney: from the ranks of the relevant pairs; tied scores get the mean of their ranks.
+    # The Mann-Whitney statistic, from the ranks of the relevant pairs. Tied scores get the mean of their ranks.
     ranks = torch.from_numpy(rankdata(scores.cpu()))
     rank_sum = ranks[is_relevant.cpu()].sum()
     lowest_sum = num_relevant * (num_relevant + 1) / 2

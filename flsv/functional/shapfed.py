@@ -1,4 +1,4 @@
-"""ShapFed: class-specific Shapley values (CSSV), participants' weights made of them, and collaborative fairness.
+"""ShapFed: class-specific Shapley values (CSSV), participants' weights computed from them, and collaborative fairness.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, eqs. 5 and 6, section 4.3.
 """
@@ -66,8 +66,8 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """Scale each row to length 1. A zero row stays."""
-    # Dividing by the row's largest entry first keeps tiny updates (1e-30) from underflowing when squared.
+    """Scale each row to length 1. A zero row does not change."""
+    # Dividing by the row's largest element first prevents squares of tiny updates (1e-30) from underflowing.
     largest = rows.abs().amax(-1, keepdim=True)
     divisors = largest.where(largest > 0, 1.0)
     scaled = rows / divisors
@@ -79,11 +79,11 @@ def collaborative_fairness(standalone: Tensor, final: Tensor) -> Tensor:
 
     Args:
         standalone: ``[n]``, the accuracy that each client reaches by training alone. Clients with a NaN in either
-            vector are left out.
+            vector are excluded.
         final: ``[n]``, the accuracy of each client's model after the federation.
 
     Returns:
-        A scalar in [-1, 1]. 1 is fair. NaN where the correlation is not defined: fewer than two clients, equal
+        A scalar in [-1, 1]. 1 is fair. NaN if the correlation is not defined: fewer than two clients, equal
         standalone accuracies, or equal final accuracies (FedAvg without local training gives all clients one model).
 
     Raises:

@@ -11,7 +11,7 @@ from flsv.utilities.declared import Positive, checked
 from flsv.utilities.errors import ConfigurationError
 
 Normalization = Literal["min-max", "positive"]
-#: Machine epsilons that rounding may add to a value, relative to the largest.
+#: Rounding error of a value in machine epsilons, relative to the largest value.
 ROUNDING_EPSILONS = 8
 
 
@@ -24,7 +24,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         NSV_i = (SV_i - min SV) / (max SV - min SV).
 
     It does not keep zero at zero: a player that contributes nothing gets more than players with negative values.
-    ``"positive"`` gives 0 both to a player that contributes nothing and to one that does harm:
+    ``"positive"`` gives 0 both to a player that contributes nothing and to a harmful one:
 
         NSV_i = max(SV_i, 0) / max(0, max SV).
 
@@ -33,8 +33,8 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
     most 8 machine epsilons of their dtype times the largest absolute value.
 
     Args:
-        values: Shapley values, ``[n]``, or ``[n, M]`` to normalize each column by itself. NaN marks players without a
-            value. They are left out and stay NaN.
+        values: Shapley values, ``[n]``, or ``[n, M]`` to normalize each column separately. NaN for players without a
+            value, which are excluded and stay NaN.
         how: the normalization, ``"min-max"`` or ``"positive"``.
 
     Returns:
@@ -58,7 +58,7 @@ def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
         is_infinite = is_infinite.reshape(len(values), -1)
         players = is_infinite.any(dim=1).nonzero().flatten().tolist()
         raise ValueError(
-            f"the Shapley values of players {players} are infinite; they cannot be normalized."
+            f"the Shapley values of players {players} are infinite, so they cannot be normalized."
         )
     if len(values) == 0:
         return values
@@ -121,7 +121,7 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
     w = w / w.max().clamp_min(tiny)
     descending, order = w.sort(descending=True, stable=True)
 
-    # Entry l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
+    # Element l of each: the sum of the weights from the l-th largest on, and the share of the l-th largest in it.
     tail_sums = descending.flip(0).cumsum(0).flip(0)
     num_larger = torch.arange(num_clients, device=w.device)
     num_larger = num_larger.to(torch.float64)
@@ -150,15 +150,15 @@ def importance_probabilities(weights: Tensor, expected_cohort: Positive) -> Tens
 
 
 def _check_weights(weights: Tensor, expected_cohort: float) -> None:
-    """Raise ValueError or ConfigurationError unless so many clients can be drawn by the weights."""
+    """Raise an error unless the weights are valid and there are ``expected_cohort`` clients."""
     if weights.ndim != 1:
         raise ValueError(
-            f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n]."
+            f"importance_probabilities: expected weights [n], but got shape {tuple(weights.shape)}."
         )
     if expected_cohort > len(weights):
         raise ConfigurationError(
-            f"importance_probabilities(expected_cohort={expected_cohort}): of {len(weights)} clients so many cannot be "
-            "drawn."
+            f"importance_probabilities(expected_cohort={expected_cohort}) is above the number of clients, "
+            f"{len(weights)}. Lower expected_cohort."
         )
     is_invalid = ~torch.isfinite(weights) | (weights < 0)
     invalid_clients = is_invalid.nonzero().flatten().tolist()

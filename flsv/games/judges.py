@@ -44,10 +44,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: The most bytes of models that are sent to a client at a time.
 MAX_BYTES_OF_MODELS = 2**28
-#: The fewest judges, and the fewest coalitions, with which :func:`unlike_others` compares judges.
-MIN_JUDGES = 4
-MIN_COALITIONS = 4
-UNLIKE_OTHERS_NOTE = "judges coalitions as no other client does"
 _LEFT_OUT_NOTICE = "Coalitions are judged without it in this round."
 #: The most numbers of a model with which clients predict coalitions' outputs.
 MAX_ENTRIES_TO_PREDICT = 2**22
@@ -245,43 +241,6 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
     return hits, held_out
 
 
-def unlike_others(opinions: Tensor) -> list[int]:
-    """Find the judges (clients that score models) whose scores are unlike those of all others.
-
-    Such a judge is farther from every other judge than any two others are apart. The distance is Euclidean, between
-    scores after each judge's mean score is subtracted.
-
-    Args:
-        opinions: ``[j, K]``, the scores that j judges give to K coalitions' models. A judge with a NaN is left out.
-
-    Returns:
-        The judges' row numbers, none with fewer than :data:`MIN_JUDGES` judges or :data:`MIN_COALITIONS` coalitions.
-
-    Example:
-        >>> rising = torch.arange(8.0)
-        >>> unlike_others(torch.stack([rising, rising + 1, 1.1 * rising, 7 - rising]))
-        [3]
-    """
-    judges = opinions.isfinite().all(1).nonzero().flatten()
-    num_coalitions = opinions.shape[1]
-    if len(judges) < MIN_JUDGES or num_coalitions < MIN_COALITIONS:
-        return []
-
-    finite_opinions = opinions[judges]  # [judges, K]
-    centered = finite_opinions - finite_opinions.mean(1, keepdim=True)
-    distances = torch.cdist(centered, centered)  # [judges, judges]
-
-    unlike = []
-    for position, judge in enumerate(judges.tolist()):
-        is_peer = torch.ones(len(judges), dtype=torch.bool)
-        is_peer[position] = False
-        nearest_peer = distances[position, is_peer].min()
-        widest_among_peers = distances[is_peer][:, is_peer].max()
-        if nearest_peer > widest_among_peers:
-            unlike.append(judge)
-    return unlike
-
-
 class ClientJudges(VectorEvaluator):
     """Evaluator that lets the clients score models on their held-out samples."""
 
@@ -294,12 +253,10 @@ class ClientJudges(VectorEvaluator):
         data: FederatedDataModule,
         measure: ModelScore,
         device: torch.device,
-        note: Callable[[int, str], None] = lambda client, notice: None,
     ) -> None:
         self.space = space
         self._measure = measure
         self._device = device
-        self._note_event = note
         self._data = data
 
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
@@ -446,29 +403,18 @@ class ClientJudges(VectorEvaluator):
             return None
 
     def _scores(self) -> Scores:
-        judges = list(self.answers)
+        evaluators = list(self.answers)
         answers = list(self.answers.values())
         if self._measure.by_class:
-            hits, held_out = hits_by_class(answers, self._data.num_samples[judges])
-            scores = Scores({"correct": hits}, held_out)
+            hits, held_out = hits_by_class(answers, self._data.num_samples[evaluators])
+            return Scores({"correct": hits}, held_out)
 
-            # To compare the judges, each one's mean accuracy over its classes.
-            counts = torch.stack(answers).double()  # [judges, 1 + K, M + 1], row 0: all samples
-            accuracies = counts[:, 1:] / counts[:, :1]  # NaN where a judge has no samples
-            opinions = accuracies.nanmean(-1)  # [judges, K]
-        else:
-            opinions = torch.stack(answers)  # [judges, K]
-            num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
-            weights = num_samples[judges].double()
-            mean_utilities = (weights / weights.sum()) @ opinions  # [K]
-            # Utilities are the measure's values, or their negatives. The same function converts them back.
-            values = self._measure.utility(mean_utilities)
-            scores = Scores({self._measure.name: values})
-
-        # A suspicious judge is reported. Its scores still count.
-        for position in unlike_others(opinions):
-            self._note_event(judges[position], UNLIKE_OTHERS_NOTE)
-        return scores
+        num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
+        weights = num_samples[evaluators].double()
+        mean_utilities = (weights / weights.sum()) @ torch.stack(answers)  # [K]
+        # Utilities are the measure's values, or their negatives. The same function converts them back.
+        values = self._measure.utility(mean_utilities)
+        return Scores({self._measure.name: values})
 
 
 def _question_arguments(measure: ModelScore) -> dict[str, Any]:

@@ -140,12 +140,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     reported_by: str | None = None
     """Code of the setting that makes clients report the metric's inputs. None if every round has these inputs."""
 
-    former_names: ClassVar[dict[str, str]] = {"seen": "participations"}
-    """States' names in checkpoints of earlier versions, and today's."""
-
-    former_states: ClassVar[tuple[str, ...]] = ()
-    """States of earlier versions that a checkpoint may have, and that are not loaded."""
-
     rounds: Tensor
     compute_at_run_end: Callable[[], None] | None = None
     """Function that ``update`` sets, and that :meth:`end_run` calls if this round was the run's last."""
@@ -240,14 +234,6 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
     def payment_record(self) -> dict[str, Any]:
         """Return facts on the latest values that matter for a payment, for ``run.json``. By default there are none."""
         return {}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load states, also those that a checkpoint has under a former name."""
-        states = {}
-        for name, value in state_dict.items():
-            if name not in self.former_states:
-                states[self.former_names.get(name, name)] = value
-        return super().load_state_dict(states, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without :attr:`compute_at_run_end`, which holds the fit's models."""

@@ -55,7 +55,6 @@ class CommunicationCost(ContributionMetric):
     plot_lower_bound = 0.0
     #: ``{argument of update: attribute of the round}``. ``reached`` includes clients whose updates were dropped.
     round_fields: ClassVar[dict[str, Any]] = {"client_ids": "reached"}
-    former_names: ClassVar[dict[str, str]] = {"seen": "took_part"}
     exchanged: Tensor
     took_part: Tensor
     exchanged_bytes: Tensor

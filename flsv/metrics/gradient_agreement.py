@@ -5,7 +5,7 @@ directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,12 +74,6 @@ class GradientAgreement(ContributionMetric):
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
 
-    former_names: ClassVar[dict[str, str]] = {
-        "seen": "participations",
-        "gain": "descent",
-        "level": "cohort_descent",
-        "levels": "total_cohort_descent",
-    }
     descent: Tensor
     cohort_descent: Tensor
     total_cohort_descent: Tensor

@@ -31,7 +31,7 @@ from flsv.metrics.coalitions.design import (
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import cases_record, coalitions_not_finite, evidence_of
+from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.declared import Count
@@ -120,7 +120,6 @@ class ShadowShapley(MeasuredMetric):
     extension = "flsv.retraining.coalition_plan:CoalitionPlan"
     sign = "positive: federations do better with the client; negative: worse; 0: no difference."
     cost = "one to three more fits, validations included."
-    former_states = ("ends", "valued", "outputs")
     values: Tensor
     errors: Tensor
     starts: Tensor
@@ -145,7 +144,7 @@ class ShadowShapley(MeasuredMetric):
         **kwargs: Any,
     ) -> None:
         check_halvings(coalitions, halvings or 1, judges)
-        self._num_halvings = halvings or 1  # private: stored runs of 2.0 have no such setting
+        self._num_halvings = halvings or 1
         self.max_fits = max_fits
         self.verify = verify
         self._leaves_out = None if leave_out is None else tuple(leave_out)
@@ -365,7 +364,7 @@ class ShadowShapley(MeasuredMetric):
     def payment_record(self) -> dict[str, Any]:
         """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
         case_values = None if self._case_values is None else self._case_values()
-        return {**self._evidence, **cases_record(case_values)}
+        return {**self._evidence, "case_values": case_values}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""

@@ -38,8 +38,9 @@ def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:
     counts = getattr(datamodule, "known_class_counts", None)
     if counts is None or counts.shape[1] != num_classes:
         raise ConfigurationError(
-            f"ClassifierClient(class_weights='balanced'): {type(datamodule).__name__} does not say how many samples of "
-            f"each class all clients have together. Give {num_classes} numbers that all have agreed upon."
+            f"ClassifierClient(class_weights='balanced') needs the number of all clients' samples of each class, but "
+            f"{type(datamodule).__name__} does not know it. Set class_weights to {num_classes} numbers, the same at "
+            "all clients."
         )
     counts = counts.sum(0).double()
     weights = counts.sum() / (num_classes * counts)
@@ -79,8 +80,8 @@ class NotBuilt(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raise ConfigurationError(
-            "The client has no network yet: it is built when training starts, for the data module's classes and shape. "
-            "To use it before, give num_classes and input_shape."
+            "The client has no network before training starts, when it is built for the data module's classes and "
+            "shape. To use it earlier, set num_classes and input_shape."
         )
 
 
@@ -149,12 +150,12 @@ class ClassifierClient(ReadyClient):
             name = network
             # A subclass with networks of its own knows their names.
             if type(self)._make_network.__module__.startswith("flsv."):
-                network_maker(name)  # refuses an unknown name
+                network_maker(name)  # raises an error for an unknown name
         else:
             module = network
             # The hyper-parameters hold plain types only.
             name = f"{type(network).__module__}.{type(network).__qualname__}"
-        # As plain Python values, which save_hyperparameters reads from these names.
+        # save_hyperparameters reads plain Python values from these names.
         arguments = check_arguments("ClassifierClient", ClassifierClient.__init__, locals())
         num_classes = arguments["num_classes"]
         input_shape = arguments["input_shape"]
@@ -167,7 +168,7 @@ class ClassifierClient(ReadyClient):
         check_argument("ClassifierClient", "network", module, nn.Module | None)
         if module is not None and network_args:
             raise ConfigurationError(
-                "ClassifierClient: network_args are for named networks; this one is built already."
+                "ClassifierClient: network_args are for networks given by name, but network is a module. Remove them."
             )
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
@@ -212,7 +213,7 @@ class ClassifierClient(ReadyClient):
         if num_classes is None or (needs_shape and input_shape is None):
             missing = "num_classes" if num_classes is None else "input_shape"
             raise ConfigurationError(
-                f"ClassifierClient: {missing} is not known. Give it (such as num_classes=10, input_shape=(1, 28, 28)), "
+                f"ClassifierClient: {missing} is not known. Set it (such as num_classes=10, input_shape=(1, 28, 28)), "
                 f"or train with a data module that has the attribute {missing} after its setup()."
             )
 
@@ -242,7 +243,7 @@ class ClassifierClient(ReadyClient):
         check_argument("ClassifierClient", "num_classes", num_classes, Classes)
         if isinstance(self.network, NotBuilt):
             assert input_shape is not None
-            # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
+            # Build it on the CPU, not on Lightning's device, so that a seed gives the same weights everywhere.
             with torch.device("cpu"):
                 self.network = self._make_network(num_classes, input_shape)
         elif input_shape is not None:
@@ -259,8 +260,8 @@ class ClassifierClient(ReadyClient):
 
     def _add_hyperparameters(self, **plain: Any) -> None:
         self.hparams.update(plain)
-        # Loggers write this copy, which Lightning takes at construction. save_hyperparameters(plain) would renew it,
-        # too, but compares `plain` to everything that any module's __init__ on the stack was given, arrays included.
+        # Loggers write this copy, which Lightning makes at construction. save_hyperparameters(plain) would update it,
+        # too, but compares `plain` to the arguments of every module's __init__ on the stack, including arrays.
         self._hparams_initial = deepcopy(self.hparams)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -309,7 +310,7 @@ class ClassifierClient(ReadyClient):
     def _score(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         x, y = batch
         logits = self(x)
-        # The loss of a batch is a sum divided by the samples' weights. Its weight in the epoch's mean is their sum.
+        # A batch's loss is divided by the sum of its samples' weights, which is its weight in the epoch's mean.
         weight_of_batch: Tensor | int
         if self.class_weights is None:
             weight_of_batch = len(y)
@@ -346,7 +347,7 @@ def agreed_with_data(name: str, value: Any, datamodule: Any) -> Any:
     if value != value_of_data:
         raise ConfigurationError(
             f"The model has {name}={value}, but the data ({type(datamodule).__name__}) has {name}={value_of_data}. "
-            f"Leave the model's {name} out: then it is taken from the data."
+            f"Remove the model's {name}, so that it is taken from the data."
         )
     return value
 

@@ -84,8 +84,8 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
         option = unknown["name"]
         hint = nearest(option, inspect.signature(make).parameters)
         raise ConfigurationError(
-            f"{name}({option}={options.get(option)!r}): the network has no such option.{hint} Options of another "
-            "network in a configuration file are left out by --model.network_args={}."
+            f"{name}({option}={options.get(option)!r}): the network has no such option.{hint} To drop all options of "
+            "a configuration file, pass --model.network_args={}."
         ) from None
     if name not in NETWORKS:
         check_output(network, name, num_classes, input_shape)
@@ -93,7 +93,7 @@ def build_network(name: str, num_classes: Classes, input_shape: Shape, **kwargs:
 
 
 def network_maker(name: str) -> Callable[..., nn.Module]:
-    """Return the function that makes a network. Its library is imported. Raise ConfigurationError if it is unknown."""
+    """Return the function that makes a network, and import its library. Raise ConfigurationError if it is unknown."""
     if name in NETWORKS:
         return NETWORKS[name]
     return _timm_maker(name)
@@ -104,14 +104,13 @@ _PREFIXES_OF_FILES = ("hf-hub:", "hf_hub:", "local-dir:")
 
 
 def _timm_maker(name: str) -> Callable[..., nn.Module]:
-    """Return the function that makes one of timm's networks."""
-    import timm  # only now: it takes a second
+    import timm  # slow to import
 
     name_in_library = name.removeprefix("timm:")
     is_in_library = timm.is_model(name_in_library)
     if not is_in_library and not name_in_library.startswith(_PREFIXES_OF_FILES):
         raise ConfigurationError(
-            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv's own networks are {', '.join(NETWORKS)}, and "
-            "others are timm's. A network of another library is named by its class: class_path and init_args."
+            f"Unknown network {name!r}.{nearest(name, NETWORKS)} flsv has {', '.join(NETWORKS)}, and all other names "
+            "must be networks of timm. For a network of another library, set its class_path and init_args."
         )
     return partial(timm.create_model, name_in_library)

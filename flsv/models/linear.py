@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
-Classes = Annotated[int, Ge(2), "A yes/no question has num_classes=2, one logit for each answer."]
+Classes = Annotated[int, Ge(2), "Binary classification has num_classes=2, one logit per class."]
 Shape = Annotated[
     Sequence[Count], "One sample's shape without the batch, such as (1, 28, 28) or (30,)."
 ]
@@ -24,7 +24,7 @@ def flat_size(network: str, input_shape: Sequence[int]) -> int:
     """Return the number of values in a sample of shape ``input_shape``."""
     if not input_shape:
         raise ConfigurationError(
-            f"{network}: input_shape=() is no sample's shape. Give one, such as (30,)."
+            f"{network}: input_shape=() has no dimension. Set the shape of one sample, such as (30,)."
         )
     return math.prod(input_shape)
 
@@ -33,7 +33,7 @@ def image_shape(network: str, input_shape: Sequence[int]) -> tuple[int, int, int
     """Return ``input_shape`` as a tuple (channels, height, width)."""
     if len(input_shape) != 3:
         raise ConfigurationError(
-            f"{network}: input_shape={tuple(input_shape)} is no image's shape. Give (channels, height, width), "
+            f"{network}: input_shape={tuple(input_shape)} is not the shape of an image. Set (channels, height, width), "
             "such as (1, 28, 28), or use 'mlp' or 'softmax', which take samples of any shape."
         )
     channels, height, width = input_shape
@@ -237,8 +237,8 @@ class FastText(nn.Module):
         super().__init__()
         if len(input_shape) != 1:
             raise ConfigurationError(
-                f"FastText: input_shape={tuple(input_shape)} is no text's shape. A text is its words' hashes, such as "
-                "(200,)."
+                f"FastText: input_shape={tuple(input_shape)} is not the shape of a text. Set the number of a text's "
+                "hashes, such as (200,)."
             )
         self.embedding = nn.Embedding(buckets, width, padding_idx=0)
         self.classifier = nn.Linear(width, num_classes)
@@ -247,7 +247,7 @@ class FastText(nn.Module):
         """Compute logits ``[B, M]`` of texts, given as hashes ``[B, words]``."""
         words = words.long()
         is_word = words > 0  # else padding
-        # Row 0 is that of padding and zero, so that the sum is that of the words. Words share the other rows.
+        # Row 0 is zero and belongs to padding, so that the sum is over words only. Words share the other rows.
         num_word_rows = self.embedding.num_embeddings - 1
         rows = (words % num_word_rows + 1) * is_word
         sums = self.embedding(rows).sum(1)

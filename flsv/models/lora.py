@@ -34,7 +34,7 @@ def freeze_a(module: nn.Module) -> int:
             matrices.append(parameter)
     if not matrices:
         raise ConfigurationError(
-            f"{type(module).__name__} has no LoRA layer: no parameter of it is named lora_A."
+            f"{type(module).__name__} has no LoRA layer, since none of its parameters is named lora_A."
         )
     for matrix in matrices:
         matrix.requires_grad_(False)
@@ -52,9 +52,9 @@ def add_lora(
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigurationError(
-            "LoRA layers are peft's, which is not installed: pip install peft."
+            "LoRA layers need the package peft, which is not installed. Install it: pip install peft."
         ) from error
-    # peft accepts "all-linear" for transformers only, where it leaves out the layer of the tokens' logits.
+    # peft accepts "all-linear" for transformers only, where it excludes the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     # For mypy: options are of any type.
@@ -69,7 +69,7 @@ def has_lora(network: nn.Module) -> bool:
 
 
 def linear_layers(network: nn.Module, exclude: str | None) -> list[str]:
-    """Return the names of the linear layers but one."""
+    """Return the names of the linear layers except ``exclude``."""
     names = []
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear) and name != exclude:
@@ -93,8 +93,8 @@ class LoRAClient(ClassifierClient):
         kwargs: arguments of :class:`flsv.ClassifierClient`.
 
     Raises:
-        ConfigurationError: ``peft`` is not installed, the network has no layer to adapt, or ``ClassifierClient``
-            refuses an argument.
+        ConfigurationError: ``peft`` is not installed, the network has no layer to adapt, or an argument of
+            ``ClassifierClient`` is wrong.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class LoRAClient(ClassifierClient):
     def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
         super()._build(num_classes, input_shape)
         if has_lora(self.network):
-            return  # only classes and shape of an existing network have become known
+            return  # the network has adapters already
         head = head_name(self.network)
         targets = self.targets
         if targets == "all-linear":
             targets = linear_layers(self.network, exclude=head)
         if not targets:
             raise ConfigurationError(
-                f"LoRAClient: {type(self.network).__name__} has no linear layer beside its head {head!r}. Name layers "
-                "with targets=[...], or take a deeper network."
+                f"LoRAClient: {type(self.network).__name__} has no linear layer except its head {head!r}. Name layers "
+                "with targets=[...], or use a deeper network."
             )
         with torch.device("cpu"):  # as ClassifierClient does
             self.network = add_lora(self.network, self.rank, self.alpha, targets)

@@ -36,7 +36,7 @@ class Mixture(nn.Module):
     def __init__(self, components: Sequence[nn.Module]) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
-        # On the device of the components, even inside a context of another device.
+        # The buffer is on the device of the components, even inside a context of another device.
         parameters = list(self.components.parameters())
         device = parameters[0].device if parameters else None
         count = len(components)
@@ -71,7 +71,7 @@ class MixtureClient(ClassifierClient):
 
     Raises:
         ConfigurationError: ``num_components`` is below 1, ``network`` is an object without a layer that can be
-            initialized again (``reset_parameters``), or ``ClassifierClient`` refuses an argument.
+            initialized again (``reset_parameters``), or an argument of ``ClassifierClient`` is wrong.
 
     Example:
         >>> client = MixtureClient(num_components=2, network="mlp", num_classes=3, input_shape=(4,))
@@ -134,8 +134,8 @@ def _copy_with_new_weights(network: nn.Module) -> nn.Module:
             resets.append(reset)
     if not resets:
         raise ConfigurationError(
-            f"MixtureClient: {type(network).__name__} has no layer with reset_parameters(), so its copies would stay "
-            "the same. Name a network instead."
+            f"MixtureClient: {type(network).__name__} has no layer with reset_parameters(), so all components would "
+            "have the same weights. Give the network by name."
         )
     for reset in resets:
         reset()

@@ -72,7 +72,7 @@ class RegressorClient(ReadyClient):
         shape = agreed_with_data("input_shape", configured_shape, datamodule_of(self))
         if shape is None:
             raise ConfigurationError(
-                "RegressorClient: input_shape is not known. Give it (such as input_shape=(12,)), or train with a data "
+                "RegressorClient: input_shape is not known. Set it (such as input_shape=(12,)), or train with a data "
                 "module that has the attribute input_shape after its setup()."
             )
         if isinstance(self.network, NotBuilt):
@@ -80,7 +80,7 @@ class RegressorClient(ReadyClient):
 
     def _build(self, input_shape: Sequence[int]) -> None:
         num_inputs = flat_size("RegressorClient", input_shape)
-        # On the CPU, not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
+        # Build it on the CPU, not on Lightning's device, so that a seed gives the same weights everywhere.
         with torch.device("cpu"):
             self.network = dense_stack([num_inputs, *self._hidden, 1])
         self.hparams["input_shape"] = [int(size) for size in input_shape]
@@ -114,7 +114,7 @@ class RegressorClient(ReadyClient):
         x = batch[0]  # further fields may follow the targets
         y = batch[1]
         predicted = self(x)
-        if y.shape != predicted.shape:  # would be broadcast to [B, B]
+        if y.shape != predicted.shape:  # the loss would broadcast them to [B, B]
             raise ConfigurationError(
                 f"RegressorClient: targets have shape {list(y.shape)}, but one number per sample was expected, "
                 f"{list(predicted.shape)}."

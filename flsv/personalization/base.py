@@ -25,7 +25,7 @@ class Personalized:
     Args:
         starts: ``{client id: model}``, the start point ``[P]`` that the server will send, for clients whose start point
             changes.
-        peer_values: ``[k, n]``. Entry (i, j) is the value that the i-th of the round's k clients gives the model of
+        peer_values: ``[k, n]``. Element (i, j) is the value that the i-th of the round's k clients gives the model of
             client j, NaN if it did not evaluate this model. None if clients do not evaluate each other's models.
     """
 

@@ -1,4 +1,4 @@
-"""SparsifiedReward (CGSV): clients of higher reputation receive more entries of the aggregated update.
+"""SparsifiedReward (CGSV): clients of higher reputation receive more elements of the aggregated update.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
 Algorithm 1.
@@ -22,16 +22,16 @@ from flsv.utilities.host_copies import on_host
 
 
 class SparsifiedReward(Personalizer):
-    """Personalizer that rewards clients with entries of the aggregated update. The largest are added to a client's
+    """Personalizer that rewards clients with elements of the aggregated update. The largest are added to a client's
     start point of this round.
 
-    Of each layer (parameter tensor) of the aggregated update u_N, with ``size`` entries, client i receives the
-    min(ceil(q_i size), size - 1) entries of the largest magnitude, where
+    Of each layer (parameter tensor) of the aggregated update u_N, with ``size`` elements, client i receives the
+    min(ceil(q_i size), size - 1) elements of the largest magnitude, where
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
     and r_i is the client's reputation after this round. As in the authors' code, even the best client, with q = 1, does
-    not receive the smallest entry of a layer. If a layer has only one entry, all clients with q above 0 receive it. A
+    not receive the smallest element of a layer. If a layer has only one, all clients with q above 0 receive it. A
     client's own update changes its start point only as a part of u_N. Buffers (BatchNorm's statistics) are those of the
     new global model.
 
@@ -59,7 +59,7 @@ class SparsifiedReward(Personalizer):
         self.beta = beta
 
     def shares(self, reputation: Tensor) -> Tensor:
-        """Compute the shares q_i of the entries that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``. All
+        """Compute the shares q_i of the elements that clients receive, ``[n]`` in [0, 1], from ``reputation [n]``. All
         are 1 if no reputation is positive."""
         reputation = reputation.double().nan_to_num(0.0)
         merit = torch.tanh(self.beta * reputation.clamp_min(0))
@@ -84,9 +84,9 @@ class SparsifiedReward(Personalizer):
         for client in on_host(round.client_ids):
             client_model = models.get(client, round.global_vector)
             fraction = float(sent_fractions[client])
-            is_sent = largest_entries(ranks_by_layer, layer_sizes, fraction)  # [P]
+            is_sent = largest_elements(ranks_by_layer, layer_sizes, fraction)  # [P]
             sent_update = update * is_sent
-            # Buffers are the server's.
+            # The buffers are those of the new global model.
             next_model = round.server_vector.clone()
             next_model[:num_parameters] = client_model[:num_parameters] + sent_update
             next_models[client] = next_model
@@ -97,31 +97,31 @@ def layer_ranks(
     update: Tensor,
     sizes: Sequence[int],
 ) -> list[Tensor]:
-    """Rank the entries of each layer of an update by magnitude, the largest first."""
+    """Rank the elements of each layer of an update by magnitude, the largest first."""
     ranks = []
     for layer in update.split(list(sizes)):
         largest_first = layer.abs().argsort(descending=True, stable=True)
-        ranks.append(largest_first.argsort())  # each entry's position in this order
+        ranks.append(largest_first.argsort())  # each element's position when sorted
     return ranks
 
 
-def largest_entries(
+def largest_elements(
     ranks: Sequence[Tensor],
     sizes: Sequence[int],
     share: float,
 ) -> Tensor:
-    """Select the min(ceil(share * size), size - 1) largest entries of each layer, bool ``[P]``."""
-    # The largest entry of a layer has rank 0.
+    """Select the min(ceil(share * size), size - 1) largest elements of each layer, bool ``[P]``."""
+    # The largest element of a layer has rank 0.
     masks = []
     for ranks_of_layer, size in zip(ranks, sizes):
-        max_selected = max(size - 1, 1)  # no client gets all entries, unless there is only one
+        max_selected = max(size - 1, 1)  # no client gets all elements, unless there is only one
         num_selected = min(math.ceil(share * size), max_selected)
         masks.append(ranks_of_layer < num_selected)
     return torch.cat(masks)
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """Return the numbers of entries of all parameter tensors, in the order of a vector."""
+    """Return the sizes of all parameter tensors, in the order of a vector."""
     sizes = [math.prod(shape) for shape in space.shapes]  # the buffers' sizes are the last
     sums = accumulate(sizes)
     return [size for size, total in zip(sizes, sums) if total <= space.num_parameters]

@@ -5,7 +5,7 @@ Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
 5, where u_i is client i's start point, is ``flsv.training.algorithms.FedProx(mu=lambda / alpha, anchor="start")``:
 ``configs/fedamp.yaml``.
 
-Where the paper is silent, or we depart:
+Departures, and choices that the paper leaves open:
 
 - Clients also start their training from u_i, not from their last model.
 - The paper requires an alpha small enough for the weights to be a convex combination. With a larger alpha, the weights
@@ -128,5 +128,5 @@ class HeurFedAMP(FedAMP):
         return other_weights + self.self_weight * identity
 
 
-# Distances are computed from differences of entries: with inner products, small distances would be lost in rounding.
+# Distances are computed from differences, since inner products would lose small distances in rounding.
 _EXACT_MODE = "donot_use_mm_for_euclid_dist"

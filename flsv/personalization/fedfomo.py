@@ -3,12 +3,12 @@
 Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, equation 3, and section
 3.2 for the choice of downloads.
 
-Where the paper is silent, or we depart:
+Departures, and choices that the paper leaves open:
 
 - The affinities P are running sums of the signed weights of equation 3, whose magnitudes are scaled to sum to 1 in each
   round: otherwise the first rounds, in which losses fall fastest, would outweigh all later rounds.
 - Distances are computed over the parameters. BatchNorm's statistics are averaged with the same weights.
-- Of an absent client, clients download the model that it sent last.
+- If a client is absent, others download the model that it sent last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flsv.core import (
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_entries import keep_common
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
+from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
 from flsv.scores.performance import Mode, ModelScore, performance_of
 from flsv.utilities.declared import Count, NonNegative, Share
 from flsv.utilities.seeding import generator_for
@@ -119,10 +119,10 @@ class FedFomo(UploadKeeper):
         values = self.collect_values(
             no_values,
             round,
-            judge=partial(self._mix_at_client, round=round),
+            request_values=partial(self._mix_at_client, round=round),
             previous_uploads=previous_uploads,
         )
-        # Add the round's values to the rows of its clients. Peers that were not asked for have NaN.
+        # Add the round's values to the rows of its clients. Peers that were not downloaded have NaN.
         ids = round.client_ids.cpu()
         new_affinity = values.nan_to_num(0.0)
         self._affinity = self._affinity.index_add(0, ids, new_affinity)
@@ -138,8 +138,8 @@ class FedFomo(UploadKeeper):
         for peer in peers:
             upload = self._uploads[peer]
             downloads.append(upload.to(round.client_vectors))
-        question = partial(mix_models, performance=self.performance)
-        values = ask_model_values(client, question, downloads, round.space.num_parameters)
+        compute = partial(mix_models, performance=self.performance)
+        values = request_model_values(client, compute, downloads, round.space.num_parameters)
         return peers, values
 
     def _choose_peers(self, client: int, round: Round) -> list[int]:
@@ -147,9 +147,9 @@ class FedFomo(UploadKeeper):
         generator = generator_for(round.seed, "fedfomo", round.round_index, client)
         epsilon = self.epsilon - self.epsilon_decay * round.round_index
         peers = sorted(peer for peer in self._uploads if peer != client)
-        # A random order, then a stable sort by affinity: equal peers stay in random order.
-        order = torch.randperm(len(peers), generator=generator).tolist()
-        candidates = [peers[position] for position in order]
+        # A stable sort by affinity after a random permutation keeps peers of equal affinity in random order.
+        permutation = torch.randperm(len(peers), generator=generator).tolist()
+        candidates = [peers[position] for position in permutation]
         affinity = self._affinity[client].tolist()
         candidates.sort(key=lambda peer: -affinity[peer])
 
@@ -170,7 +170,7 @@ def _expected_weights(
     num_parameters: int,
     performance: Any = "negative_loss",
 ) -> Numbers:
-    """Return what the weights of own and downloaded models must be."""
+    """Return the type, shape and range that the weights of the own and the downloaded models must have."""
     num_models = 1 + len(downloads)
     return Numbers(torch.float64, (num_models,), lowest=-1, highest=1)
 

@@ -3,7 +3,7 @@
 Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1 with model averaging
 (option II).
 
-Where the paper is silent, or we depart:
+Departures, and choices that the paper leaves open:
 
 - The first cluster starts from the global model. Every other cluster starts from the global model plus noise, which has
   in each layer the standard deviation of the layer's weights. So initial models are random as in the paper's
@@ -58,7 +58,7 @@ class IFCA(Personalizer):
     def begin(self, federation: FederationInfo) -> None:
         generator = generator_for(federation.seed, "ifca")
         model = federation.global_vector
-        # For each entry of the vector, the standard deviation of the tensor that it belongs to: [P].
+        # For each element of the vector, the standard deviation of the tensor that it belongs to: [P].
         deviations_of_tensors = []
         for tensor in federation.space.unflatten(model).values():
             deviation = tensor.std(correction=0)
@@ -66,7 +66,7 @@ class IFCA(Personalizer):
         deviations = torch.cat(deviations_of_tensors)
         deviations[federation.space.num_parameters :] = 0  # BatchNorm's statistics
 
-        # The first cluster has the initial model, the others the same with noise.
+        # The first cluster has the initial model, the others the initial model with noise.
         self._clusters = model.repeat(self.num_clusters, 1)
         for cluster_model in self._clusters[1:]:
             noise = torch.randn(len(model), generator=generator, dtype=model.dtype)
@@ -115,7 +115,7 @@ class IFCA(Personalizer):
         models: Starts,
     ) -> Starts:
         clusters = round.reports["cluster"].long()
-        self._clusters = self._clusters.clone()  # not in place: clients were sent this tensor
+        self._clusters = self._clusters.clone()  # clients hold the former tensor
         for cluster in clusters.unique().tolist():
             is_member = clusters == cluster
             cluster_vectors = round.client_vectors[is_member]

@@ -4,7 +4,7 @@ Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 202
 = h(v_i; phi), which the hypernetwork h generates from the client's embedding v_i, to theta~_i. The server then updates
 the weights phi and the embedding v_i by the vector-Jacobian product of delta_i = theta_i - theta~_i through h.
 
-Where the paper is silent, or we depart:
+Departures, and choices that the paper leaves open:
 
 - The paper trains one client per round. Here a cohort trains from models that h generates at the start of the round.
   The server then makes one step per client, in the order of the cohort, each with the weights after the previous step.
@@ -166,7 +166,7 @@ class PFedHN(Personalizer):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        if self._network is None:  # loaded, and not yet resumed
+        if self._network is None:  # between load_state_dict and resume
             return {"network": self._loaded_state}
         copies = {}
         for name, value in self._network.state_dict().items():

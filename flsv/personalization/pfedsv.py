@@ -1,15 +1,15 @@
 """pFedSV: each client downloads relevant models and averages them with weights from their Shapley values.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
-2024, Algorithms 1 and 2 and equations 4, 6 and 7. Section V-A for the shared feature extractor. Where we depart:
+2024, Algorithms 1 and 2 and equations 4, 6 and 7. Section V-A for the shared feature extractor. Departures:
 
 - In Algorithm 2, line 4, the condition "p(l) <= j" has to be p(l) < p(j). Otherwise every marginal contribution is 0.
-- The paper's R orders of the set S of players (models) cost R(|S| - 1) + 2 evaluations. Here values of coalitions are
-  stored, so that this budget suffices for more orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, for
-  all coalitions, which gives the exact value instead of an estimate.
+- The paper's R permutations of the set S of players (models) cost R(|S| - 1) + 2 evaluations. Here values of coalitions
+  are stored, so that this budget suffices for more permutations (in antithetic pairs) and, for up to 7 players at R =
+  3|S|, for all coalitions, which gives the exact value instead of an estimate.
 - The weight of a client's own model is computed as in :func:`flsv.functional.personalized_weights`.
 - With U(empty) = 0 every model with some accuracy has a positive value: a model that knows one of a client's two
-  classes has a value of about a quarter even if it harms the mixture. With ``safeguard`` a client refuses such a
+  classes has a value of about a quarter even if it harms the mixture. With ``safeguard`` a client does not use such a
   mixture.
 - For partial participation, which the paper does not treat, the server stores the last model that each client sent,
   which can be downloaded while the client is outside the cohort.
@@ -42,7 +42,7 @@ from flsv.functional import permutation_shapley
 from flsv.functional.common_entries import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
-from flsv.personalization.upload_keeper import UploadKeeper, ask_model_values, check_validation
+from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
 from flsv.utilities.declared import Count, NonNegative
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
@@ -50,7 +50,7 @@ from flsv.utilities.seeding import generator_for
 
 #: The largest amount by which a Shapley value of accuracies may leave [-1, 1].
 ROUNDING = 1e-9
-_ENTRIES_PER_CHUNK = 2**26  # the most in the coalition models that exist at the same time
+_MAX_CHUNK_SIZE = 2**26  # number of elements of the coalition models in memory at the same time
 
 
 def _expected_values(
@@ -59,9 +59,9 @@ def _expected_values(
     extractor: Tensor | None,
     **settings: Any,
 ) -> Numbers:
-    """Return what Shapley values of accuracies are, the client's own model first."""
-    # The signature is that of `collaborate`, whose answer is checked. Values are differences of two accuracies.
-    num_models = 1 + len(downloads)  # the client's own, then the downloads
+    """Return the type, shape and range of Shapley values of accuracies, the client's own model first."""
+    # The signature is that of `collaborate`, whose response is checked. Values are differences of two accuracies.
+    num_models = 1 + len(downloads)  # the client's own model, then the downloads
     return Numbers(
         torch.float64,
         shape=(num_models,),
@@ -83,18 +83,18 @@ def collaborate(
     generator: Generator,
 ) -> Tensor:
     """Mix a client's own and the downloaded models by their Shapley values, at the client. Store the mixture there, and
-    return the values. If only the entries ``personal`` are mixed, the others are those of ``extractor``.
+    return the values. If only the elements in the mask ``personal`` are mixed, the others are those of ``extractor``.
     """
     assert local.model is not None
     base = local.model
     if personal is not None and extractor is not None:
         base = base.clone()
         base[~personal.to(base.device)] = extractor
-    models = torch.stack([select_entries(local.model, personal), *downloads])  # [s, Q]
+    models = torch.stack([select_personal(local.model, personal), *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
 
-    num_orders = permutations_factor * len(models)
-    budget = num_orders * (len(models) - 1) + 2  # with the empty and the full set of models
+    num_permutations = permutations_factor * len(models)
+    budget = num_permutations * (len(models) - 1) + 2  # with the empty and the grand coalition
     estimate = permutation_shapley(game.utility, len(models), budget=budget, generator=generator)
     values = estimate.values
 
@@ -109,14 +109,14 @@ def collaborate(
 
     if safeguard:
         mixed_model = _own_unless_better(models[0], mixed_model, game.evaluate)
-    local.state[OWN_MODEL] = insert_entries(mixed_model, base, personal)
+    local.state[OWN_MODEL] = insert_personal(mixed_model, base, personal)
     return values
 
 
 @dataclass
 class _MixtureGame:
-    """Game at a client whose players are s ``models [s, Q]``. A mixture of them takes the place of the entries
-    ``personal`` of ``base [P]``.
+    """Game at a client whose players are s ``models [s, Q]``. A mixture of them replaces the elements of ``base [P]``
+    in the mask ``personal``.
     """
 
     local: LocalData
@@ -126,13 +126,13 @@ class _MixtureGame:
 
     @property
     def models_per_chunk(self) -> int:
-        return max(_ENTRIES_PER_CHUNK // len(self.base), 1)
+        return max(_MAX_CHUNK_SIZE // len(self.base), 1)
 
     def evaluate(self, mixtures: Tensor) -> Tensor:
         """Compute the accuracies ``[c]`` of mixtures ``[c, Q]``."""
         accuracies = []
         for mixtures_of_chunk in mixtures.split(self.models_per_chunk):
-            vectors = insert_entries(mixtures_of_chunk, self.base, self.personal)
+            vectors = insert_personal(mixtures_of_chunk, self.base, self.personal)
             accuracies.append(self.local.evaluate(vectors).value("accuracy"))
         return torch.cat(accuracies)
 
@@ -164,25 +164,25 @@ def _own_unless_better(
 declare_answer(collaborate, _expected_values, numbers=lambda clients, classes: clients)
 
 
-def select_entries(vector: Tensor, personal: Tensor | None) -> Tensor:
-    """Return the entries ``[Q]`` of a vector ``[P]`` that the mask ``personal`` selects, or all if it is None."""
+def select_personal(vector: Tensor, personal: Tensor | None) -> Tensor:
+    """Return the elements ``[Q]`` of a vector ``[P]`` in the mask ``personal``, or all if it is None."""
     if personal is None:
         return vector
     return vector[personal.to(vector.device)]
 
 
-def insert_entries(
-    entries: Tensor,
+def insert_personal(
+    elements: Tensor,
     base: Tensor,
     personal: Tensor | None,
 ) -> Tensor:
-    """Put ``entries [..., Q]`` into those entries of the vector ``base [P]`` that the mask ``personal [P]`` selects,
-    ``[..., P]``. Without a mask they are the vector.
+    """Replace the elements of the vector ``base [P]`` in the mask ``personal [P]`` by ``elements [..., Q]``. Return
+    vectors ``[..., P]``. Without a mask these are ``elements``.
     """
     if personal is None:
-        return entries
-    vectors = base.expand(*entries.shape[:-1], -1).clone()
-    vectors[..., personal.to(base.device)] = entries
+        return elements
+    vectors = base.expand(*elements.shape[:-1], -1).clone()
+    vectors[..., personal.to(base.device)] = elements
     return vectors
 
 
@@ -190,7 +190,7 @@ def layer_mask(
     space: ParameterSpace,
     layers: Sequence[str] | None = None,
 ) -> Tensor:
-    """Return a mask, bool ``[P]``, of the entries that belong to the named layers, by default the classifier head."""
+    """Return a mask, bool ``[P]``, of the elements of the named layers, by default the classifier head."""
     if layers is None:
         layers = [_head_of(space)]
     prefixes = [f"{layer}." for layer in layers]
@@ -200,7 +200,8 @@ def layer_mask(
             unknown_layers.append(layer)
     if unknown_layers or not layers:
         raise ConfigurationError(
-            f"classifier={list(layers)}: {unknown_layers} are no layers with parameters of the module."
+            f"classifier={list(layers)}: the module has no layers {unknown_layers} with parameters. Name layers as in "
+            "module.named_modules()."
         )
 
     masks_of_tensors = []
@@ -215,10 +216,12 @@ def _head_of(space: ParameterSpace) -> str:
     if space.head is not None:
         return space.head.name
     if space.unshared_head:
-        fault = f"shares no {space.unshared_head!r}"
+        reason = f"clients do not share its last linear layer {space.unshared_head!r}"
     else:
-        fault = "has no linear layer"
-    raise ConfigurationError(f"the module {fault} for a classifier. Name it: classifier=[...].")
+        reason = "it has no linear layer"
+    raise ConfigurationError(
+        f"the module has no classifier head, since {reason}. Name the layers: classifier=[...]."
+    )
 
 
 class PFedSV(UploadKeeper):
@@ -227,8 +230,8 @@ class PFedSV(UploadKeeper):
     Downloads are chosen by the client's relevance scores (:func:`flsv.functional.top_k_download`). The utility U(X) of
     a set X of models is the accuracy of their plain mean on the client's own validation split, with U(empty) = 0. The
     Shapley values of this game determine the weights w_j (:func:`flsv.functional.personalized_weights`). As
-    ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. A client that no
-    download helps keeps the model that it has trained, without the privacy noise of the model that it sends.
+    ``round.peer_values`` they are also the scores that :class:`flsv.metrics.DomainRelevance` averages. If no download
+    helps, a client keeps the model that it has trained, without the privacy noise of the model that it sends.
 
     In its first round a client starts from the initial model of the run. The exception is ``mode="extractor"``, where
     only the classifier is personalized and all other layers are those of the new global model (with FedAvg as in the
@@ -238,7 +241,7 @@ class PFedSV(UploadKeeper):
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
         k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
             Later it downloads all models with a positive score.
-        permutations_factor: number of orders of the players (models) per player.
+        permutations_factor: number of permutations of the players (models) per player.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
             a number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded. ``"extractor"``: classifiers are downloaded, and all clients
@@ -271,7 +274,7 @@ class PFedSV(UploadKeeper):
     rules: ClassVar = (
         (
             lambda a: a.classifier is None or a.mode == "extractor",
-            'classifier is for mode="extractor": leave it out.',
+            'classifier has an effect with mode="extractor" only. Remove it, or set this mode.',
         ),
     )
 
@@ -301,7 +304,7 @@ class PFedSV(UploadKeeper):
     def set_up(self, federation: FederationInfo) -> None:
         check_validation(self, federation)
         self._num_clients = federation.num_clients
-        # None if all entries of a model's vector are personal.
+        # None: all elements of a model's vector are personal.
         self._is_personal: Tensor | None = None
         if self.mode == "extractor":
             self._is_personal = layer_mask(federation.space, self.classifier)
@@ -315,8 +318,8 @@ class PFedSV(UploadKeeper):
         if client in self._uploads:
             return None  # the client has stored its own mixture
         model = state.model()
-        initial_entries = select_entries(self._initial.to(model), self._is_personal)
-        return insert_entries(initial_entries, model, self._is_personal)
+        initial_elements = select_personal(self._initial.to(model), self._is_personal)
+        return insert_personal(initial_elements, model, self._is_personal)
 
     def send(
         self,
@@ -336,7 +339,7 @@ class PFedSV(UploadKeeper):
         if "extractor" not in instruction.tensors:
             return model
 
-        # The entries that are not personal are the server's.
+        # The elements that are not personal come from the global model.
         assert self._is_personal is not None
         is_shared = ~self._is_personal.to(model.device)
         model_with_extractor = model.clone()
@@ -350,9 +353,9 @@ class PFedSV(UploadKeeper):
         cohort = on_host(round.client_ids)
         client_vectors = round.client_vectors
         previous_uploads = self.store_uploads(
-            round, lambda vector: select_entries(vector, self._is_personal)
+            round, lambda vector: select_personal(vector, self._is_personal)
         )
-        extractor = None  # the new entries that are not personal
+        extractor = None  # the new elements that are not personal
         if self._is_personal is not None:
             is_shared = ~self._is_personal.to(client_vectors.device)
             extractor = round.server_vector[is_shared]
@@ -366,7 +369,7 @@ class PFedSV(UploadKeeper):
         no_values = torch.full(shape, float("nan"), device=client_vectors.device)
         self._cohort = cohort  # for `send` in the next round
         peer_values = self.collect_values(
-            no_values, round, judge=value_peers, previous_uploads=previous_uploads
+            no_values, round, request_values=value_peers, previous_uploads=previous_uploads
         )
         return Personalized(peer_values=peer_values)
 
@@ -386,18 +389,18 @@ class PFedSV(UploadKeeper):
             generator=generator,
         ).tolist()
 
-        # On the device and of the type of the round's models.
+        # The models are moved to the device and dtype of the round's models.
         models = [self._uploads[peer].to(round.client_vectors) for peer in peers]
-        question = self.question(round.space.num_parameters)
-        values = ask_model_values(client, question, models, extractor, generator=generator)
+        compute = self.client_function(round.space.num_parameters)
+        values = request_model_values(client, compute, models, extractor, generator=generator)
         return peers, values
 
-    def question(self, num_parameters: int) -> Callable[..., Tensor]:
-        """Return :func:`collaborate` with the arguments bound that clients know from the configuration. These do not
-        count as traffic.
+    def client_function(self, num_parameters: int) -> Callable[..., Tensor]:
+        """Return :func:`collaborate` with bound arguments that clients know from the configuration. These do not count
+        as traffic.
 
         Args:
-            num_parameters: number of entries at the beginning of a whole model that are parameters.
+            num_parameters: number of elements at the beginning of a whole model that are parameters.
         """
         return partial(
             collaborate,
@@ -415,7 +418,7 @@ class PFedSV(UploadKeeper):
             relevance = torch.full(shape, float("nan"))
         if relevance.shape != shape:
             raise ConfigurationError(
-                f"{self!r}: the metric's values are {list(relevance.shape)}, expected a score {list(shape)} for every "
-                "pair of clients. Name a flsv.metrics.DomainRelevance."
+                f"{self!r} needs a metric with a score for every pair of clients, {list(shape)}, but the values of "
+                f"{self.metric!r} have shape {list(relevance.shape)}. Name a flsv.metrics.DomainRelevance."
             )
         return relevance.cpu()

@@ -54,7 +54,7 @@ class ShapFedPersonalizer(Personalizer):
         class_values = contributions[self.metric]  # [n, M]
         cohort_values = class_values[round.client_ids.to(class_values.device)]
         server_shares, _ = participant_weights(cohort_values)  # gamma_i of the paper, [k]
-        mean_share = server_shares.nanmean().nan_to_num(1.0)  # without any: the server's model
+        mean_share = server_shares.nanmean().nan_to_num(1.0)  # all are NaN: the server's model
         server_shares = server_shares.nan_to_num(float(mean_share)).to(round.client_vectors)
         next_models = {}
         ids = on_host(round.client_ids)

@@ -1,4 +1,4 @@
-"""UploadKeeper: base class of personalizers that store what clients have sent, and let clients value each other."""
+"""UploadKeeper: base class of personalizers that store clients' models, and let clients value each other's models."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class UploadKeeper(Personalizer):
     def store_uploads(
         self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector
     ) -> dict[int, Tensor]:
-        """Store ``part`` of the models of the round's clients. Return what was stored before."""
+        """Store ``part`` of the models of the round's clients. Return the models that were stored before."""
         previous_uploads = dict(self._uploads)
-        # Clones row by row: a view would hold the memory of the whole cohort until its last row is replaced.
+        # Rows are cloned: a view would hold the memory of the whole cohort until its last row is replaced.
         for client, vector in zip(on_host(round.client_ids), round.client_vectors):
             self._uploads[client] = part(vector).clone()
         return previous_uploads
@@ -47,44 +47,45 @@ class UploadKeeper(Personalizer):
         self,
         values: Tensor,
         round: Round,
-        judge: Callable[[Client], tuple[list[int], Tensor | None]],
+        request_values: Callable[[Client], tuple[list[int], Tensor | None]],
         previous_uploads: Any,
     ) -> Tensor:
         """Write into ``values`` how each client of the round values its own and other clients' models.
-        ``judge`` requests these values from one client. The stored model of a client that does not reply is
+        ``request_values`` requests these values from one client. The stored model of a client that does not respond is
         restored from ``previous_uploads``.
         """
         assert round.clients is not None
         ids = on_host(round.client_ids)
-        # Of each client its peers, and the values of its own model and theirs.
-        answers = map_clients(round.clients, judge)
-        for client, row_of_values, (peers, model_values) in zip(ids, values, answers):
+        # Each response has the client's peers, and the values of its own model and of theirs.
+        responses = map_clients(round.clients, request_values)
+        for client, row_of_values, (peers, model_values) in zip(ids, values, responses):
             if model_values is not None:
                 columns = [client, *peers]
                 row_of_values[columns] = model_values.to(values)  # changes `values`
-            else:  # no answer: undo what has been stored of the client in this round
+            else:  # the client did not respond, so its model of this round is dropped
                 del self._uploads[client]
                 if client in previous_uploads:
                     self._uploads[client] = previous_uploads[client]
         return values
 
 
-def ask_model_values(
+def request_model_values(
     client: Client,
-    question: Callable[..., Tensor],
+    compute: Callable[..., Tensor],
     models: Sequence[Tensor],
     *args: Any,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Request from a client the values of its own model and of others' ``models``, which it computes by ``question``.
-    None if it does not reply.
+    """Request from a client the values of its own model and of others' ``models``, which it computes by ``compute``.
+    None if it does not respond.
     """
     try:
-        return client.ask(question, models, *args, **kwargs)
+        return client.ask(compute, models, *args, **kwargs)
     except NoAnswer as error:
         client.take_back()
         warnings.warn(
-            f"{error} It continues from the model that it had before this round.", stacklevel=2
+            f"{error} The client continues from the model that it had before this round.",
+            stacklevel=2,
         )
         return None
 
@@ -95,6 +96,7 @@ def check_validation(strategy: Personalizer, federation: FederationInfo) -> None
     clients_without_val = has_no_samples.nonzero().flatten().tolist()
     if clients_without_val:
         raise ConfigurationError(
-            f"{strategy!r} evaluates models on every client's own validation samples; clients {clients_without_val} "
-            "have none. Set FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+            f"{strategy!r} evaluates models on every client's own validation samples, but clients "
+            f"{clients_without_val} have none. Set FederatedDataModule(splits=Splits(client_val=0.2)), or a larger "
+            "share."
         )

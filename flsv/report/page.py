@@ -49,7 +49,6 @@ from flsv.results.text import (
     format_number,
     format_numbers,
     highest_first,
-    known_mean,
     performance,
     titled,
     with_intervals,
@@ -252,12 +251,14 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
 
 def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]:
     """Return the settings, commands and hashes by which a run and its values can be repeated."""
+    commands = []
     config = run.folder / "config.yaml"
-    commands = ""
     if config.is_file():
-        commands = f"To repeat the run: flsv fit --config {shlex.quote(str(config))}"
-        if basis is not None and basis.key == RETRAINED:
-            commands += f". To repeat the values: {_retraining_command(run, basis)}"
+        commands.append(f"To repeat the run: flsv fit --config {shlex.quote(str(config))}")
+    if basis is not None and basis.key == RETRAINED and run.retraining_options is not None:
+        folder = shlex.quote(str(run.folder))
+        command = f"flsv retrain {folder} {run.retraining_options}".rstrip()
+        commands.append(f"To repeat the values: {command}")
     title_of_encoding = "Columns of tables became numbers in this way:" if run.encoding else ""
     settings = dict(run.record["settings"])
     if settings.get("data/server_val_samples") == 0:
@@ -270,24 +271,14 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
         further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
 
     return [
-        commands,
+        *commands,
         table_of_texts({**settings, **_packages(run), **_logged(run)}),
         title_of_encoding,
         table_of_texts(run.encoding),
-        "A second run with the same hashes gave the clients the same samples and measured the same metrics. "
-        "At sites each hash is told by the site, and depends on a secret in its folder. A private site's says nothing.",
+        WORDS["hashes"],
         table_of_texts(shown_hashes),
         further_hashes,
     ]
-
-
-def _retraining_command(run: Run, basis: Basis) -> str:
-    """Return the command that trains a run's coalitions again."""
-    folder = shlex.quote(str(run.folder))
-    command = f"flsv retrain {folder} --seeds {basis.inputs.seeds}"
-    if basis.trainings:
-        command += f" --trainings {basis.trainings}"
-    return command
 
 
 def _for_one(
@@ -464,7 +455,7 @@ def _mean(run: Run, values: Sequence[float]) -> str:
     # From more digits, or from several pages, others' values could be derived.
     if not _may_see_means(run, values):
         return NO_NUMBER
-    return format_number(known_mean(values), digits=2)
+    return format_number(Series(values).mean(), digits=2)
 
 
 def _packages(run: Run) -> dict[str, str]:

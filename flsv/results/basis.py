@@ -13,7 +13,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor
 
-from flsv.functional.intervals import seed_covariance, seed_freedom
+from flsv.functional.intervals import seed_covariance, seed_freedom, t_quantile
 from flsv.functional.joint_shares import CaseValues, ValueErrors, joint_intervals
 from flsv.results.folder import CASE_VALUES
 from flsv.results.reading import Run, final_values, over_seeds
@@ -22,13 +22,12 @@ from flsv.results.verdict import (
     PaymentInputs,
     Verdict,
     inputs_of_events,
-    matrix_of,
     performance_inputs,
-    value_errors,
     verdict_of,
 )
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
+from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.utilities.errors import ConfigurationError
 
 #: Name of the values by retraining.
@@ -60,8 +59,6 @@ class Basis:
     #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
     initial_score: float = NAN
     final_score: float = NAN
-    #: The coalitions of values by retraining, as `flsv retrain --trainings` names them.
-    trainings: str = ""
 
     @property
     def values(self) -> Sequence[float]:
@@ -271,42 +268,47 @@ def _with_joint_intervals(estimates: DataFrame, errors: Sequence[ValueErrors]) -
 
 
 def _errors_by_metric(run: Run, metric: str, estimates: DataFrame) -> list[ValueErrors]:
-    """Return the sources of the errors of a metric's values in a run, or of their means over several."""
-    covariance = None
-    degrees_of_freedom = None
-    if run.seeds > 1:
-        degrees_of_freedom = run.seeds - 1
+    """Return the sources of the errors of a metric's values: the seeds, and the validation samples if their part is
+    known.
+
+    Without trained coalitions the errors of two values are independent, and follow from the values' intervals. They are
+    NaN if the intervals are not known.
+    """
+    widths = torch.tensor((estimates["high"] - estimates["low"]).to_numpy("float64"))
+    freedom = run.seeds - 1 if run.seeds > 1 else None
     if run.seeds > 1 and run.metric_info(metric)["class"] == "ShadowShapley":
         values = torch.tensor(final_values(run.runs, metric).to_numpy("float64"))  # [seeds, n]
-        widths = (estimates["high"] - estimates["low"]).to_numpy("float64")
-        covariance = seed_covariance(values, half_widths=torch.tensor(widths / 2))
-        degrees_of_freedom = seed_freedom(run.seeds)
-    return value_errors(
-        estimates,
-        degrees_of_freedom=degrees_of_freedom,
-        seed_covariance=covariance,
-        case_covariance=_case_covariance_of_runs(run.runs, metric),
-    )
+        covariance_of_seeds = seed_covariance(values, half_widths=widths / 2)
+        freedom = seed_freedom(run.seeds)
+    else:
+        quantile = t_quantile(INTERVAL_LEVEL, freedom or math.inf)
+        covariance_of_seeds = (widths / 2 / quantile).square().diag()
+
+    errors_by_source = [ValueErrors(covariance_of_seeds, freedom)]
+    covariance_of_samples = _sample_covariance(run.runs, metric)
+    if covariance_of_samples is not None:
+        errors_by_source.append(ValueErrors(covariance_of_samples))
+    return errors_by_source
 
 
-def _case_covariance_of_runs(runs: Sequence[Run], metric: str) -> Tensor | None:
+def _sample_covariance(runs: Sequence[Run], metric: str) -> Tensor | None:
     """Return the covariance of mean values over all runs between draws of validation samples, or None."""
-    covariances = []
     values_by_run = []
     for run in runs:
-        performance = run.performances.get(metric, {})
-        covariance = matrix_of(performance.get("case_covariance") or [])
-        if covariance is None:
+        values_by_sample = _values_by_sample(run, metric)
+        if values_by_sample is None:
             return None
-        covariances.append(covariance)
-        case_values = read_case_values(run.folder, metric)
-        if case_values is not None:
-            values_by_run.append(case_values)
-    if len(values_by_run) == len(runs) > 1:
-        mean_values = torch.stack([values.values for values in values_by_run]).mean(0)
-        return replace(values_by_run[0], values=mean_values).covariance()
-    # Of runs of earlier versions, each with the same validation samples, a mean varies at most as much as one of them.
-    return torch.stack(covariances).mean(0)
+        values_by_run.append(values_by_sample)
+    mean_values = torch.stack([run_values.values for run_values in values_by_run]).mean(0)
+    return replace(values_by_run[0], values=mean_values).covariance()
+
+
+def _values_by_sample(run: Run, metric: str) -> CaseValues | None:
+    """Return a metric's values on each validation sample, None if they are not known."""
+    performance = run.performances.get(metric, {})
+    if "case_values" in performance:  # of a run that has just ended, and may write no files
+        return performance["case_values"]
+    return read_case_values(run.folder, metric)
 
 
 def basis_by_retraining(run: Run) -> Basis:
@@ -327,7 +329,6 @@ def basis_by_retraining(run: Run) -> Basis:
         title=f"retraining, measured by {titled(basis.by)}",
         origin=", ".join(filter(None, [trained, basis.origin, run.changed_settings])),
         inputs=replace(basis.inputs, **event_inputs),
-        trainings=trainings,
     )
 
 

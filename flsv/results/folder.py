@@ -21,6 +21,8 @@ RECORD = "run.json"
 CASE_VALUES = "case_values.pt"
 #: The folder of the runs of ``flsv retrain``, in that of the run.
 RETRAINED = "retrained"
+#: The options of the ``flsv retrain`` that has written this folder, as they were typed.
+OPTIONS = "options.txt"
 CONFIG = "config.yaml"
 #: The data dictionary by which tables were read.
 DICTIONARY_FILE = "dictionary.yaml"

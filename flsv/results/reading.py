@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
+    OPTIONS,
     RECORD,
     RETRAINED,
     RUNS,
@@ -36,7 +36,7 @@ from flsv.results.run_table import (
     select_rows,
     tidy,
 )
-from flsv.results.text import known_mean, shares_in
+from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN, Cell
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
@@ -89,7 +89,7 @@ class Run:
         """Return the number of rounds, as in "2 of 3 rounds"."""
         planned_rounds = self.record["rounds"]
         if planned_rounds is None or planned_rounds < 0:  # -1: no limit
-            return f"{self.rounds} rounds"
+            return "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
         return f"{self.rounds} of {planned_rounds} rounds"
 
     @property
@@ -155,8 +155,7 @@ class Run:
     @cached_property
     def encoding(self) -> dict[str, str]:
         """Return how each column of a table became inputs."""
-        # Runs of 2.1 have an encoder.
-        dictionary = self.record.get("dictionary") or self.record.get("encoder") or {}
+        dictionary = self.record.get("dictionary") or {}
         texts = {}
         for name, column in dictionary.get("columns", {}).items():
             if "categories" in column:
@@ -178,11 +177,7 @@ class Run:
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
-        estimates = last_estimates(self.table, metric, self.num_clients)
-        # Version 1 wrote intervals for other metrics, too, which were too narrow.
-        if self.metric_info(metric).get("class") != "ShadowShapley":
-            estimates[["low", "high"]] = NAN
-        return estimates
+        return last_estimates(self.table, metric, self.num_clients)
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -203,17 +198,15 @@ class Run:
     def retrained(self) -> Run | None:
         """Return the runs of ``flsv retrain``, with means over them, or None without any."""
         folder = self.folder / RETRAINED
-        if (folder / RUNS).is_file():
-            if not repeated_folders(folder):
-                return None
-            return over_seeds(open_run(folder))
-        earlier_file = folder.with_suffix(".csv")
-        if earlier_file.is_file():
-            raise ConfigurationError(
-                f"{earlier_file} has values of flsv 2.1 or earlier, which this version does not read. Compute them "
-                f"again (flsv retrain {self.folder}), or move the file away."
-            )
-        return None
+        if not (folder / RUNS).is_file() or not repeated_folders(folder):
+            return None
+        return over_seeds(open_run(folder))
+
+    @property
+    def retraining_options(self) -> str | None:
+        """Return the options of the last ``flsv retrain`` of the run as they were typed, None if it is not known."""
+        path = self.folder / RETRAINED / OPTIONS
+        return path.read_text(encoding="utf-8") if path.is_file() else None
 
     @property
     def changed_settings(self) -> str:
@@ -286,8 +279,7 @@ class RepeatedRun(Run):
     runs: Sequence[Run] = ()
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        values = final_values(self.runs, metric, column)
-        return values.apply(known_mean).tolist()
+        return final_values(self.runs, metric, column).mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
         summary = seed_summary(self.runs, [metric])
@@ -368,8 +360,8 @@ def seed_summary(
                 "client": values.columns,
                 "client_name": run.client_names,
                 "runs": values.count(),
-                "mean": values.apply(known_mean),
-                "std": values.apply(_deviation),
+                "mean": values.mean(),
+                "std": values.std(),
             }
         )
         if len(runs) == 1:
@@ -393,7 +385,10 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     """
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
     if not trains_coalitions:
-        return values.apply(_deviation).combine(values.count(), mean_half_width)
+        variances_of_means = torch.tensor((values.var() / values.count()).to_numpy("float64"))
+        degrees_of_freedom = torch.tensor(values.count().to_numpy("float64")) - 1
+        widths = half_width(variances_of_means, degrees_of_freedom, INTERVAL_LEVEL)
+        return Series(widths.tolist(), index=values.columns)
     # Imported here: a run that scores no models shows its table without it.
     from flsv.metrics.coalitions.evidence import untrained_stderr
 
@@ -402,28 +397,6 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     stderr = untrained_stderr([run.performances[metric] for run in runs])
     half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
     return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
-
-
-def _deviation(values: Series) -> float:
-    """Compute the standard deviation of a client's values, NaN if there are less than two."""
-    known_values = values.dropna()
-    return statistics.stdev(known_values) if len(known_values) > 1 else NAN
-
-
-def mean_half_width(deviation: float, count: int) -> float:
-    """Compute half the width of a mean's 90 % t-interval.
-
-    The mean is of ``count`` values with the standard ``deviation``. NaN for a single value.
-
-    Example:
-        >>> round(mean_half_width(1.0, 4), 3)
-        1.177
-    """
-    if count < 2:
-        return NAN
-    variance_of_mean = torch.tensor(deviation**2 / count, dtype=torch.float64)
-    degrees_of_freedom = torch.tensor(count - 1.0)
-    return float(half_width(variance_of_mean, degrees_of_freedom, INTERVAL_LEVEL))
 
 
 def repeated_runs(run: Run) -> list[Run]:

@@ -234,7 +234,7 @@ def read_record(path: Path) -> dict[str, Any]:
     check_format(
         str(path),
         stored_format,
-        readable=range(RECORD_VERSION, RECORD_VERSION + 1),  # this one alone
+        expected=RECORD_VERSION,
         written_by=record.get("packages", {}).get("flsv"),
     )
     events = [Event(**event) for event in record["events"]]

@@ -115,15 +115,11 @@ _CELLS: Mapping[str, Cell] = {
     "high": number_or_nan,
 }
 _HEADER = csv_text([list(SCHEMA)])
-#: The columns that identify a value: no two rows agree in all of them.
-_KEY = ["round", "metric", "client", "class"]
 
 
 def read_contributions(path: Path) -> DataFrame:
     """Read a run's table from its ``contributions.csv``, except an incomplete last line."""
-    # Of equal keys, which a resumed run of version 1.1 has written, the last line counts.
-    rows = [row.values() for row in read_rows(path, _CELLS)]
-    return frame(rows).drop_duplicates(_KEY, keep="last", ignore_index=True)
+    return frame(row.values() for row in read_rows(path, _CELLS))
 
 
 def _read(path: Path) -> list[Row]:

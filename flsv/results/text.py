@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import filterfalse
 from pathlib import Path
@@ -211,17 +210,6 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
     if name != "accuracy" and not is_title:
         return False
     return math.fsum(filterfalse(math.isnan, values)) < SMALL_GAIN
-
-
-def known_mean(values: Iterable[float]) -> float:
-    """Compute the mean of the values that are not NaN, or NaN if there are none.
-
-    Example:
-        >>> known_mean([0.5, 1.0, float("nan")])
-        0.75
-    """
-    present_values = list(filterfalse(math.isnan, values))
-    return statistics.fmean(present_values) if present_values else math.nan
 
 
 def unbroken(text: str) -> str:

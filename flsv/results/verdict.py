@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pandas import DataFrame
-from torch import Tensor
 
 from flsv.core.state import OF_VALUES
 from flsv.data.copies import STRONG_DOUBT
@@ -18,7 +16,7 @@ from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
 from flsv.results.round_result import UNLIKE_RUN, Event, doubts_in
 from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
-from flsv.utilities.csv_files import NAN, parse_numbers
+from flsv.utilities.csv_files import NAN
 from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import listed
 
@@ -235,32 +233,6 @@ def _is_like_majority(inputs: PaymentInputs) -> bool:
     return inputs.accuracy <= inputs.majority + margin
 
 
-def value_errors(
-    estimates: DataFrame,
-    degrees_of_freedom: int | None = None,
-    seed_covariance: Tensor | None = None,
-    case_covariance: Tensor | None = None,
-) -> list[ValueErrors]:
-    """Return the sources of values' errors: the seeds, and the validation samples if their part is known.
-
-    Without a covariance between seeds, errors of two values are independent, and follow from the intervals between
-    the bounds. With unknown intervals they are NaN.
-    """
-    if seed_covariance is None:
-        lower_bounds, upper_bounds = torch.tensor(estimates[["low", "high"]].to_numpy("float32").T)
-        half_widths = (upper_bounds - lower_bounds).double() / 2
-        if degrees_of_freedom is None:
-            quantile = t_quantile(INTERVAL_LEVEL)
-        else:
-            quantile = t_quantile(INTERVAL_LEVEL, degrees_of_freedom)
-        stderr = half_widths / quantile
-        seed_covariance = stderr.square().diag()
-    errors_by_source = [ValueErrors(seed_covariance, degrees_of_freedom)]
-    if case_covariance is not None:
-        errors_by_source.append(ValueErrors(case_covariance))
-    return errors_by_source
-
-
 def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Return the inputs of :class:`PaymentInputs` that a run's record has on a metric's game."""
     missing = record.get("missing", {})  # why metrics have no values
@@ -317,10 +289,3 @@ def inputs_of_events(
         "incidents": listed(incidents, MAX_DOUBTS_SHOWN),
         "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
     }
-
-
-def matrix_of(rows: Sequence[str]) -> Tensor | None:
-    """Parse the rows of a matrix ``[n, n]``, or return None if there are none."""
-    if not rows or not all(rows):
-        return None
-    return torch.tensor([parse_numbers(row) for row in rows], dtype=torch.float64)

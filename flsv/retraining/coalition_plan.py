@@ -244,7 +244,7 @@ class CoalitionPlan(RunExtension):
             self._memory["start"] = hash_of_start(module)
             self._remove_stale_coalitions(run)
         self._find_rows(run)
-        start_hash = self._memory.setdefault("start", "")  # earlier versions have stored none
+        start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
         # Without a folder, rows of an earlier fit of the same Trainer are in memory alone.

@@ -171,21 +171,17 @@ class CoalitionsAtSites(Strategy):
             saved = {  # by the keys of checkpoints
                 "left": None,
                 "doubts": [],
+                "masks": masks,
                 "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
                 "coalitions": {},
                 "initial": federation.global_vector.clone(),
             }
-        if "initial" not in saved:
-            raise ConfigurationError(
-                "ShadowShapley: an earlier version has saved this checkpoint of a run whose sites train coalitions. "
-                "End the run by that version."
-            )
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
         # A checkpoint has those that were chosen.
-        self._masks: Tensor = saved.get("masks", masks)
+        self._masks: Tensor = saved["masks"]
         # The run's model after its last round, None before the first.
         self._last_model: Tensor | None = saved["left"]
-        self._doubts: list[str] = list(saved.get("doubts", []))
+        self._doubts: list[str] = list(saved["doubts"])
         self._doubts_of_run = doubts
         doubts += self._doubts
         # [n, P], the sums of the clients' updates in the run.

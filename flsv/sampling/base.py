@@ -20,7 +20,7 @@ class ClientSampler(Strategy):
     """Base class of samplers, which draw a round's cohort. They also compute each client's probability to be drawn.
 
     Attributes:
-        members: ids of the clients among whom the sampler draws, see :meth:`among`. None for all clients.
+        members: ids of the clients from which the sampler draws, see :meth:`among`. None for all clients.
     """
 
     members: Sequence[int] | None = None
@@ -50,7 +50,7 @@ class ClientSampler(Strategy):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        """Draw the cohort, by numbers such as losses that are first requested from clients. By default, call
+        """Draw the cohort by values, such as losses, that are first requested from clients. By default, call
         :meth:`sample` instead.
 
         The traffic of the requests is counted in the round for which the cohort is drawn.
@@ -79,9 +79,9 @@ class ClientSampler(Strategy):
                 not override this method.
         """
         raise ConfigurationError(
-            f"{self!r} cannot draw the cohorts of a coalition that trains without the others: it chooses by values or "
-            "losses, or has no method `among`. Use UniformSampler or BernoulliSampler, or retrain with "
-            'participation="all", where all members of a coalition train in every round.'
+            f"{self!r} cannot draw cohorts for a coalition that is trained without the other clients: it draws by "
+            "values or losses, or has no method `among`. Use UniformSampler or BernoulliSampler, or retrain with "
+            'participation="all", with which all members of a coalition train in every round.'
         )
 
     @property
@@ -102,14 +102,15 @@ class ClientSampler(Strategy):
         1952).
         """
 
-    def check(self, num_clients: int) -> None:
-        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients. By default
-        this is so if they are fewer than the sampler's ``cohort_size``.
+    def check(self, client_names: Sequence[str]) -> None:
+        """Raise a :class:`flsv.ConfigurationError` if no cohort can be drawn from the clients with these names. By
+        default this is so if they are fewer than the sampler's ``cohort_size``.
         """
+        num_clients = len(client_names)
         if num_clients < getattr(self, "cohort_size", 0):
             raise ConfigurationError(
-                f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to {num_clients} "
-                "or make more clients in the partitioner."
+                f"{self!r} cannot draw its cohort, since the federation has {num_clients} clients. Lower cohort_size "
+                f"to {num_clients}, or set more clients in the partitioner."
             )
 
 
@@ -136,13 +137,13 @@ def cohort_of(
         is_valid = are_distinct and distinct_ids <= set(range(num_clients))
     if not is_valid:
         raise RuntimeError(
-            f"{sampler!r} drew {cohort} ({ids.dtype}) for round {round_index + 1}: expected at least one client, "
-            f"each once, by integers of 0 to {num_clients - 1} in one dimension. Of a mask: mask.nonzero().flatten()."
+            f"{sampler!r} drew {cohort} ({ids.dtype}) for round {round_index + 1}, but a cohort must be a vector of "
+            f"distinct client ids, integers from 0 to {num_clients - 1}. Convert a mask by mask.nonzero().flatten()."
         )
     if sampler.members is not None and not set(cohort) <= set(sampler.members):
         raise RuntimeError(
-            f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}: a sampler that overrides `sample` "
-            "must draw among its `members`, if they are not None."
+            f"{sampler!r} drew {cohort} for the coalition {list(sampler.members)}, but a sampler that overrides "
+            "`sample` must draw from its `members` if they are not None."
         )
     return cohort
 
@@ -158,8 +159,8 @@ def checked_probabilities(
     probabilities = sampler.inclusion_probabilities(num_clients, contributions, round_index)
     if probabilities.shape != (num_clients,):
         raise RuntimeError(
-            f"{sampler!r}.inclusion_probabilities gave {list(probabilities.shape)} numbers for round "
-            f"{round_index + 1}: expected [{num_clients}], one for each client."
+            f"{sampler!r}.inclusion_probabilities returned shape {list(probabilities.shape)} for round "
+            f"{round_index + 1}, but [{num_clients}] is expected, one probability for each client."
         )
 
     ids = torch.as_tensor(cohort, device=probabilities.device)
@@ -167,7 +168,7 @@ def checked_probabilities(
     is_valid = (probabilities_of_cohort > 0) & (probabilities_of_cohort <= 1 + _ROUNDING)
     if not is_valid.all():
         raise RuntimeError(
-            f"{sampler!r}.inclusion_probabilities gave {probabilities_of_cohort.tolist()[:20]} for the drawn clients "
-            f"{cohort[:20]} of round {round_index + 1}: expected numbers above 0 and at most 1."
+            f"{sampler!r}.inclusion_probabilities returned {probabilities_of_cohort.tolist()[:20]} for the drawn "
+            f"clients {cohort[:20]} of round {round_index + 1}, but expected are numbers above 0 and at most 1."
         )
     return probabilities

@@ -17,10 +17,10 @@ from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
-#: How often a cohort is drawn again at most. Then its clients are drawn one by one, from the same distribution.
+#: Largest number of repeated draws. After these, clients are drawn one by one from the same distribution.
 _MAX_DRAWS = 1000
 
-#: The arguments are refused if a draw has ``min_cohort`` clients with a lower probability than this.
+#: Smallest allowed probability that a draw has ``min_cohort`` clients.
 _MIN_SHARE_OF_DRAWS = 1e-3
 
 
@@ -37,8 +37,8 @@ class BernoulliSampler(ClientSampler):
         min_cohort: the least number of clients in a round, 1 or 2: a Shapley value needs two players.
 
     Raises:
-        ConfigurationError: ``expected_cohort`` is not positive or, before training, above the number of clients, or so
-            small that hardly any draw has ``min_cohort`` clients, ``min_cohort`` is not 1 or 2.
+        ConfigurationError: ``min_cohort`` is not 1 or 2, or ``expected_cohort`` is not positive or, before training,
+            above the number of clients or so small that hardly any draw has ``min_cohort`` clients.
 
     Example:
         >>> sampler = BernoulliSampler(expected_cohort=2)
@@ -95,8 +95,8 @@ class BernoulliSampler(ClientSampler):
         if self.min_cohort == 1:
             return (p / p_enough_drawn).to(probabilities)
 
-        # The probability that another client takes part; in logarithms, since it may be tiny. Sums before and after
-        # each client: a probability of 1 gives the logarithm -inf, which cannot be subtracted again.
+        # The probability that another client takes part, in logarithms, since it may be tiny. The sums before and after
+        # each client are added, since a logarithm of -inf could not be subtracted from a total sum.
         log_absent = torch.log1p(-p)
         zero = p.new_zeros(1)
         sums_to = log_absent.cumsum(0)
@@ -106,18 +106,19 @@ class BernoulliSampler(ClientSampler):
         p_another_present = -torch.expm1(sums_before + sums_after)
         return (p * p_another_present / p_enough_drawn).to(probabilities)
 
-    def check(self, num_clients: int) -> None:
+    def check(self, client_names: Sequence[str]) -> None:
+        num_clients = len(client_names)
         if max(self.min_cohort, self.expected_cohort) > num_clients:
             raise ConfigurationError(
-                f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
-                f"{num_clients} or make more clients in the partitioner."
+                f"{self!r} cannot draw its cohort, since the federation has {num_clients} clients. Lower "
+                f"expected_cohort to at most {num_clients}, or set more clients in the partitioner."
             )
         probabilities = [self.expected_cohort / num_clients] * num_clients
         p_large_enough = _probability_of_at_least(self.min_cohort, probabilities)
         if p_large_enough < _MIN_SHARE_OF_DRAWS:
             raise ConfigurationError(
-                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {p_large_enough:.1g} of all "
-                f"draws only. Raise expected_cohort, for example to {self.min_cohort}."
+                f"{self!r} would draw at least {self.min_cohort} of {num_clients} clients with a probability of only "
+                f"{p_large_enough:.1g}. Raise expected_cohort, for example to {self.min_cohort}."
             )
 
 
@@ -128,7 +129,7 @@ def _probability_of_at_least(count: int, probabilities: Sequence[float]) -> floa
 
 def _tail_probabilities(probabilities: Sequence[float], count: int) -> list[list[float]]:
     """Tabulate the probabilities ``[n + 1][count + 1]`` of at least c of the clients i, ..., n - 1."""
-    # Built from the last row, of no clients: at least 0 are drawn.
+    # The table is built from its last row, for no clients, of which at least 0 are always drawn.
     no_clients = [1.0] + [0.0] * count
     table = [no_clients]
     for probability in reversed(probabilities):

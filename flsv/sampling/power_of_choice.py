@@ -4,7 +4,7 @@ Cho, Wang and Joshi, "Client Selection in Federated Learning: Convergence Analys
 Strategies", 2020, section 4 (pi_pow-d): ``configs/power_of_choice.yaml``.
 
 Losses are computed on all training samples of a candidate, as in the paper's basic strategy. The selection is biased on
-purpose and has no known inclusion probabilities: aggregators and metrics that divide by them are refused.
+purpose and has no known inclusion probabilities, so aggregators and metrics that divide by them raise an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PowerOfChoice(ClientSampler):
     Candidates are drawn without replacement, in proportion to their numbers of training samples. They receive the
     global model and report its loss on their training samples. Of candidates with equal losses the one drawn first
     takes part. A candidate receives the model once for the choice, and again if it takes part. ``round.downloaded``
-    counts both. A site that does not answer is chosen last.
+    counts both. A site that does not respond is chosen last.
 
     Args:
         cohort_size: m, the number of clients per round.
@@ -68,8 +68,8 @@ class PowerOfChoice(ClientSampler):
             else:
                 arguments = "candidates"
             raise ConfigurationError(
-                f"{self!r} cannot be met: {num_clients} clients have training samples. Lower {arguments} to at most "
-                f"{num_clients}, or make more clients in the partitioner."
+                f"{self!r} cannot draw its candidates, since only {num_clients} clients have training samples. Lower "
+                f"{arguments} to at most {num_clients}, or set more clients in the partitioner."
             )
 
     def sample(
@@ -92,8 +92,8 @@ class PowerOfChoice(ClientSampler):
     ) -> Tensor:
         candidates = self.sample(len(clients), contributions, generator, round_index)
         candidate_clients = [clients[client] for client in candidates.tolist()]
-        answers = map_clients(candidate_clients, partial(_ask_for_loss, model))
-        losses = torch.tensor(answers, dtype=torch.float64).nan_to_num(-torch.inf)
+        responses = map_clients(candidate_clients, partial(_request_loss, model))
+        losses = torch.tensor(responses, dtype=torch.float64).nan_to_num(-torch.inf)
         highest_first = losses.argsort(descending=True, stable=True)
         cohort = candidates[highest_first[: self.cohort_size]]
         return cohort.sort().values
@@ -105,8 +105,8 @@ class PowerOfChoice(ClientSampler):
         round_index: int = 0,
     ) -> Tensor:
         raise ConfigurationError(
-            f"{self!r} selects by loss, so that a client's probability to take part is unknown, and the aggregator or "
-            "a metric divides by it. Use another of them, or a sampler such as UniformSampler."
+            f"the aggregator or a metric divides by each client's probability to take part, which {self!r} does not "
+            "know, since it selects by loss. Use another aggregator or metric, or a sampler such as UniformSampler."
         )
 
 
@@ -119,10 +119,10 @@ def local_loss(local: LocalData, model: Tensor) -> float:
 declare_answer(local_loss, lambda client, model: Numbers(float, lowest=0))
 
 
-def _ask_for_loss(model: Tensor, client: Client) -> float:
+def _request_loss(model: Tensor, client: Client) -> float:
     try:
         return client.ask(local_loss, model)
     except NoAnswer as error:
         client.take_back()
-        warnings.warn(f"{error} It is chosen last.", stacklevel=2)
+        warnings.warn(f"{error} The sampler chooses this client last.", stacklevel=2)
         return float("nan")

@@ -38,7 +38,7 @@ class ShapleyImportanceSampler(BernoulliSampler):
     """
 
     metric_shape = ("n",)
-    among = ClientSampler.among  # it chooses by the metric's values
+    among = ClientSampler.among  # raises an error: this sampler draws by the metric's values
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flsv.core.strategy import Contributions
 from flsv.sampling.base import ClientSampler
+from flsv.utilities.arguments import client_number
 from flsv.utilities.declared import Count
 from flsv.utilities.errors import ConfigurationError
 
@@ -20,7 +21,7 @@ class FixedCohort(ClientSampler):
     """Sampler that draws the same clients in every round, as if there were no others.
 
     Args:
-        clients: the clients' ids, at least one.
+        clients: the clients, at least one: ids, or names as the run's tables print them.
 
     Raises:
         ConfigurationError: there are no clients, a client is named twice or, before training, a client does not exist.
@@ -33,12 +34,14 @@ class FixedCohort(ClientSampler):
     rules: ClassVar = (
         (
             lambda a: 0 < len(a.clients) == len(set(a.clients)),
-            "expected different client ids, one at least.",
+            "expected at least one client, and each client once.",
         ),
     )
 
-    def __init__(self, clients: Sequence[Annotated[int, Ge(0)]]) -> None:
-        self.clients = sorted(clients)
+    def __init__(self, clients: Sequence[Annotated[int, Ge(0)] | str]) -> None:
+        self.clients = clients
+        # Before `check`, clients that were given by name have no id.
+        self._ids: Sequence[Any] = clients
 
     def sample(
         self,
@@ -47,7 +50,7 @@ class FixedCohort(ClientSampler):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        return torch.tensor(self.clients)
+        return torch.tensor(sorted(self._ids))
 
     def inclusion_probabilities(
         self,
@@ -56,23 +59,34 @@ class FixedCohort(ClientSampler):
         round_index: int = 0,
     ) -> Tensor:
         probabilities = torch.zeros(num_clients)
-        probabilities[self.clients] = 1
+        probabilities[list(self._ids)] = 1
         return probabilities
 
     def among(self, members: Sequence[int]) -> ClientSampler:
-        drawn_members = set(self.clients) & set(members)
+        drawn_members = set(self._ids) & set(members)
         if drawn_members:
             return FixedCohort(list(drawn_members))
         raise ConfigurationError(
-            f"{self!r} draws none of the clients {list(members)} in any round, so that a coalition of these alone has "
-            "no round. Leave them out of the data, or draw them."
+            f"{self!r} never draws the clients {list(members)}, so their coalition cannot be trained. Remove them from "
+            "the data, or add them to the cohort."
         )
 
-    def check(self, num_clients: int) -> None:
-        if self.clients[-1] >= num_clients:
+    def check(self, client_names: Sequence[str]) -> None:
+        ids = []
+        for client in self.clients:
+            if isinstance(client, str):
+                client = client_number(client, client_names)
+            ids.append(client)
+        largest_id = len(client_names) - 1
+        if max(ids) > largest_id:
             raise ConfigurationError(
-                f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only."
+                f"{self!r} names client {max(ids)}, but the federation has clients 0 to {largest_id} only."
             )
+        if len(set(ids)) < len(ids):
+            raise ConfigurationError(
+                f"{self!r} names a client twice, by its name and by its id. Name it once."
+            )
+        self._ids = ids
 
 
 class FullParticipation(ClientSampler):
@@ -130,12 +144,12 @@ class UniformSampler(ClientSampler):
         generator: torch.Generator,
         round_index: int = 0,
     ) -> Tensor:
-        order = torch.randperm(num_clients, generator=generator)
+        permutation = torch.randperm(num_clients, generator=generator)
         if self.members is not None:
-            # All coalitions draw from one order of all clients, in which each takes its first members.
-            is_member = torch.isin(order, torch.tensor(self.members))
-            order = order[is_member]
-        return order[: self.cohort_size].sort().values
+            # All coalitions use the same permutation, of which each draws its first members.
+            is_member = torch.isin(permutation, torch.tensor(self.members))
+            permutation = permutation[is_member]
+        return permutation[: self.cohort_size].sort().values
 
     def inclusion_probabilities(
         self,

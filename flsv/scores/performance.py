@@ -37,7 +37,6 @@ from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import Any, Literal, TypeGuard
 
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -147,22 +146,18 @@ def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
     return bool(scores_class_1(measure.of))
 
 
-def warn_of_rarity(measures: Iterable[str | ModelScore], data: Any) -> None:
-    """Warn if a measure scores the rarer class without the user's choice (``pos_label``)."""
-    titles = []
+def check_positive_class(measures: Iterable[str | ModelScore], data: Any) -> None:
+    """Raise ConfigurationError if a measure scores the positive class, which the user has to name (``pos_label``)."""
+    if not data.lacks_pos_label:
+        return
     for measure in measures:
         if scores_positive(measure):
-            title = title_of(measure, data.positive_class)
-            if title not in titles:
-                titles.append(title)
-    if titles and data.chose_rarer_class:
-        counts = data.class_counts  # [clients, 2], the positive class last
-        share = counts[:, 1].sum() / counts.sum()
-        rank_zero_warn(
-            f"{', '.join(titles)}: {data.positive_class!r} is taken for the positive class because it is the "
-            f"rarer one ({100 * share:.1f} % of the training samples). To confirm it, or choose the other one, set "
-            f"pos_label (--data.pos_label {data.positive_class})."
-        )
+            names = [repr(name) for name in data.class_names]
+            raise ConfigurationError(
+                f"{measure.title} is the score of the positive class, and the data have the classes "
+                f"{' and '.join(names)}. Set pos_label to the positive one: --data.pos_label {data.class_names[1]}, or "
+                f"in Python pos_label={names[1]}."
+            )
 
 
 def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:

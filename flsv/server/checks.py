@@ -37,24 +37,24 @@ from flsv.utilities.errors import ConfigurationError, check_lightning, need_clas
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Check that strategies declare unique names of sent and reported values. Return the reported ones."""
+    """Check that strategies declare unique names of sent and reported values. Return the names of reported values."""
     _unique_names(strategies, "sends")
     return _unique_names(strategies, "reports")
 
 
 def _unique_names(strategies: Mapping[str, Strategy], attribute: str) -> list[str]:
-    """Return all names that strategies declare in an attribute. Raise ConfigurationError if two declare one."""
+    """Return all names that strategies declare in an attribute. Raise ConfigurationError for duplicate names."""
     owner_by_name: dict[str, str] = {}
     for role, strategy in strategies.items():
         for name in getattr(strategy, attribute):
             owner = f"{role} {strategy!r}"
             if name in owner_by_name:
                 raise ConfigurationError(
-                    f"{owner} and {owner_by_name[name]} both declare {attribute} = {name!r}: rename one."
+                    f"{owner} and {owner_by_name[name]} both declare {attribute} = {name!r}. Rename one of the two."
                 )
             if attribute == "reports" and name in VOCABULARY:
                 raise ConfigurationError(
-                    f"{owner} declares reports = {name!r}, which is a name in every round. Rename it."
+                    f"{owner} declares reports = {name!r}, which is already an attribute of every round. Rename it."
                 )
             owner_by_name[name] = owner
     return list(owner_by_name)
@@ -69,7 +69,7 @@ def check_setup(
     """Check a federation against trainer, module and data, and return the data module."""
     data = federated_data(trainer)
     check_trainer(trainer)
-    config.sampler.check(data.num_clients)
+    config.sampler.check(data.client_names)
     config.check_clients(data.client_names)
     check_classes(data, metrics, config.strategies)
     _check_metrics(trainer, data, metrics)
@@ -102,17 +102,17 @@ def _check_strategies(strategies: Mapping[str, Strategy], metrics: ContributionM
             continue
         if strategy.metric not in metrics.metrics:
             raise ConfigurationError(
-                f"{role} {strategy!r} reads a metric that is called {strategy.metric!r}, and federation.metrics has "
-                f"only {metric_names}. Add {strategy.metric}: ClassSpecificShapley there (in Python "
-                f"metrics={{{strategy.metric!r}: ClassSpecificShapley()}}), or name one of these."
+                f"{role} {strategy!r} reads the metric {strategy.metric!r}, but federation.metrics has only "
+                f"{metric_names}. Add a metric with this name there, as in {strategy.metric}: ClassSpecificShapley "
+                f"(in Python metrics={{{strategy.metric!r}: ClassSpecificShapley()}}), or name one of these."
             )
         if strategy.metric_of_round:
             stage = metrics.stage_of(strategy.metric)
             if stage != "training":
                 raise ConfigurationError(
-                    f"{role} {strategy!r} weighs a round by what the metric {strategy.metric!r} says of it, and "
-                    f"{type(metrics.metrics[strategy.metric]).__name__} is updated after {stage}. Name one that needs "
-                    "no aggregate, such as flsv.metrics.PartialFederatedShapley."
+                    f"{role} {strategy!r} needs the values of the metric {strategy.metric!r} before aggregation, but "
+                    f"{type(metrics.metrics[strategy.metric]).__name__} is updated after {stage}. Name a metric that "
+                    "needs no aggregate, such as flsv.metrics.PartialFederatedShapley."
                 )
 
 
@@ -122,8 +122,9 @@ def _check_splits(data: FederatedDataModule, config: FederationConfig) -> None:
     clients_without_test = _clients_without(data, "test")
     if interval and clients_without_test:
         raise ConfigurationError(
-            f"ClientEvaluation(every={interval}) needs a test split at every client; clients {clients_without_test} "
-            "have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
+            f"ClientEvaluation(every={interval}) needs test samples at every client, but clients "
+            f"{clients_without_test} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger "
+            "share."
         )
 
 
@@ -135,58 +136,59 @@ def _clients_without(data: FederatedDataModule, split: Split) -> list[int]:
 def check_needs(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
-    """Check that there is what metrics, strategies and filters need, and that private clients need tell nothing."""
+    """Check that data and clients meet the needs of metrics, strategies and filters, also with privacy."""
     for part in (*config.strategies.values(), *config.filters):
         check_declared(part, repr(part))
 
     empty = _clients_without(data, "val")
     if metrics.evaluating and empty:
         raise ConfigurationError(
-            f"metrics {[*metrics.evaluating]} need validation samples at every client; clients {empty} have none. "
-            "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
+            f"metrics {[*metrics.evaluating]} need validation samples at every client, but clients {empty} have none. "
+            "Set FederatedDataModule(splits=Splits(client_val=0.2)), or remove these metrics."
         )
     readers_of_peers = _name_parts(metrics, config, lambda part: "peer_values" in reads_of(part))
     if readers_of_peers and not getattr(config.personalizer, "gives_peer_values", False):
         raise ConfigurationError(
-            f"{readers_of_peers} ask what the clients find each other to be worth, and {config.personalizer!r} does "
-            "not say. Use flsv.personalization.PFedSV or FedFomo, or leave those out."
+            f"{readers_of_peers} need the clients' values of each other's models, which "
+            f"personalizer={config.personalizer!r} does not compute. Use flsv.personalization.PFedSV or FedFomo, or "
+            "remove them."
         )
     readers_of_answers = _name_parts(metrics, config, _needs_answers)
     if readers_of_answers and config.is_private:
         raise ConfigurationError(
-            f"{readers_of_answers} need what clients tell beside their updates, and nothing but a noised update leaves "
-            f"them with {config.privacy!r}. Leave one of the two out, or let the server judge."
+            f"{readers_of_answers} need reports or responses of clients, but with {config.privacy!r} clients send only "
+            "their noised updates. Remove one of the two, or let the server evaluate models."
         )
     readers_of_validation = _name_parts(metrics, config, _needs_validation)
     if readers_of_validation and not data.val_dataloader():
         raise ConfigurationError(
-            f"The server's validation set, which these need, is empty: {readers_of_validation}. Set "
-            "FederatedDataModule(splits=Splits(server_val=0.1)), leave them out, or let the clients judge metrics that "
-            'have the argument (judges="clients").'
+            f"{readers_of_validation} need the server's validation set, which is empty. Set "
+            "FederatedDataModule(splits=Splits(server_val=0.1)), remove them, or let clients evaluate the models of "
+            'metrics that have this argument (judges="clients").'
         )
 
 
 def _check_samples(
     data: FederatedDataModule, metrics: ContributionMetrics, config: FederationConfig
 ) -> None:
-    """Check that no part needs single samples that cannot be read by number."""
+    """Check that no part needs to read samples by index if the data are streams."""
     if not data.has_streams:
         return
 
     def reads_single_samples(part: Any) -> bool:
-        # Answers are computed from samples that are read by number, as a stream's cannot be.
+        # Responses are computed from samples that are read by index, which is not possible for streams.
         return "answers" in needs_of(part) or getattr(part, "reads_order", False)
 
     parts = _name_parts(metrics, config, reads_single_samples)
     if parts:
         raise ConfigurationError(
-            f"{parts} read the clients' samples one by one, which cannot be done with a client's stream. "
-            "Value the clients (ShadowShapley, or metrics of the updates), or give a map-style data set."
+            f"{parts} read the clients' samples by index, but a client's data are a stream. Use ShadowShapley or "
+            "metrics of the updates, or a map-style data set."
         )
 
 
 def _needs_answers(part: Any) -> bool:
-    """Return whether a part needs what clients tell beside their updates."""
+    """Return whether a part needs reports or responses of clients."""
     return any(need in TOLD_BY_CLIENTS for need in needs_of(part))
 
 
@@ -226,20 +228,21 @@ def _check_steps(module: L.LightningModule, metrics: ContributionMetrics) -> Non
     metrics_of_forward = [name for name in measures if name not in metrics_of_logs]
 
     alternative = (
-        "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
+        "ClassSpecificShapley and CosineGradientShapley use only the updates and need neither."
     )
     has_validation_step = is_overridden("validation_step", module, L.LightningModule)
     if metrics_of_logs and not has_validation_step:
         raise ConfigurationError(
-            f"metrics {metrics_of_logs} ask for what {type(module).__name__} logs in validation_step, which is not "
-            "defined. Define it, or measure by forward(x): performance='accuracy', or a torchmetrics metric. "
+            f"metrics {metrics_of_logs} need a value that {type(module).__name__} logs in validation_step, which is "
+            "not defined. Define it, or set performance='accuracy' or a torchmetrics metric, which use forward(x). "
             f"{alternative}"
         )
     has_forward = is_overridden("forward", module, L.LightningModule)
     if metrics_of_forward and not has_forward:
         raise ConfigurationError(
-            f"metrics {metrics_of_forward} call {type(module).__name__}.forward(x), which is not defined. Let it "
-            f"return the logits [B, M], or name what validation_step logs as performance, with a mode. {alternative}"
+            f"metrics {metrics_of_forward} call {type(module).__name__}.forward(x), which is not defined. Define it to "
+            "return the logits [B, M], or set performance and mode to a value that validation_step logs. "
+            f"{alternative}"
         )
 
 
@@ -250,16 +253,14 @@ def check_classes(
     if data.no_classes is None:
         return
     if metrics.class_metrics:
-        instead = (
-            "leave those metrics out (one of your own whose values are [n] says per_class = False)"
-        )
+        instead = "remove these metrics (in your own metric with values [n], set per_class = False)"
         raise need_classes(
-            f"metrics {metrics.class_metrics} work with classes", data.no_classes, instead
+            f"metrics {metrics.class_metrics} need classes", data.no_classes, instead
         )
     for role, strategy in strategies.items():
         if strategy.needs_classes:
             raise need_classes(
-                f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}"
+                f"{role} {strategy!r} needs classes", data.no_classes, f"choose another {role}"
             )
 
 
@@ -270,7 +271,7 @@ def check_space(
     head: str | None,
     num_classes: int | None,
 ) -> None:
-    """Check what ``uploads``, ``metrics`` and ``head`` require of the module's layers, after these are made."""
+    """Check that the module's layers meet the requirements of ``uploads``, ``metrics`` and ``head``."""
     for upload in uploads:
         upload.check(space)
     _check_games(space, metrics)
@@ -281,7 +282,7 @@ def check_space(
 
     if space.unshared_head:
         raise ConfigurationError(
-            f"metrics {metrics.head_metrics} compare the clients' classifier heads, and the head "
+            f"metrics {metrics.head_metrics} compare the clients' classifier heads, but the head "
             f"{space.unshared_head!r} is not shared. Share it, name another layer with ClassSpecificShapley(head=...), "
             "or use metrics of the whole update, such as flsv.metrics.CosineGradientShapley."
         )
@@ -291,14 +292,14 @@ def check_space(
         else:
             parts = f"head={head!r}"
         raise ConfigurationError(
-            f"{parts} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
-            "own. Name the last layer with ClassSpecificShapley(head=...), or leave those metrics out."
+            f"{parts} need a classifier head, but the module has no nn.Linear layer, or the weight of its last one is "
+            "computed from other tensors. Name the last layer with ClassSpecificShapley(head=...), or remove these "
+            "metrics."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
-            f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
-            "Give the module as many outputs as there are classes, or name its classifier: "
-            "ClassSpecificShapley(head=...)."
+            f"the head {space.head.name!r} has {space.head.num_classes} outputs, but the data have {num_classes} "
+            "classes. Give the module one output per class, or name its classifier: ClassSpecificShapley(head=...)."
         )
 
 
@@ -309,15 +310,15 @@ def _check_games(space: ParameterSpace, metrics: ContributionMetrics) -> None:
         return
     refused_names = []
     for name in metrics.game_metrics:
-        # A metric that trains coalitions is not refused: its scores may not depend on the unshared tensors.
+        # Metrics that train coalitions are allowed, since their scores may not depend on the unshared tensors.
         trains_coalitions = attribute_of(metrics.metrics[name], "trains") is not None
         if not trains_coalitions:
             refused_names.append(name)
     if refused_names:
         raise ConfigurationError(
-            f"metrics {refused_names} evaluate models on the server's validation set, and the server has no whole "
-            f"model: {unshared_names[0]!r} and {len(unshared_names) - 1} more tensors stay at their clients. Share "
-            "them, or use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
+            f"metrics {refused_names} evaluate models on the server's validation set, but the server does not have the "
+            f"complete models: {unshared_names[0]!r} and {len(unshared_names) - 1} more tensors stay at the clients. "
+            "Share them, or use metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
         )
 
 
@@ -342,8 +343,9 @@ def check_metric_shapes(
             dimensions = ", ".join(strategy.metric_shape)
             values_in_words = _VALUES_BY_SHAPE[strategy.metric_shape]
             raise ConfigurationError(
-                f"{role} {strategy!r} needs a metric [{dimensions}] = {list(expected_shape)}, and {strategy.metric!r} "
-                f"({type(metric).__name__}) gives {list(shape)}. Name a metric with {values_in_words}."
+                f"{role} {strategy!r} needs a metric of shape [{dimensions}] = {list(expected_shape)}, but the values "
+                f"of {strategy.metric!r} ({type(metric).__name__}) have shape {list(shape)}. Name a metric with "
+                f"{values_in_words}."
             )
 
 
@@ -356,9 +358,9 @@ _VALUES_BY_SHAPE = {
 
 
 def _shape_of_values(metric: Metric) -> tuple[int, ...] | None:
-    """Return the shape of the metric's value, None if it is known only later."""
+    """Return the shape of the metric's value, None if it is not known yet."""
     try:
-        # Call the class's own function: the instance's `compute` warns, and caches its result.
+        # The class's function is called, since the instance's `compute` warns and caches its result.
         value = type(metric).compute(metric)
     except Exception:
         return None
@@ -379,8 +381,9 @@ def federated_data(trainer: L.Trainer) -> FederatedDataModule:
             description = type(data).__name__
             arguments = "my_datamodule"
         raise ConfigurationError(
-            f"FederatedLoop trains on a FederatedDataModule, and got {description}. Wrap what you have, and say who "
-            f"the clients are: trainer.fit(module, FederatedDataModule({arguments}, partitioner=IIDPartitioner(5)))."
+            f"FederatedLoop needs a FederatedDataModule, but got {description}. Wrap it, and choose how samples are "
+            "partitioned into clients: "
+            f"trainer.fit(module, FederatedDataModule({arguments}, partitioner=IIDPartitioner(5)))."
         )
     return data
 
@@ -390,40 +393,40 @@ def check_trainer(trainer: L.Trainer) -> None:
     for finder in callbacks_of(trainer):
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
-                f"{type(finder).__name__} tries training out before it begins, which in a federation is no client's "
-                "training. Use it without the loop, on all clients' samples together: Tuner(Trainer()) and the same "
-                "module and FederatedDataModule; then fit with what it finds."
+                f"{type(finder).__name__} runs training steps before the fit, which do not belong to any client. Use "
+                "it without the loop, on all clients' samples together, by Tuner(Trainer()) with the same module and "
+                "FederatedDataModule. Then fit with its result."
             )
     if trainer.world_size > 1:
         raise ConfigurationError(
-            f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
-            'Set Trainer(devices=1), or strategy="federated", which spreads the clients over processes.'
+            f"the federation runs in one process on one device, but the trainer has {trainer.world_size} processes. "
+            'Set Trainer(devices=1), or strategy="federated", which distributes the clients over processes.'
         )
     if any(isinstance(callback, ModelPruning) for callback in callbacks_of(trainer)):
         raise ConfigurationError(
-            "ModelPruning changes the module's parameters between rounds, and the clients' models, optimizers and "
-            "contributions are vectors of the same parameters all along. Prune the module before the fit "
-            "(torch.nn.utils.prune): its masks then stay as they are in every round."
+            "ModelPruning changes the module's parameters between rounds, but a federation needs the same parameters "
+            "in all rounds. Prune the module before the fit (torch.nn.utils.prune). Its masks then stay the same in "
+            "every round."
         )
     if trainer.max_epochs == 0:
         rank_zero_warn(
-            "max_epochs=0 is a run of 0 rounds: nothing is trained, and no client gets a value. Set max_epochs to the "
+            "max_epochs=0 is a run of 0 rounds, in which no client trains or gets a value. Set max_epochs to the "
             "number of rounds."
         )
     if trainer.limit_train_batches == 0:
         raise ConfigurationError(
-            "limit_train_batches=0: nobody would train. It holds per client and local epoch: set at least 1, or leave "
-            "it out."
+            "limit_train_batches=0: no client would train. This is the number of batches per client and local epoch. "
+            "Set at least 1, or remove it."
         )
     if trainer.val_check_interval != 1.0:
         raise ConfigurationError(
-            f"val_check_interval={trainer.val_check_interval}: in the middle of a round there is no global model to "
-            "validate. Leave it at 1.0; check_val_every_n_epoch=k validates every k rounds."
+            f"val_check_interval={trainer.val_check_interval} would validate during a round, when there is no global "
+            "model. Keep it at 1.0, and set check_val_every_n_epoch=k to validate every k rounds."
         )
     # mypy: set by Lightning's connectors
     if trainer.max_steps not in (None, -1) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         raise ConfigurationError(
-            f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
+            f"max_steps={trainer.max_steps} would stop in the middle of a round. Set max_epochs, the number of rounds."
         )
 
 
@@ -433,10 +436,10 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
     check_lightning(*callbacks)
     if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
         raise ConfigurationError(
-            "StochasticWeightAveraging ends with an epoch that renews BatchNorm's statistics: a round in which nobody "
-            "trains. Use lightning.pytorch.callbacks.WeightAveraging, which averages the global models, these "
-            "statistics included; to anneal the learning rate, return torch.optim.swa_utils.SWALR from "
-            "configure_optimizers."
+            "StochasticWeightAveraging ends with an epoch that only updates BatchNorm's statistics, which would be a "
+            "round in which no client trains. Use lightning.pytorch.callbacks.WeightAveraging, which averages the "
+            "global models including these statistics. To anneal the learning rate, return "
+            "torch.optim.swa_utils.SWALR from configure_optimizers."
         )
     _check_averaging([callback for callback in callbacks if isinstance(callback, WeightAveraging)])
 
@@ -449,18 +452,18 @@ def check_callbacks(trainer: L.Trainer, loop: L.Callback) -> None:
 
 
 def _check_averaging(callbacks: Sequence[WeightAveraging]) -> None:
-    """Check that at most one model is averaged, and between rounds only."""
+    """Check that there is at most one weight-averaging callback, and that it averages only between rounds."""
     if len(callbacks) > 1:
         names = [type(callback).__name__ for callback in callbacks]
         raise ConfigurationError(
-            f"{' and '.join(names)}: a checkpoint has room for one averaged model. Keep one of them."
+            f"{' and '.join(names)} are both set, but a checkpoint can hold only one averaged model. Keep one of them."
         )
     for callback in callbacks:
         for name in REPLACED_METHODS:
             original_method = getattr(WeightAveraging, name, None)
             if getattr(type(callback), name) is not original_method:
                 raise ConfigurationError(
-                    f"{type(callback).__name__} has its own {name}, which would average clients in the middle of their "
-                    "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, "
-                    "with the global model."
+                    f"{type(callback).__name__} overrides {name}, which would average models during the clients' "
+                    "training. Override should_update(step_idx, epoch_idx) instead. It is called once per round, with "
+                    "the global model."
                 )

@@ -35,13 +35,13 @@ class ContributionMetrics:
         num_clients: n, the number of clients, if the metrics are bound already. :meth:`bind` sets it, too.
 
     Attributes:
-        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes. A metric
-            that has not been updated yet has no entry. Of one that has failed after its first round all are NaN.
-        missing: ``{name: sentence}`` on each metric that has failed after its first round, and why.
+        contributions: ``{name: value}``, each metric's current value, ``[n]`` or ``[n, M]`` for M classes. A metric is
+            missing before its first update. All values of a metric that has failed after its first round are NaN.
+        missing: ``{name: reason}`` of each metric that has failed after its first round.
 
     Raises:
-        ConfigurationError: a metric's ``update`` has an argument that a round cannot give. Or a metric has a name that
-            the run's table or report uses for something else.
+        ConfigurationError: a metric's ``update`` has an argument that is not an attribute of a round, or a metric has a
+            name that the run's table or report uses for something else.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ContributionMetrics:
         self._last_values: dict[str, Tensor] = {}
         self._num_clients = num_clients
         self._reported_names = set(reported)
-        _ = self.fields  # raises now if a metric asks for an unknown field
+        _ = self.fields  # raises an error if a metric reads an unknown field
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
-        state.pop("fields", None)  # holds functions: not picklable
+        state.pop("fields", None)  # holds functions, which cannot be pickled
         return state
 
     @cached_property
@@ -77,7 +77,7 @@ class ContributionMetrics:
 
     @cached_property
     def priors(self) -> dict[str, float | None]:
-        """Return what stands for NaN in metrics' values for strategies, ``{metric: number}``."""
+        """Return the numbers that replace NaN in metrics' values for strategies, ``{metric: number}``."""
         return {name: attribute_of(metric, "prior") for name, metric in self.metrics.items()}
 
     @property
@@ -91,7 +91,7 @@ class ContributionMetrics:
         names = []
         for name, metric in self.metrics.items():
             reads_head = name in self.head_metrics
-            # A metric that does not declare whether it needs classes does so if it reads the head.
+            # A metric without a declaration needs classes if it reads the head.
             needs_classes = attribute_of(metric, "needs_classes", reads_head)
             if needs_classes:
                 names.append(name)
@@ -105,7 +105,7 @@ class ContributionMetrics:
     @property
     def performances(self) -> dict[str, Any]:
         """Return the performance measure of each metric that evaluates models, ``{name: performance}``. See
-        :mod:`flsv.scores.performance`. It is accuracy for a metric that declares none."""
+        :mod:`flsv.scores.performance`. The default is accuracy."""
         performances = {}
         for name in self.game_metrics:
             performances[name] = attribute_of(self.metrics[name], "measured_by", "accuracy")
@@ -118,11 +118,11 @@ class ContributionMetrics:
 
     @property
     def pending_names(self) -> list[str]:
-        """Return the names of the metrics whose values come after the run."""
+        """Return the names of the metrics whose values are computed after the run."""
         return [name for name in self.metrics if self._attribute(name, "pending") is not None]
 
     def _attribute(self, name: str, attribute: str) -> Any:
-        """Return a metric's attribute, None if the metric is missing or fails now."""
+        """Return a metric's attribute. None: the metric has failed before, or fails now."""
         if name not in self.missing:
             with self.keeping_run([name], f"reading {attribute}"):
                 return attribute_of(self.metrics[name], attribute)
@@ -167,7 +167,7 @@ class ContributionMetrics:
 
     def with_priors(self) -> dict[str, Tensor]:
         """Return the metrics' current values for strategies, ``{name: value}``. A metric's ``prior`` replaces NaN, the
-        value of clients that never took part. A metric that has failed has the values of the round before."""
+        value of clients that never took part. A metric that has failed keeps its last values."""
         contributions = {**self.contributions, **self._last_values}
         for name, value in contributions.items():
             prior = self.priors.get(name)
@@ -183,14 +183,13 @@ class ContributionMetrics:
         class_counts: Tensor | None = None,
         client_names: Sequence[str] | None = None,
     ) -> None:
-        """Tell every metric the federation's size and the names of its classes and clients. See
-        :meth:`ContributionMetric.bind`."""
+        """Call :meth:`ContributionMetric.bind` of every metric with the federation's size and names."""
         self._num_clients = num_clients
         for metric in self.metrics.values():
             if isinstance(metric, ContributionMetric):
                 metric.bind(num_clients, num_classes, class_names, class_counts, client_names)
             metric.persistent(True)
-        # What a run reads of metrics is read before training, where an error is raised.
+        # These attributes of metrics are read once before training, so that errors are raised early.
         vars(self).pop("priors", None)
         _ = self.priors, self.trained_names
 
@@ -209,9 +208,9 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose last input is known after ``stage`` of the round. Their values are stored.
+        """Update the metrics whose last input is known after ``stage`` of the round, and store their values.
 
-        A metric that fails after its first round is missing from then on, see :attr:`missing`.
+        A metric that fails after its first round is not updated any more, see :attr:`missing`.
 
         Raises:
             ValueError: the first value of a metric is not ``[n]`` or ``[n, M]`` for n clients. Any other error of a
@@ -225,9 +224,9 @@ class ContributionMetrics:
 
     @contextmanager
     def keeping_run(self, names: Sequence[str], when: str) -> Iterator[None]:
-        """Let the run go on without the metrics ``names`` if one of them fails within the context.
+        """Continue the run without the metrics ``names`` if one of them fails within the context.
 
-        An error is raised before all of them have values: little is lost, and the run may be started again.
+        If some of them have no value yet, the error is raised, since little is lost and the run can be restarted.
         """
         try:
             yield
@@ -241,11 +240,11 @@ class ContributionMetrics:
     def _give_up(self, name: str, reason: str) -> None:
         if name in self.missing:
             return
-        sentence = f"{reason.rstrip('.')}. The run goes on without it."
-        self.missing[name] = sentence
+        message = f"{reason.rstrip('.')}. The run continues without it."
+        self.missing[name] = message
         self._last_values[name] = self.contributions[name]
         self.contributions[name] = torch.full_like(self.contributions[name], torch.nan)
-        warnings.warn(f"{name}: its values are missing. {sentence}", stacklevel=2)
+        warnings.warn(f"the metric {name!r} has failed: {message}", stacklevel=2)
 
     def _update(
         self,
@@ -271,13 +270,13 @@ class ContributionMetrics:
             return
         description = list(value.shape) if is_tensor else type(value).__name__
         raise ValueError(
-            f"metric {name!r}: compute() must give one row per client, [{num_clients}] or [{num_clients}, M]; "
-            f"it gave {description}."
+            f"metric {name!r}: compute() must return one row per client, [{num_clients}] or [{num_clients}, M], but "
+            f"returned {description}."
         )
 
     @torch.no_grad()
     def end_run(self) -> dict[str, Tensor]:
-        """Let the metrics compute the values that they have put off until the run's end. Return these."""
+        """Let the metrics compute the values that they have deferred to the run's end. Return these values."""
         values: dict[str, Tensor] = {}
         for name, metric in self.metrics.items():
             if not isinstance(metric, ContributionMetric) or name in self.missing:
@@ -289,7 +288,7 @@ class ContributionMetrics:
         return values
 
     def outdated_names(self) -> list[str]:
-        """Return the names of the metrics whose values are of an earlier round than the last."""
+        """Return the names of the metrics whose values are not those of the last round."""
         return [
             name for name in self.metrics if self._attribute(name, "compute_at_run_end") is not None
         ]
@@ -310,13 +309,12 @@ class ContributionMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, metric in self.metrics.items():
-            if name not in state.get("missing", {}):
+            if name not in state["missing"]:
                 metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])
-        # Checkpoints of earlier versions lack both. Others hold the dictionary of sentences.
-        self.missing.clear()
-        self.missing.update(state.get("missing", {}))
-        self._last_values = dict(state.get("last_values", {}))
+        self.missing.clear()  # in place, since others hold this dictionary
+        self.missing.update(state["missing"])
+        self._last_values = dict(state["last_values"])
 
 
 def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -324,7 +322,7 @@ def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Ten
 
 
 def _checked_state(metric: Metric) -> dict[str, Any]:
-    """Return a metric's state. An error is raised if no checkpoint can hold it."""
+    """Return a metric's state. Raise an error if a checkpoint cannot store it."""
     state = metric.state_dict()
     other_entries = [entry for entry in tree_leaves(state) if not isinstance(entry, Tensor)]
     pickle.dumps(other_entries)
@@ -338,7 +336,7 @@ def _checked_fields(
 ) -> dict[str, Field]:
     if name in NAMES_IN_USE:
         raise ConfigurationError(
-            f"metric name {name!r} is taken by the reports (as are {NAMES_IN_USE}); choose another."
+            f"reports use the name {name!r} for something else (as well as {NAMES_IN_USE}). Rename the metric."
         )
     plain_name(name, "metric")
     # For each argument of update(), an attribute of the round or a function of the round.
@@ -351,8 +349,8 @@ def _checked_fields(
         if setting is not None:
             hint = f" Clients report it with {setting}."
         raise ConfigurationError(
-            f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown_attributes}, which a round "
-            f"does not have. It may ask for {sorted(ARGUMENTS | reported)}.{hint}"
+            f"metric {name!r} ({type(metric).__name__}): update() takes {unknown_attributes}, which are not attributes "
+            f"of a round. It may have {sorted(ARGUMENTS | reported)}.{hint}"
         )
     check_declared(metric, f"metric {name!r}")
     return fields

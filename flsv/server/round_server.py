@@ -43,7 +43,7 @@ class NoModel(RuntimeError):
 class RoundServer:
     """The server's side of a federation. A round calls :meth:`instruct`, :meth:`send`, :meth:`receive`, :meth:`finish`.
 
-    It does not depend on a Trainer, and is the same wherever the clients run.
+    It does not depend on a Trainer or on where the clients run.
 
     Args:
         metrics: the loop's contribution metrics.
@@ -54,8 +54,7 @@ class RoundServer:
         filters: the filters of a cohort's updates, in the order in which they are applied.
 
     Attributes:
-        games: object that evaluates models on the server's validation set, see :meth:`bind_games`. None if no metric
-            needs it.
+        games: object that evaluates models on the server's validation set, or None, see :meth:`bind_games`.
         norms: ``{client id: norm}`` of the last round's updates before filters, without non-finite ones.
     """
 
@@ -112,7 +111,7 @@ class RoundServer:
         return instructions
 
     def send(self, instructions: Mapping[int, Instruction]) -> None:
-        """Begin a round: count ``instructions``, ``{client id: instruction}``, as messages to the clients."""
+        """Start a round: count ``instructions``, ``{client id: instruction}``, as messages to the clients."""
         self.channel.begin_round()
         for client, instruction in instructions.items():
             self.channel.send(client, "down", "start", instruction.start)
@@ -144,7 +143,7 @@ class RoundServer:
             broken: ids of the clients whose model was not finite.
 
         Raises:
-            NoModel: the filters leave no update.
+            NoModel: the filters have excluded all updates.
         """
         model = state.model()
         if self.personalizer is None or self.personalizer.collaborates:
@@ -212,14 +211,14 @@ class RoundServer:
         return cohort
 
     def _why_no_update(self, cohort: Cohort, had_updates: bool) -> str:
-        fault = "NaN or infinite entries"
-        if had_updates:  # the filters have left out the last of them
-            fault += ", or one that is far too large"
+        failure = "NaN or infinite elements"
+        if had_updates:  # the filters have excluded all of them
+            failure += ", or one that is far too large"
         elif not cohort.broken:
             return f"round {cohort.round_index + 1}: no site sent a model."
         hints = [update_filter.hint() for update_filter in self.filters]
         advice = " ".join(hint for hint in hints if hint)
-        return f"round {cohort.round_index + 1}: every client of the cohort returned a model with {fault}. {advice}"
+        return f"round {cohort.round_index + 1}: every client of the cohort returned a model with {failure}. {advice}"
 
     def _find_initial_models(
         self,
@@ -227,8 +226,8 @@ class RoundServer:
         instructions: Mapping[int, Instruction],
         clients: Sequence[Client],
     ) -> tuple[list[Start], list[int]]:
-        """Return each client's initial model ``[P]``, or the client if it is asked later, and the ids of those
-        without an answer.
+        """Return each client's initial model ``[P]``, or the client if the model is requested later, and the ids of
+        clients that did not respond.
         """
         models_or_clients: list[Start] = []
         for update in cohort.updates:
@@ -242,11 +241,11 @@ class RoundServer:
 
         only_server_asks = self.personalizer is not None and not self.personalizer.collaborates
         if only_server_asks:
-            # In the method itself nobody sends a model: the messages do not count.
+            # Real clients of such a method send no models, so these messages are not counted.
             with self.channel.uncounted():
                 return self._ask_for_models(models_or_clients, cohort)
         if self.metrics.start_metrics:
-            # Asked before any metric is updated: a client that does not answer is left out of all metrics.
+            # Clients that do not respond are excluded from all metrics, so the models are requested before any update.
             return self._ask_for_models(models_or_clients, cohort)
         return models_or_clients, []
 
@@ -286,7 +285,7 @@ class RoundServer:
             self.games.begin(round.measured())
         self._measure(round, "training")
         vector, weights = self._aggregate(round)
-        # One wait for both: the state keeps the weights on the host.
+        # Both are copied to the host at once, where the state keeps the weights.
         vector_sum = copied([vector.sum(), weights])[0]
         is_finite = bool(vector_sum.isfinite()) or all_finite(vector)
         if not is_finite:
@@ -322,15 +321,15 @@ class RoundServer:
 
         num_parameters = self.space.num_parameters
         parameters = round.global_vector[:num_parameters]
-        # Not in place: an aggregator may return a client's model as a view of the matrix.
+        # This is not done in place: an aggregator may return a client's model as a view of the matrix.
         moved = torch.lerp(parameters, vector[:num_parameters], server_lr)
         return torch.cat([moved, vector[num_parameters:]]), weights
 
     def _warn_of_aggregate(self, round: Round, state: FederationState) -> None:
-        fault = f"round {round.round_index + 1}: {self.aggregator!r} gave a global model that is not finite"
+        failure = f"round {round.round_index + 1}: {self.aggregator!r} returned a global model that is not finite"
         if not state.is_aggregate_finite:
-            raise NoModel(f"{fault}, for the second time running.")
-        warnings.warn(f"{fault}. The model stays that of the round before.", stacklevel=3)
+            raise NoModel(f"{failure}, for the second time in a row.")
+        warnings.warn(f"{failure}. The global model of the round before is kept.", stacklevel=3)
 
     def _personalize(
         self,
@@ -348,7 +347,7 @@ class RoundServer:
 
         for client, initial_model in personalized.starts.items():
             detached_model = initial_model.detach()
-            # A view would keep, and save, the whole tensor that it is a view of.
+            # A view would keep and save the whole tensor behind it.
             if detached_model._is_view():
                 detached_model = detached_model.clone()
             state.starts[client] = detached_model
@@ -360,7 +359,7 @@ class RoundServer:
         round: Round,
         stage: Stage,
     ) -> Round:
-        """Return the round as a strategy may read it."""
+        """Return the view of the round for a strategy."""
         if strategy not in self._configured_strategies:
             return round
         return read_by(strategy, round, stage)
@@ -378,7 +377,7 @@ def _stacked_reports(
 
 
 def _stack_padded(reports: Sequence[Tensor]) -> Tensor:
-    """Stack the clients' reports to ``[k, ...]``, padded with NaN where one is shorter."""
+    """Stack the clients' reports to ``[k, ...]``, and pad shorter ones with NaN."""
     lengths = [len(report) for report in reports if report.ndim]  # scalars need no padding
     longest = max(lengths, default=0)
     if all(length == longest for length in lengths):

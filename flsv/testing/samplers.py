@@ -52,8 +52,8 @@ class SamplerCase(fits.FitCase):
     def begun(self, num_rounds: int = 0) -> ClientSampler:
         """Return a new copy of the sampler after some prepared rounds of a run."""
         sampler: ClientSampler = self.new()
-        sampler.check(NUM_CLIENTS)
         federation = federation_of(self.rounds)
+        sampler.check(federation.client_names)
         sampler.set_up(federation)
         sampler.begin(federation)
         for index in ROUND_INDICES[:num_rounds]:

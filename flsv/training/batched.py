@@ -1,9 +1,9 @@
 """RowTraining: trains many models of one structure at once, batched as stacked tensors, for ``engine="vmap"``.
 
-A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``, traced anew, so that it sees the
-module's present attributes and the epoch. For an elementwise optimizer a step on the stacked parameters is the same as
-one optimizer per row. The results equal those of training one model after the other up to rounding, since batched
-kernels sum in another order.
+A step is ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Each step is traced again, so that
+it sees the module's present attributes and the epoch. For an elementwise optimizer a step on the stacked parameters is
+the same as one optimizer per row. The results equal those of training one model after the other up to rounding, since
+batched kernels sum in another order.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def stacked_batches(batches: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise ConfigurationError(
-                    f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, but one holds a '
-                    f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
+                    f'engine="vmap" stacks the clients\' batches, which must hold tensors only, but a batch holds a '
+                    f'{type(leaf).__name__}. Return tensors from the data set, or set engine="sequential".'
                 )
         leaves_of_batches.append(leaves)
         structures.append(structure)
@@ -267,7 +267,7 @@ class BatchIndex:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
-            "training_step looks at batch_idx, but clients that train at once are at different batches of their epochs."
+            "training_step reads batch_idx, but clients that train at once are at different batches of their epochs."
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
@@ -458,14 +458,14 @@ def convert_errors(
         is_about_batching = isinstance(error, ConfigurationError) or "vmap" in message
         if not is_about_batching:
             if not isinstance(error, expected_errors):
-                raise  # a fault of the module's own
+                raise  # an error of the module itself
             message = f"{type(error).__name__}: {message}"
 
         # The other sentences of torch's messages are advice for its developers.
         first_line = message.splitlines()[0]
         reason = first_line.split(". ")[0].rstrip(".")
         if "broadcast shape" in message:
-            reason += ": a step changes what all models share; write x = x + y for x += y"
+            reason += ": a step changes in place a tensor that all models share; write x = x + y, not x += y"
         raise not_batched_error(module, reason) from error
 
 
@@ -477,7 +477,7 @@ def not_batched_error(module: nn.Module, reason: str) -> NotBatched:
     """Return a NotBatched error whose message names the module and ``reason``."""
     return NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
-        f'not allow it: {reason}. Use engine="sequential", or change that.'
+        f'not allow it: {reason}. Change training_step, or set engine="sequential".'
     )
 
 

@@ -120,9 +120,9 @@ class CohortLoader(Iterable[Any]):
             if num_yielded < epoch.num_batches:
                 # The next client's first batches would be counted as this client's.
                 raise RuntimeError(
-                    f"{client_called(epoch.client, self._data.client_names)} gave {num_yielded} of "
-                    f"{epoch.num_batches} batches in round {self.round_index + 1}: its data set raised "
-                    "StopIteration, or is shorter than its length."
+                    f"{client_called(epoch.client, self._data.client_names)} has only {num_yielded} of the expected "
+                    f"{epoch.num_batches} batches in round {self.round_index + 1}. Either its data set raised "
+                    "StopIteration, or it has fewer samples than its __len__ returns."
                 )
 
     def _batches_of(self, epoch: LocalEpoch) -> Iterator[Any]:
@@ -130,8 +130,8 @@ class CohortLoader(Iterable[Any]):
         if isinstance(dataset, Stream):
             dataset.set_epoch(self.round_index)
 
-        # The loader reads the first batch before the client begins. Where clients train as one batched model, the
-        # random state is another client's then. So the batch's augmentation has random numbers of its own.
+        # The loader reads the first batch before the client begins. If clients train as one batched model, the random
+        # state is another client's at that time, so the batch's augmentation has a separate random state.
         purpose = self.round_index, epoch.client, epoch.index
         with isolated_rngs(self._seed, "first batch", *purpose):
             iterator = iter(epoch.loader)
@@ -143,7 +143,7 @@ class CohortLoader(Iterable[Any]):
 
 
 class LocalSteps:
-    """Object that tells Lightning a client's numbers of optimizer steps and batches."""
+    """Numbers of optimizer steps and batches of each client, which the trainer reports while the client trains."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class LocalSteps:
         return self.num_steps(client), self._count_batches(client)
 
     def largest_lengths(self) -> tuple[float, int]:
-        """Return the largest number of steps and of batches of any client, which are told between clients."""
+        """Return the largest numbers of steps and batches of any client, which the trainer reports between clients."""
         lengths = [self.lengths_of(client) for client in self.work_by_client]
         numbers_of_steps, numbers_of_batches = zip(*lengths)
         return max(numbers_of_steps), max(numbers_of_batches)
@@ -226,24 +226,24 @@ class LocalSteps:
         return int(num_batches)
 
     def shown_loader(self) -> DataLoader[Any]:
-        """Return a loader of the present client's samples, between clients of all clients'."""
+        """Return a loader of the present client's samples, or of all clients' samples if no client trains."""
         client = self.client
         is_configuring = hook_of(self._trainer.lightning_module) == CONFIGURE_HOOK
         if is_configuring:
             self.length_was_read = True
-            if client is None:  # a schedule is a client's, here the longest
+            if client is None:  # the fit's schedule is made for the client with the most batches
                 client = max(self.work_by_client, key=self._count_batches)
         return self.loader_of(client)
 
     def loader_of(self, client: int | None) -> DataLoader[Any]:
-        """Return a loader of one client's samples, or with None of all clients', the same one at every call."""
+        """Return a loader of one client's samples, or of all clients' if None. The loader is made once."""
         if client not in self._shown_loaders:
             clients = None if client is None else [client]
             self._shown_loaders[client] = self._data.shown_loader(clients, self._num_shown_batches)
         return self._shown_loaders[client]
 
     def _num_shown_batches(self) -> int:
-        """Return the number of batches of the present client, in a round of its local epoch."""
+        """Return the number of batches of the present local epoch, or before training of the client's round."""
         round_loader = getattr(self._trainer.fit_loop, "round_loader", None)
         is_configuring = hook_of(self._trainer.lightning_module) == CONFIGURE_HOOK
         if round_loader is None or is_configuring:
@@ -256,7 +256,7 @@ class LocalSteps:
         return int(lightning_property.fget(self._trainer))
 
     def _global_step(self) -> int | None:
-        """Return the steps of earlier rounds and the client's, in its training."""
+        """Return the number of steps of earlier rounds and of the client so far. None: no client trains."""
         if self.client is None or self.batch is None:
             return None
         steps_of_client = self.steps_so_far() - self.steps_before_client
@@ -276,9 +276,9 @@ class LocalSteps:
         # These hooks are not called again for each client, as configure_optimizers is.
         if hook in ("setup", "configure_model") and smallest != largest:
             warnings.warn(
-                f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
-                f"{largest:g}, and others have as few as {smallest:g}. A schedule that is to end with every "
-                f"client's last step must read it in {CONFIGURE_HOOK}.",
+                f"{name} was read in {hook}, before any client trains. The returned value is the largest of all "
+                f"clients, {largest:g}. The smallest is {smallest:g}. For a schedule that ends with every client's "
+                f"last step, read it in {CONFIGURE_HOOK}.",
                 stacklevel=2,
             )
         return largest

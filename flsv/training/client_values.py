@@ -1,7 +1,7 @@
-"""ClientValues: what a round's clients have made of the module's values that are not in the vector.
+"""ClientValues: merges the module's values outside the model vector after the clients have trained in a round.
 
-Floating-point values are averaged by samples where shapes agree. A list that clients have only made longer, as of an
-epoch's outputs, has what all have added. Of everything else the next round starts with the first client's.
+Floating-point values of equal shapes are averaged, weighted by samples. A list to which clients have only appended,
+such as an epoch's outputs, gets the items of all clients. All other values are those of the round's first client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 class ClientChanges(NamedTuple):
-    """The values that a client has changed, by path. The cohort's first client has its whole state."""
+    """The values that a client has changed, by path. ``whole`` is the complete state of the cohort's first client."""
 
     client: int
     num_samples: int
@@ -43,7 +43,6 @@ class ClientValues:
         self._has_warned = False
 
     def forget(self) -> None:
-        """Forget a round's changes."""
         self._changes = []
 
     def add(
@@ -54,11 +53,11 @@ class ClientValues:
         initial: ModuleSnapshot,
         trained: ModuleSnapshot,
     ) -> None:
-        """Add what a client has made of the ``initial`` values."""
+        """Store the values that a client's training has changed."""
         changed_values = {}
         for path, value in trained.values.items():
             if path in initial.buffers and not has_floats(value):
-                continue  # the first client's stays, and a comparison would wait for the device
+                continue  # the first client's value is used, and a comparison would wait for the device
             initial_value = initial.values.get(path, _MISSING)
             is_unchanged = value is initial_value or are_equal(value, initial_value)
             if not is_unchanged:
@@ -67,8 +66,8 @@ class ClientValues:
         changes = ClientChanges(client, num_samples, values=changed_values, whole=whole)
         self._changes.append(changes)
 
-    def leave_out(self, clients: Collection[int]) -> None:
-        """Forget excluded clients. Without the first one other values than means stay as they were."""
+    def exclude(self, clients: Collection[int]) -> None:
+        """Drop the changes of clients. Without the first client, values that have no mean do not change."""
         self._changes = [changes for changes in self._changes if changes.client not in clients]
 
     def changes_to_send(self) -> list[ClientChanges]:
@@ -81,7 +80,7 @@ class ClientValues:
 
     def merge(self, parts: Sequence[list[ClientChanges]], clients: Sequence[int]) -> None:
         """Take the changes of all processes, in the order of ``clients``."""
-        # This process's own come last: of the first client they have the snapshot, which is not sent.
+        # This process's changes come last: for the first client they have the snapshot, which is not sent.
         all_changes = [*chain.from_iterable(parts), *self._changes]
         changes_by_client = {changes.client: changes for changes in all_changes}
         self._changes = []
@@ -98,7 +97,9 @@ class ClientValues:
             A snapshot with the structure that the module has now.
         """
         first_state = self._changes[0].whole if self._changes else None
-        if not isinstance(first_state, dict):  # it is of this process, or there is none
+        if not isinstance(
+            first_state, dict
+        ):  # it belongs to this process, or no client has trained
             snapshot = first_state or initial
             self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)
@@ -109,11 +110,11 @@ class ClientValues:
         merged_state = dict(first_state)
         for part in ("buffers", "attributes"):
             merged_state[part] = self._merged(first_state[part], initial)
-        lacking = write_state(module, merged_state)
-        if lacking:
+        missing = write_state(module, merged_state)
+        if missing:
             raise ConfigurationError(
-                f"{listed(lacking)}: {type(module).__name__} makes this while a client trains, so that another process "
-                "does not have it. Make it in __init__ or configure_model."
+                f"{type(module).__name__} creates parts while a client trains, which other processes do not have: "
+                f"{listed(missing)}. Create them in __init__ or configure_model."
             )
         return ModuleSnapshot(module)
 
@@ -150,7 +151,7 @@ class ClientValues:
         return merged_values
 
     def describe_once(self, module: nn.Module, logged_names: Sequence[str]) -> None:
-        """Tell of values without a mean, given the names of what the module has logged at the round's end."""
+        """Warn about values without a mean if the module has logged ``logged_names`` at the round's end."""
         paths = self._paths_without_mean
         if not paths:
             return
@@ -158,24 +159,24 @@ class ClientValues:
         if logged_names and not self._has_warned_of_logs:
             self._has_warned_of_logs = True
             rank_zero_warn(
-                f"{differences}, and at the end of the epoch {type(module).__name__} has those of one client, the "
-                f"round's first. It logs {listed(logged_names)} there: what it computes from {listed(paths)} is that "
-                "client's alone. To count over all clients, update a torchmetrics object, append to a list, or call "
+                f"{differences}. At the end of the epoch {type(module).__name__} has the values of the round's first "
+                f"client only, and it logs {listed(logged_names)} there, which may be computed from them. To log a "
+                "value over all clients, update a torchmetrics object, append to a list, or call "
                 "self.log(name, value, on_step=False, on_epoch=True) in training_step."
             )
         elif not logged_names and not self._has_informed:
             self._has_informed = True
             rank_zero_info(
                 f"{differences}, which have no mean. All clients start the next round with the values of this round's "
-                "first client. Where validation or forward reads them, the order of the clients matters."
+                "first client. If validation or forward reads them, results depend on the order of the clients."
             )
 
     def _warn_once(self, module: nn.Module, paths: Sequence[str]) -> None:
         if paths and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
-                f"flsv: training makes other layers, hooks or functions of {type(module).__name__}: {listed(paths)}. "
-                "The next round starts with those of the first client. Make them in __init__ or configure_model."
+                f"flsv: training replaces layers, hooks or functions of {type(module).__name__}: {listed(paths)}. The "
+                "next round starts with those of the first client. Create them in __init__ or configure_model."
             )
 
 
@@ -201,12 +202,12 @@ def merged_value(
     initial: Any,
     default: Any,
 ) -> Any:
-    """Return the mean of floating-point values, or all entries that have been added to a list.
+    """Return the mean of floating-point values, or all items that have been added to a list.
 
     Args:
         values: each client's value: numbers, tensors, arrays, or lists, tuples and dictionaries of them.
         weights: one weight for each of the values.
-        initial: the value from which all were made. With another type, length or shape there is no mean.
+        initial: the value before the clients trained. With another type, length or shape there is no mean.
         default: the value in place of a mean.
 
     Example:
@@ -222,7 +223,7 @@ def merged_value(
 
 
 def _merged_leaf(weights: Sequence[float], default: Any, initial: Any, *values: Any) -> Any:
-    """Merge each client's value of one entry of a tree: a number, a tensor, an array or a list."""
+    """Merge each client's value of one leaf of a tree: a number, a tensor, an array or a list."""
     if type(default) is list:
         return _merged_list(default, initial, *values, weights=weights)
     formats = {_format_of(value) for value in (default, initial, *values)}
@@ -246,28 +247,28 @@ def _merged_list(
     *lists: Any,
     weights: Sequence[float],
 ) -> list[Any]:
-    """Merge each client's list: all added entries if lists have only grown, else entry by entry."""
+    """Merge each client's list: all added items if lists have only grown, else item by item."""
     if not all(map(_is_list, (initial, *lists))):
         return default
     num_initial = len(initial)
-    has_only_grown = all(are_equal(entries[:num_initial], initial) for entries in lists)
+    has_only_grown = all(are_equal(items[:num_initial], initial) for items in lists)
     if has_only_grown:
-        added_entries = chain.from_iterable(entries[num_initial:] for entries in lists)
-        return [*initial, *added_entries]
+        added_items = chain.from_iterable(items[num_initial:] for items in lists)
+        return [*initial, *added_items]
 
-    have_one_length = all(len(entries) == num_initial for entries in (default, *lists))
+    have_one_length = all(len(items) == num_initial for items in (default, *lists))
     if not have_one_length:
         return default
-    merged_entries = []
+    merged_items = []
     for position in range(num_initial):
-        merged_entry = merged_value(
-            [entries[position] for entries in lists],
+        merged_item = merged_value(
+            [items[position] for items in lists],
             weights,
             initial=initial[position],
             default=default[position],
         )
-        merged_entries.append(merged_entry)
-    return merged_entries
+        merged_items.append(merged_item)
+    return merged_items
 
 
 def _is_list(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """LocalTraining: a client's training in a Trainer in one round, from the server's Instruction to its ClientUpdate.
 
-Clients that train at once all ``begin`` before the first of them comes to its ``end``.
+If clients train at once, ``begin`` is called for all of them before ``end`` is called for the first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.functional.distances import all_finite
 from flsv.training.algorithms import ClientContext
 from flsv.training.client_batches import LocalSteps
-from flsv.training.entry_trial import EntryTrial
 from flsv.training.optimizer_steps import ClientSteps, GradientSteps, uses_gradients
+from flsv.training.shared_objects import SharedObjectCheck
 from flsv.training.store import ClientStore
 from flsv.training.trainer_state import TrainerState
 from flsv.uploads import Upload, UploadContext, sanitize_report, upload
@@ -70,9 +70,9 @@ class LocalTraining:
             store=store,
             steps=steps,
         )
-        self._entry_trial: EntryTrial | None = None
-        self._has_tried_first_client = False
-        # Norms of the entries of clients' updates in the first round, [entries], by client.
+        self._shared_object_check: SharedObjectCheck | None = None
+        self._has_checked_first_client = False
+        # Norms of the tensors in each client's update of the first round.
         self.first_updates: dict[int, Tensor] = {}
         self._trains_at_once = False
         self.upload_seed: int | None = None
@@ -103,17 +103,17 @@ class LocalTraining:
     ) -> None:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         state = self.state
-        state.begin_clients()  # does something for the round's first client only
+        state.begin_clients()  # has an effect for the round's first client only
         with opened(local):  # strategies may read the client's data
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, model=None)
-            private_entries: Mapping[str, Tensor] = {}
+            private_tensors: Mapping[str, Tensor] = {}
             if state.space.private_names:
-                private_entries = local.private
-            state.enter(instruction.client_id, initial_model, private_entries)
+                private_tensors = local.private
+            state.enter(instruction.client_id, initial_model, private_tensors)
             self.client_steps.seed(instruction)
-            if not self._has_tried_first_client:  # which objects its training changes
-                self._entry_trial = EntryTrial(self.trainer)
+            if not self._has_checked_first_client:
+                self._shared_object_check = SharedObjectCheck(self.trainer)
 
             context = ClientContext(
                 module=state.module,
@@ -136,7 +136,7 @@ class LocalTraining:
         else:
             model = self._parts.personalizer.receive(local, instruction)
         if model is None:
-            raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
+            raise RuntimeError(f"{local!r} received no model and has no model in its state.")
         return model
 
     # ---- training outside of the Trainer
@@ -151,21 +151,21 @@ class LocalTraining:
         return context
 
     def resume(self, context: ClientContext, mean_loss: Tensor) -> None:
-        """Continue a suspended training, of which all batches were trained outside of the Trainer."""
+        """Continue a suspended training whose batches were all trained outside of the Trainer."""
         instruction = context.instruction
         self.state.enter(instruction.client_id)
         # The random numbers of the client's uploads must not depend on other clients.
         self.client_steps.seed(instruction)
         context.position = context.batches
-        context.num_steps = context.batches  # one a batch
+        context.num_steps = context.batches  # one step per batch
         context.loss = mean_loss * context.batches  # the sum over batches
         self.client_steps.context = context
 
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Return the client's update, and restore the Trainer's own state. ``out [P]`` receives its model. None: the
-        model is not finite."""
+        """Return the client's update (None if its model is not finite), and restore the Trainer's own state. The model
+        is written into ``out [P]``."""
         context = self.client_steps.context
         assert context is not None
         self.client_steps.end()
@@ -176,33 +176,33 @@ class LocalTraining:
             update = self._read_update(context, out)
         is_usable = update is not None and not context.broken
         self.state.leave(keep=is_usable)
-        if self._entry_trial is not None:
-            self._entry_trial.warn_of_changes()
-            self._entry_trial = None  # it holds copies
-            self._has_tried_first_client = True
+        if self._shared_object_check is not None:
+            self._shared_object_check.warn_of_changes()
+            self._shared_object_check = None  # it holds copies
+            self._has_checked_first_client = True
         return update
 
     def _read_update(self, context: ClientContext, out: Tensor | None) -> ClientUpdate | None:
         """Make the trained client's update, None if its model is not finite."""
-        vector, trained_model, private_entries = self.state.read(out)
-        if self._is_private:  # an error would tell of the data
+        vector, trained_model, private_tensors = self.state.read(out)
+        if self._is_private:  # an error would reveal something about the data
             context.broken |= not all_finite(vector)
         else:
             self._check_steps(context, trained_model)
-        context.broken |= self.state.is_broken(private_entries)
+        context.broken |= self.state.is_broken(private_tensors)
 
         if not context.broken:
             return self._make_update(
-                context, vector, trained=trained_model, private_entries=private_entries
+                context, vector, trained=trained_model, private_tensors=private_tensors
             )
         if not self._is_private:
             return None
 
-        # A private client sends the global model with its noise. Its stored state is dropped before the uploads run,
-        # since these store what they do not send.
+        # With differential privacy the client sends the global model plus noise. Its staged state is dropped before
+        # the uploads run, since these store in it what they do not send.
         self._store.discard(context.instruction.client_id)
         vector.copy_(self.state.global_vector)
-        return self._make_update(context, vector, trained=vector, private_entries={})
+        return self._make_update(context, vector, trained=vector, private_tensors={})
 
     def _check_steps(self, context: ClientContext, trained: Tensor) -> None:
         """Check that a client without an optimizer step has not changed its model."""
@@ -211,9 +211,9 @@ class LocalTraining:
         num_parameters = context.num_parameters
         if not torch.equal(trained[:num_parameters], context.start[:num_parameters]):
             raise ConfigurationError(
-                f"training of {type(context.module).__name__} changes the model, and no step of a torch optimizer was "
-                "seen, so that neither steps can be counted nor a client algorithm can act. Change the parameters by "
-                "the step of a torch.optim.Optimizer."
+                f"training of {type(context.module).__name__} changes the model without a step of a torch optimizer, "
+                "so steps cannot be counted and client algorithms cannot work. Change the parameters by the step of a "
+                "torch.optim.Optimizer."
             )
 
     def _make_update(
@@ -222,7 +222,7 @@ class LocalTraining:
         vector: Tensor,
         *,
         trained: Tensor,
-        private_entries: Mapping[str, Tensor],
+        private_tensors: Mapping[str, Tensor],
     ) -> ClientUpdate | None:
         """Apply attacks, noise and compression, and make the update, None if it is not finite."""
         local = context.local
@@ -261,12 +261,12 @@ class LocalTraining:
         context.sent = vector
         context.upload = partial(self._upload, upload_context)
         reports = self._reports(local, context)
-        if private_entries:
-            local.private.update(private_entries)
+        if private_tensors:
+            local.private.update(private_tensors)
         if self._parts.personalizer is not None:
             self._parts.personalizer.keep(local)
 
-        if self._is_private:  # nothing else, whatever fields an update may have
+        if self._is_private:  # no other field may reveal something about the data
             return ClientUpdate(
                 instruction.client_id,
                 context.samples,
@@ -285,16 +285,16 @@ class LocalTraining:
         )
 
     def _store_first_update(self, instruction: Instruction, update: Tensor) -> None:
-        """Store the norms of an update's entries in the first round."""
-        # Models that are trained at once round otherwise in other company.
+        """Store the norms of an update's tensors in the first round."""
+        # The rounding of models that are trained at once depends on the other models in the batch.
         if instruction.round_index > 0 or self._trains_at_once:
             return
-        entries = self.state.space.unflatten(update).values()
-        norms = torch._foreach_norm([entry.float() for entry in entries])
+        tensors = self.state.space.unflatten(update).values()
+        norms = torch._foreach_norm([tensor.float() for tensor in tensors])
         self.first_updates[instruction.client_id] = torch.stack(norms)
 
     def _upload_context(self, context: ClientContext) -> UploadContext:
-        """Return what the uploads know of a client's model."""
+        """Return the context that the uploads get with a client's model."""
         instruction = context.instruction
         seed = instruction.seed if self.upload_seed is None else self.upload_seed
         return UploadContext(
@@ -303,7 +303,7 @@ class LocalTraining:
             num_parameters=self.state.space.num_parameters,
             round_index=instruction.round_index,
             seed=seed,
-            state=context.local.state,  # not that of before, which a broken client has lost
+            state=context.local.state,  # read it now: the state of a broken client was replaced
             start_sent=instruction.start is not None,
             secret=self.upload_secret,
         )
@@ -346,11 +346,11 @@ class LocalTraining:
         surplus_names = sorted(reported.keys() - declared_names)
         if surplus_names:
             raise RuntimeError(
-                f"clients report {surplus_names}, which no strategy declares: reports = (...)."
+                f"clients report {surplus_names}, but no strategy has these names in its `reports`. Add them there."
             )
         return {name: _as_report(value) for name, value in reported.items()}
 
-    # ---- when a round is given up
+    # ---- when a round is aborted
 
     def discard(self) -> None:
         """Restore the Trainer's state from the round's start."""

@@ -1,8 +1,7 @@
-"""ModuleSnapshot: what a module holds beside its model vector at one time, and the way back to it.
+"""ModuleSnapshot: copies the state of a module that is not in its model vector, and restores it.
 
-What the user's data module holds, but for its data, is a part of it.
-
-Plain values are copied, other objects are referred to. A torchmetrics metric is left as it is: it describes the round.
+It includes the attributes of the user's data module, except its data. Plain values are copied, other objects are
+referenced. Torchmetrics metrics are not included: they describe the round.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _MISSING = object()
 
 
 class ModuleSnapshot:
-    """Copy of what a module holds beside its vector, at the time when this is made. :meth:`restore` writes it back.
+    """Copy of the module's state outside its vector. :meth:`restore` writes it back.
 
     Attributes:
         values: copies of buffers outside of the vector, and of plain values in attributes, by path.
@@ -91,7 +90,7 @@ class ModuleSnapshot:
         self.visited: set[int] = set()
         self._module = module
         self._addresses: set[int] | None = None
-        # Dictionaries and sets of layers and parameters, with their entries.
+        # Dictionaries and sets of layers and parameters, with copies of them.
         self._tables: list[Any] = []
         # Each (parameter, name of an attribute with hooks, hooks).
         self._hooks: list[Any] = []
@@ -131,7 +130,7 @@ class ModuleSnapshot:
         num_hooks = 0
         for name in _TABLES:
             table = vars(layer).get(name)
-            # A scripted layer lacks some, and those in its compiled code never change.
+            # A scripted layer has some of them in its compiled code, where they never change.
             if isinstance(table, dict | set):
                 self._tables.append((table, table.copy()))
                 if name.endswith("_hooks"):
@@ -139,11 +138,11 @@ class ModuleSnapshot:
         return num_hooks
 
     def _add_buffers(self, prefix: str, layer: nn.Module) -> None:
-        """Record the layer's buffers that are no part of a model's vector."""
+        """Record the layer's buffers that are not part of a model's vector."""
         for name, buffer in layer._buffers.items():
             is_saved = name not in layer._non_persistent_buffers_set
             if is_saved and (buffer is None or has_floats(buffer)):
-                continue  # a part of the vector
+                continue  # it is part of the vector
             self.buffers[prefix + name] = (layer, name)
             self.values[prefix + name] = None if buffer is None else copied(buffer)
 
@@ -216,14 +215,14 @@ class ModuleSnapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Let the module hold again what it held when the snapshot was made, with ``values``."""
-        for table, entries in self._tables:
-            is_unchanged = list(table) == list(entries)
+        """Restore the module's layers, hooks and attributes from the snapshot, with the present ``values``."""
+        for table, original in self._tables:
+            is_unchanged = list(table) == list(original)
             if is_unchanged and isinstance(table, dict):
-                is_unchanged = all(map(is_, table.values(), entries.values()))
+                is_unchanged = all(map(is_, table.values(), original.values()))
             if not is_unchanged:
                 table.clear()
-                table.update(entries)
+                table.update(original)
         for parameter, name, hooks in self._hooks:
             present = getattr(parameter, name, None)
             if present is not None:
@@ -244,7 +243,7 @@ class ModuleSnapshot:
 
 
 class _Container(NamedTuple):
-    """Entries of a dictionary, or attributes of an object, without those of ``unswapped`` names."""
+    """Items of a dictionary, or attributes of an object, except those named in ``unswapped``."""
 
     owner: Any
     unswapped: Set[str]
@@ -252,38 +251,38 @@ class _Container(NamedTuple):
     paths: dict[str, str]  # by name; the snapshot has plain values by path
 
     def restore(self, values: Values) -> None:
-        """Write the entries, with plain ``values`` by path. Delete new ones."""
+        """Write the items, with plain ``values`` by path. Delete items that are new."""
         if type(self.owner) is dict:
             present: dict[str, Any] = self.owner.copy()
-            set_entry: Any = dict.__setitem__
-            delete_entry: Any = dict.__delitem__
+            set_item: Any = dict.__setitem__
+            delete_item: Any = dict.__delitem__
         else:
             present = attributes_and_slots(self.owner)
-            set_entry = object.__setattr__
-            delete_entry = object.__delattr__
+            set_item = object.__setattr__
+            delete_item = object.__delattr__
         restored = {}
         for name, original in self.originals.items():
-            entry = present.get(name, _MISSING)
+            item = present.get(name, _MISSING)
             value = values.get(self.paths[name], _MISSING)
             if value is _MISSING:
-                # An optimizer is swapped by its name.
-                is_kept = entry is original or is_optimizer(entry)
-                restored[name] = entry if is_kept else original
-            elif entry is value or are_equal(entry, value):
-                restored[name] = entry
+                # Optimizers are swapped by name elsewhere.
+                is_kept = item is original or is_optimizer(item)
+                restored[name] = item if is_kept else original
+            elif item is value or are_equal(item, value):
+                restored[name] = item
             else:
-                restored[name] = _with_entries_of(original, value)
+                restored[name] = _with_items_of(original, value)
 
         for name in present.keys() - restored.keys() - self.unswapped:
             if not is_optimizer(present[name]):
-                delete_entry(self.owner, name)
-        for name, entry in restored.items():
-            if entry is not present.get(name, _MISSING):
-                set_entry(self.owner, name, entry)
+                delete_item(self.owner, name)
+        for name, item in restored.items():
+            if item is not present.get(name, _MISSING):
+                set_item(self.owner, name, item)
 
 
 def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
-    """Return the data module that the module's Trainer shows, unless it is flsv's own, which has no state."""
+    """Return the Trainer's data module, or None if it is flsv's own, which has no state."""
     data = getattr(trainer_of(module), "datamodule", None)
     if isinstance(data, FederatedDataModule):
         return None
@@ -294,7 +293,7 @@ def _data_module_of(module: nn.Module) -> L.LightningDataModule | None:
 
 
 def write_state(module: nn.Module, state: State) -> list[str]:
-    """Write a state of :meth:`ModuleSnapshot.state` into another module. Name what this module lacks."""
+    """Write a state of :meth:`ModuleSnapshot.state` into another module. Describe the parts that are missing there."""
     layers = dict(module.named_modules())
     for path, buffer in state["buffers"].items():
         owner_path, _, name = path.rpartition(".")
@@ -303,16 +302,15 @@ def write_state(module: nn.Module, state: State) -> list[str]:
             layer.register_buffer(name, buffer, persistent=False)
 
     snapshot = ModuleSnapshot(module)
-    lacking = []
-    structure = state.get("structure", {})  # version 2.0.0 saves none
-    for path, (flag, description) in structure.items():
+    missing = []
+    for path, (flag, description) in state["structure"].items():
         present = snapshot.structure.get(path, [flag, "missing"])
         _, present_description = present
         if present_description == description:
             present[0] = flag
         else:
             name = path or "the module"
-            lacking.append(f"{name} was {description} and is {present_description}")
+            missing.append(f"{name} was {description} and is {present_description}")
 
     new_values = {}
     for path, value in {**state["attributes"], **state["buffers"]}.items():
@@ -325,10 +323,10 @@ def write_state(module: nn.Module, state: State) -> list[str]:
         owner_path, _, name = path.rpartition(".")
         owner = snapshot.owners.get(owner_path)
         if owner is None:
-            lacking.append(f"{path} is missing")
+            missing.append(f"{path} is missing")
         else:
             object.__setattr__(owner, name, copied(value))
-    return lacking
+    return missing
 
 
 def saved_state(state: State) -> State:
@@ -338,7 +336,7 @@ def saved_state(state: State) -> State:
         try:
             attributes[path] = packed(value)
         except TypeError:
-            continue  # a resumed module has what its __init__ sets
+            continue  # a resumed module has the value that its __init__ sets
     return {**state, "attributes": attributes}
 
 
@@ -370,9 +368,9 @@ def _copied_into(buffer: Tensor | None, value: Tensor | None) -> Tensor | None:
     return value.to(buffer.device, copy=True)
 
 
-def _with_entries_of(original: Any, value: Any) -> Any:
-    """Return the collection ``original`` with copies of the entries of ``value`` in place of its own. Objects of other
-    types are not changed, since they may be in use elsewhere, such as a batch of the data: return a copy of ``value``.
+def _with_items_of(original: Any, value: Any) -> Any:
+    """Replace the items of the collection ``original`` by copies of those of ``value``, and return it. For objects of
+    other types, which may be in use elsewhere, such as a batch of the data, return a copy of ``value``.
     """
     new_value = copied(value)
     is_collection = isinstance(original, list | dict | set | deque)

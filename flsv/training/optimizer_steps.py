@@ -1,4 +1,4 @@
-"""ClientSteps: what happens at every batch of a client, and at every optimizer step.
+"""ClientSteps: callbacks at every batch and every optimizer step of a client.
 
 Lightning's hook ``on_before_optimizer_step`` is called by its own wrapper of an optimizer. A module may step the
 optimizer without it (``self.optimizers(use_pl_optimizer=False)``), or one that Lightning has never seen. torch's hooks
@@ -36,7 +36,7 @@ Closure = Callable[[], Any]
 
 
 class ClientSteps(L.Callback):
-    """Callback that counts a client's batches and optimizer steps, and tells the client algorithm of each batch.
+    """Callback that counts a client's batches and optimizer steps, and calls the client algorithm for each batch.
 
     Attributes:
         context: the context of the client that trains now, else None.
@@ -71,7 +71,7 @@ class ClientSteps(L.Callback):
         ]
 
     def end(self) -> None:
-        """Watch no client until the next one begins."""
+        """Stop watching until the next client begins."""
         self.context = None
         for handle in self._handles:
             handle.remove()
@@ -98,7 +98,7 @@ class ClientSteps(L.Callback):
         context = self.context
         if context is None:
             return
-        self._stepping = []  # without a step that an error has interrupted
+        self._stepping = []  # drop a step that an error has interrupted
         self._steps.batch = batch
         if context.position == 0:  # transfer hooks have drawn random numbers for this batch
             self.seed(context.instruction)
@@ -125,7 +125,7 @@ class ClientSteps(L.Callback):
         loss = outputs
         if isinstance(outputs, dict):
             loss = outputs.get("loss")
-        if not isinstance(loss, Tensor):  # the module gave none
+        if not isinstance(loss, Tensor):  # the module returned no loss
             loss = context.loss.new_tensor(math.nan)
         num_accumulated = trainer.accumulate_grad_batches
         if pl_module.automatic_optimization and num_accumulated != 1:
@@ -299,7 +299,7 @@ class GradientSteps(ClientSteps):
         for parameter in trained_parameters:
             if parameter.grad is None:  # it was frozen above
                 continue
-            if parameter.grad.is_sparse:  # the algorithm's term has all entries
+            if parameter.grad.is_sparse:  # the algorithm's term is dense
                 parameter.grad = parameter.grad.to_dense()
             parameters.append(parameter)
             gradients.append(parameter.grad)
@@ -307,18 +307,18 @@ class GradientSteps(ClientSteps):
         with opened(context.local):  # the algorithm may read the client's data
             algorithm.gradients(context, shared_parameters, shared_gradients)
 
-    # ---- what is refused
+    # ---- errors
 
     def _check_optimizers(self, trainer: L.Trainer) -> None:
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, torch.optim.SparseAdam):
                 raise ConfigurationError(
-                    f"{self._algorithm!r} adds a term with all entries to the gradients, and SparseAdam takes sparse "
-                    "gradients only. Use torch.optim.Adam."
+                    f"{self._algorithm!r} adds a dense term to the gradients, but SparseAdam takes sparse gradients "
+                    "only. Use torch.optim.Adam."
                 )
 
     def _check_is_whole(self, optimizer: Any) -> None:
-        """Check that a step is not the last part of another optimizer's."""
+        """Check that a step is not the last part of another optimizer's step."""
         outer = self._optimizers.outer_optimizer_of(optimizer)
         if outer is not None:
             inner_name = type(optimizer).__name__
@@ -330,8 +330,8 @@ class GradientSteps(ClientSteps):
         """Return the error for gradients that the client algorithm has not seen."""
         return ConfigurationError(
             f"{self._algorithm!r} changes the gradients of every step of {type(optimizer).__name__}, but {reason}, so "
-            f"that some gradients escape it. Take whole steps by {_step_name(optimizer)}(closure) with a closure that "
-            "computes all gradients, as automatic optimization does, or leave out the client algorithm."
+            f"it does not receive all gradients. Take whole steps by {_step_name(optimizer)}(closure) with a closure "
+            "that computes all gradients, as automatic optimization does, or remove the client algorithm."
         )
 
 
@@ -359,7 +359,7 @@ def uses_gradients(algorithm: ClientAlgorithm | None) -> bool:
 
 
 def _overrides(algorithm: ClientAlgorithm, method: str) -> bool:
-    """Return whether a client algorithm has its own ``method``."""
+    """Return whether a client algorithm overrides ``method``."""
     return getattr(type(algorithm), method) is not getattr(ClientAlgorithm, method)
 
 

@@ -65,20 +65,20 @@ class Optimizers:
 
         if self._scaler is not None:
             loss_scale = stored.get("loss_scale")
-            if loss_scale is None:  # its first round
+            if loss_scale is None:  # the client's first round
                 loss_scale = self._initial_scale
             self._scaler.load_state_dict(loss_scale)
 
     def enter_new_optimizer(self, optimizer: Any) -> None:
-        """Load a client's state into an optimizer that its module has made in training, before its first step."""
+        """Load a client's state into an optimizer that the module has made in training, before its first step."""
         if self._is_swapped(optimizer):
             return
         self._add_new_optimizers()
         if not self._is_swapped(optimizer):  # it was not among the new ones
             if self._policy == "persist":
                 raise ConfigurationError(
-                    f"{type(optimizer).__name__} steps, and neither the module nor an optimizer holds it in an "
-                    "attribute, so that clients cannot keep its state. Hold it in an attribute of the module, or set "
+                    f"no attribute of the module or of an optimizer holds the {type(optimizer).__name__} that has "
+                    "stepped, so clients cannot keep its state. Store it in an attribute of the module, or set "
                     'FederatedLoop(optimizer_state="reset").'
                 )
             self._swapped_optimizers.append(
@@ -176,7 +176,7 @@ class Optimizers:
         }
         for swapped_optimizer in find_optimizers(self._trainer):
             namesake = swapped_by_name.get(swapped_optimizer.name)
-            # An optimizer that the module makes anew takes the place of its last one.
+            # If the module makes an optimizer again, the new one replaces the old one.
             if namesake is None or namesake.optimizer is not swapped_optimizer.optimizer:
                 swapped_by_name[swapped_optimizer.name] = swapped_optimizer
         self._swapped_optimizers = list(swapped_by_name.values())
@@ -205,10 +205,10 @@ class Schedules:
         self._round_states_before_client: list[Any] | None = None
 
     def _sort(self, states: Mapping[int, Any]) -> None:
-        """Tell schedulers of clients from those of rounds, given the ``states`` that the present client has stored.
+        """Separate schedulers of clients from those of rounds, given the ``states`` that the present client has stored.
 
-        With manual optimization a module steps its schedulers itself, whatever their interval is. One that has been
-        stepped between rounds is a scheduler of rounds.
+        With manual optimization a module steps its schedulers itself, whatever their interval is. A scheduler that has
+        been stepped between rounds is a scheduler of rounds.
         """
         self._schedulers: list[Any] = []  # those that step per batch
         self._indices: list[int] = []  # their positions in the trainer's list
@@ -233,7 +233,7 @@ class Schedules:
         return optimizer in self._round_optimizers
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
-        """Set the schedulers to the client's last ``states``, or without these to its first step."""
+        """Set the schedulers to the client's last ``states``, or to the first step if None."""
         self._stored = states or {}
         if self._is_manual:
             self._sort(self._stored)
@@ -274,15 +274,15 @@ class Schedules:
         return client_states
 
     def _schedulers_for(self, client: int) -> _SchedulersOfLength | None:
-        """Return schedulers for the client's steps and batches, None for the fit's."""
+        """Return schedulers for the client's numbers of steps and batches. None: use the fit's schedulers."""
         if not self._steps.length_was_read:
             return None  # no schedule depends on a number of steps or batches
         lengths = self._steps.lengths_of(client)
         if lengths == self._steps.largest_lengths():
-            return None  # the fit's own schedulers are made for them
+            return None  # the fit's schedulers are made for these lengths
         key = lengths, tuple(self._indices)
         if key not in self._schedulers_by_length:
-            # configure_optimizers asks the trainer for these numbers, which are now this client's.
+            # configure_optimizers reads these numbers from the trainer, which now reports this client's.
             self._schedulers_by_length[key] = _SchedulersOfLength(
                 self._trainer, self._indices, self._steps
             )
@@ -292,15 +292,15 @@ class Schedules:
         for scheduler in self._schedulers:
             if self.has_round_scheduler(scheduler.optimizer):
                 raise ConfigurationError(
-                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
-                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
+                    "one optimizer has a scheduler that steps per batch, which belongs to a client, and one that steps "
+                    "per round, which belongs to the federation. Combine them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
         names = _unreturned_schedulers(self._trainer)
         if names:
             raise ConfigurationError(
-                f"{names[0]} is a learning-rate scheduler that configure_optimizers does not return: its state would "
-                "pass from client to client. Return it with {'scheduler': ..., 'interval': 'step'}."
+                f"configure_optimizers does not return the learning-rate scheduler {names[0]}, so all clients would "
+                "share its state. Return it with {'scheduler': ..., 'interval': 'step'}."
             )
 
     def _check_round_schedulers(self) -> None:
@@ -315,7 +315,7 @@ class Schedules:
 
 
 def _has_stepped(scheduler: Any) -> bool:
-    """Return whether a scheduler has been stepped, which is True of one that does not count its steps."""
+    """Return whether a scheduler has been stepped. True for a scheduler that does not count its steps."""
     if isinstance(scheduler, ChainedScheduler):
         return any(map(_has_stepped, scheduler._schedulers))
     num_steps: int = getattr(scheduler, "last_epoch", 1)
@@ -324,9 +324,9 @@ def _has_stepped(scheduler: Any) -> bool:
 
 def _stepped_by_both(scheduler: Any) -> ConfigurationError:
     return ConfigurationError(
-        f"{type(scheduler).__name__} is stepped while a client trains and between rounds: its state would pass from "
-        "client to client. Step it in training_step only, and return it with {'scheduler': ..., 'interval': 'step'}, "
-        "or step it in on_train_epoch_end only."
+        f"{type(scheduler).__name__} is stepped both while a client trains and between rounds, so clients would share "
+        "its state. Step it in training_step only, and return it with {'scheduler': ..., 'interval': 'step'}, or step "
+        "it in on_train_epoch_end only."
     )
 
 
@@ -339,7 +339,7 @@ class _SchedulersOfLength:
         indices: list[int],
         steps: LocalSteps,
     ) -> None:
-        # Schedulers may ask the trainer for its number of batches.
+        # Schedulers may read the trainer's number of batches.
         batch_counts = steps.patch_batch_counts()
         try:
             self._optimizers, schedulers = new_optimizers(trainer)
@@ -356,7 +356,7 @@ class _SchedulersOfLength:
         self._schedulers = [schedulers[index] for index in indices]
         self._initial_states = _copy_states(self._schedulers)
         for optimizer in self._optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch warns of a missing step
 
     def load_into(self, fit_schedulers: list[Any]) -> None:
         """Overwrite the fit's schedulers with those of this set, at their first step."""
@@ -438,8 +438,9 @@ class OptimizerOptions:
         changes = self.changes(saved)
         if changes and self._scheduler_names:
             raise ConfigurationError(
-                f"{', '.join(changes)}: with {self._scheduler_names[0]}, the learning rate depends on the rounds "
-                "before and cannot be changed on resume. Resume with the options that the run was started with."
+                f"the optimizer's options have changed on resume ({', '.join(changes)}), but with "
+                f"{self._scheduler_names[0]} the learning rate depends on the rounds before. Resume with the options "
+                "that the run was started with."
             )
 
     def changes(self, saved: dict[str, Any]) -> list[str]:
@@ -484,17 +485,17 @@ def _check_optimizers(
     for swapped_optimizer in swapped_optimizers:
         optimizer = swapped_optimizer.optimizer
         foreign_shapes = []
-        if optimizer.state_dict():  # Lightning's stand-in has an empty one
+        if optimizer.state_dict():  # Lightning's mock optimizer has an empty one
             for tensor in parameters_of(optimizer):
                 if id(tensor) not in parameter_ids:
                     foreign_shapes.append(list(tensor.shape))
         if foreign_shapes:
             raise ConfigurationError(
-                f"{type(optimizer).__name__} trains tensors of shape {foreign_shapes} that are no parameters of the "
-                "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
+                f"{type(optimizer).__name__} trains tensors of shape {foreign_shapes} that are not parameters of the "
+                "module, so all clients would share them. Make them nn.Parameter attributes of the module."
             )
         if is_restricted and hasattr(optimizer, "upload_parameters"):
             raise ConfigurationError(
-                f"{type(optimizer).__name__} starts anew with every client and takes several steps per batch. Set "
-                'FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'
+                f"{type(optimizer).__name__} starts without state at every client and takes several steps per batch. "
+                'Set FederatedLoop(optimizer_state="reset") and Trainer(accumulate_grad_batches=1).'
             )

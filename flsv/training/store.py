@@ -3,16 +3,16 @@
 A client's state has these parts, by name:
 
 ``tensors``
-    The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the entries of
-    the module that it does not share (:mod:`flsv.training.local_training`).
+    The state of its algorithm, personalizer and uploads (``LocalData.state``) and, as ``"module.NAME"``, the module's
+    parameters and buffers that it does not share (:mod:`flsv.training.local_training`).
 ``optimizer``, ``pace``, ``loss_scale``
     Of :mod:`flsv.training.optimizers`: the states (momentum, Adam's moments, a wrapper's attributes) with
     ``optimizer_state="persist"``, the position in the schedules with the options that training has changed, and the
     scale of the loss in half precision.
 
-Nothing else is kept. Random numbers follow from the seed, the round and the client, and accumulated gradients end with
-the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong to
-the federation: the next global model takes the values that they have at the cohort's first client.
+Nothing else is kept. Random numbers are derived from the seed, the round and the client, and accumulated gradients end
+with the client's last batch. Counters and masks of the module, which are neither in a vector nor in this store, belong
+to the federation: the next global model takes their values from the cohort's first client.
 
 At the end of a client's training its changed state is *staged*. :meth:`ClientStore.commit` stores the staged state at
 the end of the round. :meth:`ClientStore.discard` drops the staged state of one client, if the server excludes its

@@ -35,8 +35,8 @@ _MISSING = object()
 class StoredState(TypedDict):
     """State of an optimizer that a client keeps.
 
-    ``state`` is as in ``Optimizer.state_dict()``: the keys are the parameters' numbers, and entries that belong to no
-    parameter have the optimizer's own keys. ``attributes`` are plain attributes, as a wrapper's counters."""
+    ``state`` is as in ``Optimizer.state_dict()``: the keys are the parameters' indices, and items that belong to no
+    parameter have the optimizer's own keys. ``attributes`` are plain attributes, such as a wrapper's counters."""
 
     state: State
     attributes: dict[str, Any]
@@ -79,20 +79,19 @@ class SwappedOptimizer:
         return values
 
     def switch_to(self, mode: Literal["train", "eval"]) -> None:
-        """Let a schedule-free optimizer, which has both modes, write the weights of one of them into the module: those
-        at which it takes gradients, or their average, which is the model.
-        """
+        """Let a schedule-free optimizer write the weights of one of its modes into the module: in ``"train"`` those at
+        which it takes gradients, in ``"eval"`` their average, which is the model."""
         has_modes = hasattr(self.optimizer, "train") and hasattr(self.optimizer, "eval")
         if has_modes and self.outer_optimizer is None:
             getattr(self.optimizer, mode)()
 
     def store_federation_options(self) -> None:
         """Store the options that :meth:`leave` restores."""
-        self.switch_to("eval")  # without a state this leaves the weights alone
+        self.switch_to("eval")  # without a state this does not change the weights
         self._federation_options = options_of(self._groups)
 
     def enter(self, stored: StoredState | None, options: Options) -> None:
-        """Load the state and the options that a client has stored, or begin anew."""
+        """Load the state and the options that a client has stored, or start without state."""
         self.is_entered = True
         self._stored_options = options
         for group, values in zip(self._groups, options):
@@ -143,7 +142,7 @@ class SwappedOptimizer:
             client_only_names = group.keys() - federation_options.keys() - {"params"}
             for name in client_only_names:
                 del group[name]
-            options_to_restore = {}  # the group keeps the scheduler's values
+            options_to_restore = {}  # without those that a scheduler sets once a round
             for name, value in federation_options.items():
                 if name not in scheduled_names:
                     options_to_restore[name] = value
@@ -155,7 +154,7 @@ class SwappedOptimizer:
         device = parameters_of(optimizer)[0].device
         move = partial(_move, device=device)
         if self._is_unwrapped:
-            # torch moves what it loads. Read it back, and leave the optimizer without state.
+            # load_state_dict moves the tensors. Read them back, and empty the optimizer's state.
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": stored["state"], "param_groups": groups})
             state = _state_by_index(optimizer)
@@ -200,13 +199,13 @@ def find_optimizers(trainer: L.Trainer) -> list[SwappedOptimizer]:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Return whether a value has the attributes that Lightning asks of an optimizer."""
+    """Return whether a value has the attributes that Lightning requires of an optimizer."""
     # Few objects have a step, and looking for all attributes takes ten times as long.
     if getattr_static(value, "step", None) is None:
         return False
     try:
         return isinstance(value, Optimizable)
-    except Exception:  # of a property, which the check may run
+    except Exception:  # the check may run a property, which may raise any error
         return False
 
 
@@ -251,25 +250,25 @@ def _collect_optimizers(
 ) -> None:
     """Append an optimizer, and those that it holds, to ``collected``."""
     if isinstance(value, dict):
-        for key, entry in value.items():
-            _collect_optimizers(f"{name}.{key}", entry, outer_optimizer, collected)
+        for key, item in value.items():
+            _collect_optimizers(f"{name}.{key}", item, outer_optimizer, collected)
     elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            _collect_optimizers(f"{name}.{index}", entry, outer_optimizer, collected)
+        for index, item in enumerate(value):
+            _collect_optimizers(f"{name}.{index}", item, outer_optimizer, collected)
     elif isinstance(value, LightningOptimizer):
         _collect_optimizers(name, value.optimizer, outer_optimizer, collected)
     elif is_optimizer(value):
         if any(swapped_optimizer.optimizer is value for swapped_optimizer in collected):
             return
         collected.append(SwappedOptimizer(name, value, outer_optimizer))
-        for attribute, entry in _attributes_of(value).items():
-            _collect_optimizers(f"{name}.{attribute}", entry, value, collected)
+        for attribute, item in _attributes_of(value).items():
+            _collect_optimizers(f"{name}.{attribute}", item, value, collected)
 
 
 @cache
 def _attributes_of_torch() -> frozenset[str]:
     """Return the names of the attributes of any optimizer."""
-    # The first optimizer of a class changes the class, so that none is made when this file is imported.
+    # The first optimizer of a class changes the class, so this is not done when the file is imported.
     optimizer = torch.optim.SGD([torch.zeros(1)])
     set_by_schedulers = {"step", "_opt_called", "_step_count"}
     return frozenset(vars(optimizer).keys() | set_by_schedulers)
@@ -311,11 +310,11 @@ def _state_by_index(optimizer: Any) -> State:
     for index, parameter in enumerate(parameters_of(optimizer)):
         index_of_parameter[parameter] = index
     state = {}
-    for key, entries in optimizer.state.items():
+    for key, value in optimizer.state.items():
         if isinstance(key, Tensor):
-            state[index_of_parameter.get(key, key)] = entries
-        else:  # an entry that belongs to no parameter
-            state[key] = entries
+            state[index_of_parameter.get(key, key)] = value
+        else:  # the item belongs to no parameter
+            state[key] = value
     return state
 
 
@@ -323,6 +322,6 @@ def _state_by_parameter(optimizer: Any, stored: State) -> State:
     """Copy a client's stored state with the optimizer's parameters as keys."""
     parameters = dict(enumerate(parameters_of(optimizer)))
     state = {}
-    for key, entries in stored.items():
-        state[parameters.get(key, key)] = _copied_option(entries)
+    for key, value in stored.items():
+        state[parameters.get(key, key)] = _copied_option(value)
     return state

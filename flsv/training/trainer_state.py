@@ -16,7 +16,6 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from flsv.core.parameter_space import ParameterSpace
 from flsv.training.client_batches import LocalSteps
 from flsv.training.client_values import ClientValues
-from flsv.training.entry_trial import SHARED_TYPES
 from flsv.training.module_snapshot import (
     DATA_PATH,
     ModuleSnapshot,
@@ -26,6 +25,7 @@ from flsv.training.module_snapshot import (
     write_state,
 )
 from flsv.training.optimizers import Optimizers
+from flsv.training.shared_objects import SHARED_TYPES
 from flsv.training.store import ClientStore
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.plain_values import are_equal, copied
@@ -68,9 +68,9 @@ class TrainerState:
         self._generator_states: list[tuple[Any, Any]] = []
         self._is_in_round = False
         self._client: int | None = None
-        # With which clients begin in the round. None: no client has begun.
+        # The state with which clients begin in the round. None: no client has begun.
         self._initial_snapshot: ModuleSnapshot | None = None
-        #: What clients make of the module's values that are not in the vector.
+        #: The clients' changes of the module's values that are not in the vector.
         self.values = ClientValues()
         self._initial_data_values = _values_of_data(ModuleSnapshot(self.module))
         # Layers, hooks and flags after the last round. A validation changes the modes of layers.
@@ -81,7 +81,7 @@ class TrainerState:
     def remember(self) -> None:
         """Store a copy of the module, before any hook of a round."""
         self._state_before_round = self._read()
-        # The global model keeps its parameters that clients do not share.
+        # The global model keeps its own values of the parameters that clients do not share.
         self._private = self._state_before_round.private
         self._is_in_round = True
 
@@ -114,7 +114,7 @@ class TrainerState:
 
     def end_round(self, vector: Tensor) -> None:
         """Write the next global model ``vector [P]`` into the module."""
-        # What is not in the vector comes first: layers, parameters and buffers before the values within them.
+        # Layers, parameters and buffers are restored before the vector is written into them.
         if self._initial_snapshot is None:  # no client has trained
             self._structure = self._state_before_round.snapshot.structure
         else:
@@ -156,7 +156,7 @@ class TrainerState:
         module. Without ``model`` the module keeps its weights."""
         if model is not None:
             assert self._initial_snapshot is not None
-            # A client without private parameters of its own has those of the global model.
+            # A client that has no private parameters yet starts from the global model's.
             private_parameters = {**self._private, **(private or {})}
             self._write(_ModuleState(model, self._initial_snapshot, private_parameters))
 
@@ -171,7 +171,7 @@ class TrainerState:
         self.optimizers.write_model()
         self._check_non_finite()
         vector = self.space.read(self.module, out=out)
-        private_entries = self.space.read_private(self.module)
+        private_tensors = self.space.read_private(self.module)
         self._check_constants()
         trained_model = vector
         # An optimizer may overwrite the module's trained weights by those to send.
@@ -179,9 +179,9 @@ class TrainerState:
         if is_overwritten:
             trained_model = vector.clone()
             self.space.read(self.module, out=vector)
-        # What follows reads the module, and must not see the client's private parameters.
+        # Later code reads the module, and must not see the client's private parameters.
         self.space.write_private(self.module, self._private)
-        return vector, trained_model, private_entries
+        return vector, trained_model, private_tensors
 
     def is_broken(self, private: Mapping[str, Tensor]) -> bool:
         """Return whether training has made a parameter that stays at the client infinite or NaN."""
@@ -191,7 +191,7 @@ class TrainerState:
         return False
 
     def keep_values(self, client: int, num_samples: int) -> None:
-        """Store what a client has made of the module's other values."""
+        """Store the client's changes of the module's values outside the vector."""
         assert self._initial_snapshot is not None
         self.values.add(
             client,
@@ -201,7 +201,7 @@ class TrainerState:
         )
 
     def leave(self, keep: bool) -> None:
-        """Restore the federation's optimizers, schedules and scale. With ``keep`` stage the client's in the store."""
+        """Restore the federation's optimizers, schedules and loss scale. With ``keep``, stage the client's state."""
         if self._client is None:
             return
         client_state = self.optimizers.leave()
@@ -216,12 +216,13 @@ class TrainerState:
 
     def buffers(self) -> State:
         """Return the global model's state that is not in the vector."""
-        if self._is_in_round:  # the module's values are a client's now
+        if self._is_in_round:  # the module holds a client's values
             snapshot = self._state_before_round.snapshot
         else:
             snapshot = ModuleSnapshot(self.module)
         state = snapshot.state()
-        # A resumed run's data module may be made with other options. What training has not changed is its own.
+        # A resumed run's data module may be made with other options, so values that training has not changed are not
+        # saved.
         for path, value in _values_of_data(snapshot).items():
             initial_value = self._initial_data_values.get(path, _MISSING)
             if are_equal(value, initial_value):
@@ -231,7 +232,7 @@ class TrainerState:
         for path, (flag, description) in snapshot.structure.items():
             is_layer = isinstance(snapshot.owners[path], nn.Module)
             if is_layer and path in self._structure:
-                # A validation may be changing the layers' modes. Saved are those from the end of the last round.
+                # A validation may be changing the layers' modes, so those from the end of the last round are saved.
                 mode_after_round, _ = self._structure[path]
                 structure[path] = [mode_after_round, description]
             else:
@@ -240,12 +241,12 @@ class TrainerState:
 
     def restore(self, buffers: State) -> None:
         """Write a checkpoint's state into the module."""
-        lacking = write_state(self.module, loaded_state(buffers, self.module.device))
+        missing = write_state(self.module, loaded_state(buffers, self.module.device))
         self._structure = ModuleSnapshot(self.module).structure
-        if lacking:
+        if missing:
             rank_zero_warn(
-                f"flsv: training has changed {type(self.module).__name__} as no checkpoint can hold: "
-                f"{listed(lacking)}. The resumed run trains without these changes. Make them in __init__ or "
+                f"flsv: training has changed {type(self.module).__name__} in a way that a checkpoint cannot store: "
+                f"{listed(missing)}. The resumed run trains without these changes. Make them in __init__ or "
                 "configure_model."
             )
 
@@ -254,7 +255,7 @@ class TrainerState:
         client_state = self._read()
         # The module has the global model's values only until `state_dict` is copied.
         with ExitStack() as version_guards:
-            # Autograd must not take this for a change of the tensors that a forward pass has stored.
+            # Autograd must not treat this as a change of the tensors that a forward pass has stored.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
                     version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
@@ -269,7 +270,7 @@ class TrainerState:
         return [(name, tensors[name], copied(tensors[name])) for name in names]
 
     def _check_non_finite(self) -> None:
-        """Check that a client has not changed entries that were infinite or NaN when the run began."""
+        """Check that a client has not changed tensors that held infinite values or NaN when the run began."""
         changed_names = []
         for name, tensor, initial_tensor in self._non_finite_tensors:
             if not are_equal(tensor.detach(), initial_tensor):
@@ -277,8 +278,8 @@ class TrainerState:
         if changed_names:
             raise ConfigurationError(
                 f"{changed_names} held infinite values or NaN when the run began, and a client's training changes "
-                "them: such values cannot be averaged. Register the buffers with persistent=False, so that every "
-                "client has its own for a round, or start them from finite values."
+                "them, but such values cannot be averaged. Register the buffers with persistent=False, so that every "
+                "client has its own for a round, or initialize them with finite values."
             )
 
     def _check_constants(self) -> None:
@@ -290,10 +291,10 @@ class TrainerState:
         changed_names = list(compress(self._constants, is_changed))
         if changed_names:
             raise ConfigurationError(
-                f"{listed(map(repr, changed_names))} required no gradient when the fit began, so that they were taken "
-                "to be the same at all clients, and training changes them, as where one network follows another or "
-                'layers are unfrozen. Say what they are: FederatedLoop(share=["trainable", "name.*"]) shares them, '
-                'share=["trainable", "!name.*"] keeps them at their client.'
+                f"{listed(map(repr, changed_names))} required no gradient when the fit began, so flsv treats them as "
+                "equal at all clients, but training changes them (for example a moving average of another network, or "
+                'layers that are unfrozen). Set FederatedLoop(share=["trainable", "name.*"]) to share them, or '
+                'share=["trainable", "!name.*"] to keep them at their client.'
             )
 
     def _read(self) -> _ModuleState:

@@ -48,17 +48,17 @@ def training_loss(outputs: Any) -> Tensor:
     else:
         description = type(outputs).__name__
     raise ConfigurationError(
-        f"training_step gives {description}, and a loss, one number, is needed for every batch."
+        f"training_step must return a loss, a tensor of one number, for every batch, but it returned {description}."
     )
 
 
 def is_type_error(error: BaseException) -> bool:
-    """Return whether an error is torch's on the types of tensors."""
+    """Return whether torch raised the error because of the types of tensors."""
     return _TYPE_MESSAGE.search(str(error)) is not None
 
 
 def note_on_types(error: BaseException, batch: Any) -> str:
-    """Describe the types of a batch, if an error is torch's on the types of tensors. Empty otherwise."""
+    """Describe the types of a batch if they caused the error, otherwise return an empty string."""
     types = []
     for value in tree_leaves(batch):
         if isinstance(value, Tensor):
@@ -66,6 +66,6 @@ def note_on_types(error: BaseException, batch: Any) -> str:
     if not types or not is_type_error(error):
         return ""
     return (
-        f"The batch holds {listed(types)}. Most layers take torch.float32, and losses take classes as torch.int64: "
-        "convert them in the data set or in the module, as in x.float() and y.long()."
+        f"The batch holds {listed(types)}. Most layers take torch.float32, and losses take classes as torch.int64. "
+        "Convert them in the data set or in the module, as in x.float() and y.long()."
     )

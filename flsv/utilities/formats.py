@@ -10,10 +10,8 @@ from typing import Any
 from flsv.__about__ import __version__
 from flsv.utilities.errors import ConfigurationError, VersionWarning
 
-#: The format of a federation's state in a checkpoint. It grows when an older flsv could not read the state.
+#: The format of a federation's state in a checkpoint. It grows when its entries change.
 CHECKPOINT_FORMAT = 1
-#: The formats that this version reads: all since 2.0.
-READABLE_CHECKPOINTS = range(1, CHECKPOINT_FORMAT + 1)
 #: Packages that a run's numbers depend on, besides flsv.
 PACKAGES = ("torch", "lightning")
 #: The beginning of a setting's name that tells a package's version.
@@ -32,32 +30,32 @@ def check_format(
     title: str,
     stored_format: Any,
     *,
-    readable: range,
+    expected: int,
     written_by: str | None,
 ) -> None:
     """Check that this version of flsv reads a stored file.
 
     Args:
         title: what the file is, as the message's subject.
-        stored_format: its number. None: it has none, as all files from before 2.0.
-        readable: the numbers that this version reads.
+        stored_format: its number. None: it has none.
+        expected: the number that this version reads.
         written_by: the version of flsv that has written the file, if it is known.
 
     Raises:
         ConfigurationError: the format is not read.
     """
-    if stored_format in readable:
+    if stored_format == expected:
         return
 
     writer = "an older flsv" if written_by is None else f"flsv {written_by}"
-    is_newer = isinstance(stored_format, int) and stored_format >= readable.stop
+    is_newer = isinstance(stored_format, int) and stored_format > expected
     if is_newer:
         remedy = f"install {writer} or a newer one"
     else:
         remedy = f"read it with {writer}, or start a new run"
     raise ConfigurationError(
-        f"{title} was written by {writer} in format {stored_format}, and this flsv {__version__} reads formats "
-        f"{readable.start} to {readable.stop - 1}: {remedy}."
+        f"{title} was written by {writer} in format {stored_format}, and this flsv {__version__} reads format "
+        f"{expected}: {remedy}."
     )
 
 

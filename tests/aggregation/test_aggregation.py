@@ -269,7 +269,7 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
         return [point.detach() for point in points]
 
     whole = stepped()
-    monkeypatch.setattr("flsv.aggregation.fedopt.ENTRIES_PER_PIECE", 3)
+    monkeypatch.setattr("flsv.aggregation.fedopt.CHUNK_SIZE", 3)
 
     assert all(map(torch.equal, stepped(), whole))
 

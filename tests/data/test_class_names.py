@@ -1,7 +1,5 @@
 """Names are what classes mean: numbers beside names are refused, unless they are the names."""
 
-from types import SimpleNamespace
-
 import lightning as L
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from flsv.data import IIDPartitioner, Splits
 from flsv.data.labels import class_names_of
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.utilities.errors import ConfigurationError
-from helpers.data import HuggingFace, Items, X, Y, set_up_data
+from helpers.data import Items, X, Y, set_up_data
 from helpers.fits import fit
 from helpers.models import Plain
 
@@ -30,20 +28,20 @@ def make_two_clients(samples, **options):
 @pytest.mark.parametrize("pos_label", [None, "ill", "well"])
 @pytest.mark.parametrize("argument", ["val", "test"])
 def test_numbers_beside_the_clients_words_are_refused(argument, pos_label):
-    message = f"'{argument}' has numbers .*ill, well"
+    message = f"'a' has the names ill, well, .*'{argument}' has no names"
     with pytest.raises(ConfigurationError, match=message):
         make_two_clients(WORDS, pos_label=pos_label, **{argument: NUMBERS})
     make_two_clients(WORDS, pos_label=pos_label, **{argument: WORDS})
 
 
 def test_words_beside_the_clients_numbers_are_refused():
-    message = "'a', 'b' has numbers .*, and 'val' has names .*ill, well"
+    message = "'a' has no names, .*'val' has the names ill, well"
     with pytest.raises(ConfigurationError, match=message):
         make_two_clients(NUMBERS, val=WORDS)
 
 
 def test_a_client_with_numbers_beside_another_with_words_is_refused():
-    message = "'b' has numbers for its classes"
+    message = "'a' has the names ill, well, 'b' has no names"
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients={"a": WORDS, "b": NUMBERS})
 
@@ -57,7 +55,7 @@ def test_numbers_as_text_are_names_and_no_numbers(offset):
 
     names = [str(number) for number in range(offset, offset + 12)]
     assert list(data.class_names) == names
-    with pytest.raises(ConfigurationError, match="'val' has numbers for its classes"):
+    with pytest.raises(ConfigurationError, match="'val' has no names"):
         make_two_clients(texts, val=(X, numbers))
 
 
@@ -69,7 +67,7 @@ def test_numbers_beside_two_orders_of_names_are_refused():
     data = make_two_clients(ordered, val=numbers)
 
     assert data.class_names == ("ill", "well")
-    message = "'val' has numbers .*'a', 'b', 'test' has names"
+    message = "'val' has no names, 'test' has the names well, ill"
     with pytest.raises(ConfigurationError, match=message):
         make_two_clients(ordered, val=numbers, test=other_order)
 
@@ -89,18 +87,11 @@ def make_named_tensors():
     return tensors
 
 
-def make_hugging_face():
-    label = SimpleNamespace(names=["ill", "well"])
-    columns = {"x": [0.0, 1.0], "label": [0, 1]}
-    return HuggingFace(columns, label=label)
-
-
 @pytest.mark.parametrize(
     "dataset",
     [
         make_items(class_to_idx={"well": 1, "ill": 0}),
         make_items(classes=["ill", "well"]),
-        make_hugging_face(),
         ConcatDataset([make_named_tensors(), make_named_tensors()]),
     ],
 )

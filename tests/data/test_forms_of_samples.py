@@ -270,11 +270,11 @@ def test_what_holds_no_samples_is_refused_with_the_reason(data, reason):
             (torch.ones(4), 1),
         ],
         [
-            {"x": torch.zeros(4), "label": 0},
-            {"x": torch.ones(4), "label": 1},
+            [torch.zeros(4), 0],
+            [torch.ones(4), 1],
         ],
     ],
-    ids=["tuples", "dicts"],
+    ids=["tuples", "lists"],
 )
 def test_two_samples_are_a_data_set_if_they_cannot_be_columns(samples):
     clients = {"Boston": samples, "Lyon": 2 * samples}

@@ -1,7 +1,6 @@
 """Labels, groups and names of clients, of data sets of every make, from the data to the last message."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,12 +51,11 @@ def make_graphs(labels):
 PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
 
 
-@pytest.mark.parametrize("name", ["targets", "labels"])
 @pytest.mark.parametrize(
     "stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)]
 )
-def test_stored_labels_spare_reading_the_samples(name, stored):
-    dataset = Items(PAIRS, **{name: stored})
+def test_stored_labels_spare_reading_the_samples(stored):
+    dataset = Items(PAIRS, targets=stored)
     assert dataset_labels(dataset).tolist() == [3, 1, 2]
     assert dataset.reads == 0
 
@@ -128,8 +126,9 @@ WITHOUT_CLASSES = {
     "dictionaries of texts": Items([{"x": X[0], "labels": TOKENS[0]}] * N),
     "ragged, stored": Items(
         [(X[0], 0.0)] * N,
-        labels=[[0], [0, 0]] * (N // 2),
+        targets=[[0], [0, 0]] * (N // 2),
     ),
+    "a field called label": Items([{"x": X[0], "label": 1}] * N),
     "names": Items([(X[0], "cat")] * N),
 }
 
@@ -149,15 +148,11 @@ def test_data_without_labels_count_as_one_class(kind, recwarn):
 
 INTEGERS = [i % 3 for i in range(N)]
 LABELS = torch.tensor(INTEGERS)
-ROWS = [{"x": x, "label": label} for x, label in zip(X, INTEGERS)]
 WITH_CLASSES = {
     "tensors": TensorDataset(X, LABELS),
     "yes and no": TensorDataset(X, LABELS > 0),
     "read": Items(zip(X, INTEGERS)),
     "stored": Items(X, targets=INTEGERS),
-    "dictionaries": Items(ROWS),
-    "graphs": Items(make_graphs(INTEGERS)),
-    "objects": Items([SimpleNamespace(**row) for row in ROWS]),
 }
 
 
@@ -189,8 +184,11 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
     ],
 )
 def test_component_that_needs_classes_refuses_data_without_them(arguments, name):
-    for kind in ("multilabel", "names"):
-        message = rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
+    for kind in ("multilabel", "names", "a field called label"):
+        message = (
+            rf"{name}\(.*\) needs each sample's class\. No class labels in .*second part of each sample .x, y.*"
+            "attribute `targets`.*labels="
+        )
         with pytest.raises(ConfigurationError, match=message):
             set_up_data(
                 WITHOUT_CLASSES[kind],
@@ -219,6 +217,7 @@ def test_component_that_needs_classes_refuses_data_without_them(arguments, name)
             "topic",
             id="a field",
         ),
+        pytest.param(Items(make_graphs(FOUR_LABELS)), "y", id="an attribute of the samples"),
     ],
 )
 def test_labels_are_read_from_a_list_an_attribute_or_a_field(source, labels):
@@ -264,41 +263,6 @@ def test_a_label_that_is_late_or_one_of_two_numbers_has_to_be_named(kind, as_dat
     for client in range(2):
         samples = data.client_indices(client)
         assert data.client_labels(client).equal(LABELS[samples])
-
-
-def test_of_two_fields_that_may_be_labels_one_has_to_be_named():
-    samples = []
-    for index in range(N):
-        samples.append(
-            {
-                "x": X[index],
-                "label": INTEGERS[index],
-                "y": index,
-            }
-        )
-
-    dataset = Items(samples)
-
-    with pytest.raises(ConfigurationError, match="the parts 'label', 'y' of a sample are"):
-        dataset_labels(dataset)
-
-    data = set_up_data(dataset, IIDPartitioner(2), labels="label")
-    assert data.num_classes == 3
-
-
-def test_labels_get_new_numbers_in_their_own_place():
-    boston = TensorDataset(X, LABELS, MASKS)
-    boston.classes = ("ill", "unclear", "well")
-    lyon = TensorDataset(X, LABELS, MASKS)
-    lyon.classes = ("well", "ill", "unclear")
-
-    data = set_up_data(clients={"Boston": boston, "Lyon": lyon}, server_val=0.0)
-
-    assert data.class_names == ("ill", "unclear", "well")
-    assert data.client_labels(0).equal(LABELS)
-
-    new_numbers = torch.tensor([2, 0, 1])
-    assert data.client_labels(1).equal(new_numbers[LABELS])
 
 
 def check_that_there_are_no_classes(source, **options):

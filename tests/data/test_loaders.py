@@ -24,8 +24,9 @@ from flsv.data import (
     TensorBatches,
     make_loader,
 )
-from flsv.data.contents import content_hashes, not_finite
+from flsv.data.contents import not_finite
 from flsv.data.loaders import preload
+from flsv.data.sample_hashes import content_hash
 from flsv.federation import FederatedLoop
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import CLASSES, FEATURES, Items, set_up_data
@@ -179,6 +180,10 @@ def make_tensors() -> TensorDataset:
     return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
 
 
+def hashes_of_holders(dataset: Any, holders: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: content_hash(dataset, indices) for name, indices in holders.items()}
+
+
 class Table(Dataset):
     """What it holds lies in attributes; or its samples are made when they are read."""
 
@@ -203,12 +208,12 @@ class Table(Dataset):
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
 def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
     data = make_tensors()
-    hashes = content_hashes(wrap(make_tensors()), HOLDERS)
+    hashes = hashes_of_holders(wrap(make_tensors()), HOLDERS)
 
     data.tensors[0][3, 2] += 1e-6
 
-    assert changed_clients(hashes, content_hashes(wrap(data), HOLDERS)) == ["b"]
-    assert content_hashes(wrap(make_tensors()), HOLDERS) == hashes
+    assert changed_clients(hashes, hashes_of_holders(wrap(data), HOLDERS)) == ["b"]
+    assert hashes_of_holders(wrap(make_tensors()), HOLDERS) == hashes
 
 
 @pytest.mark.parametrize(
@@ -219,29 +224,29 @@ def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) ->
     ],
 )
 def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column: Any) -> None:
-    hashes = content_hashes(Table(column=column), HOLDERS)
+    hashes = hashes_of_holders(Table(column=column), HOLDERS)
     equal_column = copy.deepcopy(column)
     changed_column = copy.deepcopy(column)
     changed_column[3] = column[2]
 
-    assert content_hashes(Table(column=equal_column), HOLDERS) == hashes
+    assert hashes_of_holders(Table(column=equal_column), HOLDERS) == hashes
 
-    new_hashes = content_hashes(Table(column=changed_column), HOLDERS)
+    new_hashes = hashes_of_holders(Table(column=changed_column), HOLDERS)
     assert changed_clients(hashes, new_hashes) == ["b"]
 
 
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
-    hashes = content_hashes(Table(), HOLDERS)
-    doubled = content_hashes(Table(factor=2.0), HOLDERS)
+    hashes = hashes_of_holders(Table(), HOLDERS)
+    doubled = hashes_of_holders(Table(factor=2.0), HOLDERS)
 
     assert changed_clients(hashes, doubled) == ["a", "b"]
 
     # Random numbers are no other samples, and nothing is left behind.
     random_table = Table(is_random=True)
-    hashes = content_hashes(random_table, HOLDERS)
+    hashes = hashes_of_holders(random_table, HOLDERS)
     torch.rand(1)
 
-    assert content_hashes(random_table, HOLDERS) == hashes
+    assert hashes_of_holders(random_table, HOLDERS) == hashes
     assert not random_table.opened
 
 
@@ -256,19 +261,20 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
     images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
     images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
 
-    hashes = content_hashes(images, HOLDERS)
-    assert content_hashes(images_elsewhere, HOLDERS) == hashes
+    hashes = hashes_of_holders(images, HOLDERS)
+    assert hashes_of_holders(images_elsewhere, HOLDERS) == hashes
 
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
-    assert changed_clients(hashes, content_hashes(images_elsewhere, HOLDERS)) == ["b"]
+    assert changed_clients(hashes, hashes_of_holders(images_elsewhere, HOLDERS)) == ["b"]
 
 
 def test_changed_sample_changes_the_hash_of_its_client() -> None:
+    def data_of(x: torch.Tensor) -> Any:
+        dataset = TensorDataset(x, torch.arange(60) % 2)
+        return set_up_data(dataset, SizePartitioner([1, 2], seed=0))
+
     x = torch.arange(60.0)[:, None]
-    data = set_up_data(
-        TensorDataset(x, torch.arange(60) % 2),
-        SizePartitioner([1, 2], seed=0),
-    )
+    data = data_of(x)
     hashes = data.content_hashes()
 
     assert list(hashes) == ["server", "0", "1"]
@@ -276,9 +282,9 @@ def test_changed_sample_changes_the_hash_of_its_client() -> None:
     client_row = data.client_indices(1)[0]
     server_row = data.server_val_indices[0]
     for name, row in (("1", client_row), ("server", server_row)):
-        x[row] += 1
-        assert changed_clients(hashes, data.content_hashes()) == [name]
-        x[row] -= 1
+        changed_x = x.clone()
+        changed_x[row] += 1
+        assert changed_clients(hashes, data_of(changed_x).content_hashes()) == [name]
 
 
 NUM_SAMPLES = 3000

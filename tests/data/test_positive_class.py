@@ -85,7 +85,7 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
         ("1", "0"),
     ]:
         folder = tmp_path / positive
-        data = make_data(make(positive, negative), **options)
+        data = make_data(make(positive, negative), pos_label=positive, **options)
         loop, module = fit_with_values(folder, data)
 
         x, y = next(iter(data.val_dataloader()))
@@ -103,29 +103,35 @@ def test_contributions_do_not_depend_on_the_names_of_the_two_classes(tmp_path, m
             assert torch.equal(values[name], expected[name])
 
 
-def test_rarer_class_is_taken_as_positive_with_a_warning(tmp_path):
-    arrays = make_arrays("ja", "nein")
-    with pytest.warns(
-        UserWarning,
-        match=r"average_precision of ja, f1 of ja: 'ja' is taken .*20.0 %.*pos_label ja",
-    ):
-        loop, _ = fit_with_values(tmp_path, make_data(arrays))
+def test_score_of_one_class_needs_pos_label(tmp_path):
+    data = make_data(make_arrays("ja", "nein"))
 
-    assert read_learning_report(tmp_path)["loo"]["by"] == "average_precision of ja"
+    with pytest.raises(
+        ConfigurationError,
+        match="average_precision is the score .* classes 'ja' and 'nein'. Set pos_label",
+    ):
+        fit_with_values(tmp_path, data)
+
+
+def test_auroc_of_two_words_needs_no_pos_label(tmp_path):
+    data = make_data(make_arrays("ja", "nein"))
+    loop = FederatedLoop(metrics={"loo": LeaveOneOut(performance="auroc")}, seed=0)
+
+    fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=1)
+
+    assert read_learning_report(tmp_path)["loo"]["by"] == "auroc"
+
+
+def test_pos_label_is_taken_as_positive(tmp_path):
+    data = make_data(make_arrays("ja", "nein"), pos_label="ja")
+
+    loop, _ = fit_with_values(tmp_path, data)
+
+    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of ja"
     assert loop.metrics["loo"].guide()["unit"] == "gain in average precision of ja"
 
 
-@pytest.mark.filterwarnings("error:.*positive class")
-def test_pos_label_is_taken_as_positive_without_a_warning(tmp_path):
-    data = make_data(make_arrays("ja", "nein"), pos_label="nein")
-
-    fit_with_values(tmp_path, data)
-
-    assert read_learning_report(tmp_path)["f1"]["by"] == "f1 of nein"
-
-
-@pytest.mark.filterwarnings("error:.*positive class")
-def test_class_1_of_0_and_1_is_taken_as_positive_without_a_warning(tmp_path):
+def test_class_1_of_0_and_1_needs_no_pos_label(tmp_path):
     data = make_data(make_arrays("1", "0"))
 
     fit_with_values(tmp_path, data)
@@ -149,11 +155,11 @@ class Case:
     names: str
     positive_class: str | None
     pos_label: Any = None
+    needs_pos_label: bool = False
 
 
 CASES = [
-    Case({"a": 12, "b": 28}, names="b a", positive_class="a"),
-    Case({"a": 28, "b": 12}, names="a b", positive_class="b"),
+    Case({"a": 12, "b": 28}, names="a b", positive_class="b", needs_pos_label=True),
     Case({"a": 28, "b": 12}, names="b a", positive_class="a", pos_label="a"),
     Case({"0": 12, "1": 28}, names="0 1", positive_class="1"),
     Case({"9": 12, "10": 28}, names="9 10", positive_class="10"),
@@ -165,7 +171,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("make", [make_array_data, make_table_data])
-def test_positive_class_is_the_named_or_the_rarer_one(make, case):
+def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
     words = []
     for word, number in case.rows.items():
         words += [word] * number
@@ -182,13 +188,14 @@ def test_positive_class_is_the_named_or_the_rarer_one(make, case):
     names = tuple(case.names.split())
     assert data.class_names == names
     assert data.positive_class == case.positive_class
+    assert data.lacks_pos_label == case.needs_pos_label
     for client in range(2):
         words_of_client = [words[row] for row in data.client_indices(client)]
         names_of_client = [names[label] for label in data.client_labels(client)]
         assert words_of_client == names_of_client
 
 
-def test_rarer_class_of_image_folders_is_positive(tmp_path):
+def test_pos_label_of_image_folders_is_positive(tmp_path):
     brightness = {"ill": 200, "well": 0}
     counts = {
         "train": {"ill": 2, "well": 6},
@@ -202,7 +209,7 @@ def test_rarer_class_of_image_folders_is_positive(tmp_path):
             for i in range(count):
                 image.save(folder / f"{i}.png")
 
-    data = FederatedDataModule(str(tmp_path), IIDPartitioner(2))
+    data = FederatedDataModule(str(tmp_path), IIDPartitioner(2), pos_label="ill")
     data.setup("fit")
 
     assert data.class_names == ("well", "ill")
@@ -214,7 +221,7 @@ def test_rarer_class_of_image_folders_is_positive(tmp_path):
 def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     source = TensorDataset(torch.rand(20, 2), torch.tensor([0, 1, 1, 1] * 5))
     source.classes = ("ill", "well")
-    data = FederatedDataModule(source, IIDPartitioner(2))
+    data = FederatedDataModule(source, IIDPartitioner(2), pos_label="well")
     data.setup("fit")
 
     assert data.class_names == ("ill", "well")
@@ -234,31 +241,15 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 
-def make_words_of_one_site(folder, pos_label):
-    inputs = np.zeros((20, 2))
-    words = np.array(["ham", "spam"] * 10)
-    return FederatedDataModule(
-        (inputs, words),
-        OneClient(),
-        pos_label=pos_label,
-    )
+def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
+    (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
+    texts = TextData("a.csv", root=str(tmp_path), pos_label="ham")
 
-
-def make_texts_of_one_site(folder, pos_label):
-    (folder / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
-    texts = TextData("a.csv", root=str(folder), pos_label=pos_label)
-    return FederatedDataModule(texts, OneClient())
-
-
-@pytest.mark.parametrize("make", [make_words_of_one_site, make_texts_of_one_site])
-def test_data_of_one_site_alone_without_pos_label_are_refused(tmp_path, make):
-    data = make(tmp_path, pos_label="ham")
+    data = FederatedDataModule(texts, OneClient())
     data.setup("fit")
-    assert data.positive_class == "ham"
 
-    data_without_pos_label = make(tmp_path, pos_label=None)
-    with pytest.raises(ConfigurationError, match="one site alone cannot know.*Set pos_label"):
-        data_without_pos_label.setup("fit")
+    assert data.positive_class == "ham"
+    assert not data.lacks_pos_label
 
 
 @pytest.mark.slow

@@ -159,29 +159,13 @@ def dogs_and_yaks():
     return dataset
 
 
-def test_data_sets_with_other_classes_get_the_same_numbers(dogs_and_yaks):
-    whole = TensorDataset(*HERE.tensors)
-    whole.classes = tuple(WORDS)
-    data = set_up_data(
-        clients={"few": dogs_and_yaks, "whole": whole},
-        server_val=0.0,
-    )
-
-    assert data.class_names == ("cat", "dog", "eel", "yak")
-
-    few_counts, whole_counts = data.class_counts.tolist()
-    assert few_counts == [0, 5, 0, 5]  # of ten dogs and yaks
-    assert whole_counts == [20, 20, 20, 0]  # of sixty cats, dogs and eels
-    assert dogs_and_yaks.tensors[1].tolist() == [0, 1] * 5  # the user's own
-
-
-def test_data_sets_that_cannot_be_renumbered_are_refused(dogs_and_yaks):
+def test_data_sets_with_other_class_names_are_refused(dogs_and_yaks):
     animals = make_items(classes=("dog", "cat", "eel"))
-    message = "labels of a Items cannot be renumbered"
 
+    message = "'few' has the names dog, yak, 'rows' has the names dog, cat, eel"
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(clients={"few": dogs_and_yaks, "rows": animals})
-    with pytest.raises(ConfigurationError, match="'here' has numbers"):
+    with pytest.raises(ConfigurationError, match="'here' has no names"):
         set_up_data(clients={"few": dogs_and_yaks, "here": HERE})
 
 

@@ -1,4 +1,4 @@
-"""Coalitions judged by the clients: the same game by hand, what is told, what is refused, and who stands apart."""
+"""Coalitions judged by the clients: the same game by hand, what is told, and what is refused."""
 
 import itertools
 from typing import Any
@@ -20,8 +20,6 @@ from flsv.functional import predicted_shapley
 from flsv.games import judges
 from flsv.games.judges import (
     MIN_HELD_OUT as LEAST,
-    MIN_JUDGES as JUDGES,
-    UNLIKE_OTHERS_NOTE,
     hits_by_class,
     judge,
     judge_coalitions,
@@ -96,8 +94,9 @@ def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) ->
 
 @pytest.mark.slow
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
-    tmp_path,
+    tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(judges, "MAX_BYTES_OF_MODELS", 1)  # a request for each model
     metrics = {
         "sv": PartialFederatedShapley(judges="clients"),
         "shadow": ShadowShapley(coalitions="all", judges="clients"),
@@ -230,47 +229,6 @@ def test_impossible_scores_of_a_client_are_refused(kind):
 
     with impossible:
         judgments.check(torch.stack([answer, lie]))
-
-
-LIAR = 2
-
-
-def judge_or_lie(local: LocalData, models: Tensor, **options) -> Tensor:
-    """Counts of samples, and of those that each model predicts rightly; the liar's are those predicted wrongly."""
-    counts = judge(local, models, **options)
-    if repr(local) == f"LocalData(client {LIAR})":
-        num_samples, num_right = counts[0], counts[1:]
-        counts[1:] = num_samples - num_right
-    return counts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("judge_models", "expected_events"),
-    [(judge, []), (judge_or_lie, [(LIAR, UNLIKE_OTHERS_NOTE)])],
-    ids=["honest", "opposite"],
-)
-def test_client_whose_scores_differ_from_all_others_is_recorded_as_an_event(
-    tmp_path, monkeypatch, judge_models, expected_events
-):
-    assert len(CLIENTS) >= JUDGES
-    monkeypatch.setattr(judges, "judge", judge_models)
-    monkeypatch.setattr(judges, "MAX_BYTES_OF_MODELS", 1)  # a question for each model
-    metrics = {"sv": PartialFederatedShapley(judges="clients")}
-    federated = make_loop(metrics, aggregator=FedAvg("uniform"))
-    client_data = with_setup(make_data())
-    model = make_module()
-    initial_accuracy = balanced_accuracy_by_hand(model, client_data)
-
-    fit(federated, tmp_path, model, client_data, rounds=1)
-
-    events = [(event.client, event.what) for event in federated.events]
-    assert events == expected_events
-
-    # What the liar says is of classes that others judge.
-    gain = balanced_accuracy_by_hand(model, client_data) - initial_accuracy
-    sum_of_values = float(federated.contributions["sv"].sum())
-    assert sum_of_values == pytest.approx(gain, abs=1e-6)
 
 
 @pytest.mark.slow

@@ -238,7 +238,6 @@ class Renormed(nn.Module):
         return self.head(self.words((x * 2).long().clamp(-3, 4) + 3).flatten(1))
 
 
-KEEPS = "changes what the module keeps beside parameters and buffers: "
 BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
@@ -262,7 +261,7 @@ STEP_CASES: dict[str, Make] = {
         lambda m, loss, _: loss * (1 + 0.3 * m.current_epoch), None
     ),
     "annealed by an attribute that a step sets": make_stepped(
-        loss_with_annealed_beta, KEEPS + "beta"
+        loss_with_annealed_beta, "differs by"
     ),
     "a layer frozen by a callback": make_hooked("on_train_epoch_start", freeze_layer, None),
     "a timer": (Stepped, lambda: [Timer()], None),
@@ -292,7 +291,7 @@ STEP_CASES: dict[str, Make] = {
         "draws random numbers",
     ),
     "a masked loss": make_stepped(masked_loss, "vmap: .*dynamic shape"),
-    "torchmetrics": make_stepped(loss_with_logged_metrics, KEEPS + "accuracy"),
+    "torchmetrics": make_stepped(loss_with_logged_metrics, None),
     "a layer under two names": (Twice, list, None),
     "an embedding with max_norm": (
         lambda: Stepped(None, Renormed()),

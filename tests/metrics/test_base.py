@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import ContributionMetric, GradientAgreement
+from flsv.metrics import ContributionMetric
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import fit
@@ -79,28 +79,3 @@ def test_updates_of_a_custom_metric_are_counted_and_need_the_clients():
         Curious().update(torch.tensor([0]))
     with pytest.raises(TypeError, match="missing a required argument: 'client_ids'"):
         metric.update()
-
-
-def test_states_of_2_0_are_loaded_under_their_new_names():
-    metric = GradientAgreement(num_clients=3)
-    metric.update(
-        client_ids=torch.tensor([0, 2]),
-        gradient_products=torch.tensor([-1.0, 0.5]),
-        client_updates=torch.eye(2),
-        num_samples=torch.tensor([10.0, 20.0]),
-    )
-    states = metric.state_dict()
-    for former_name, name in metric.former_names.items():
-        states[former_name] = states.pop(name)
-    assert {"gain", "level", "levels", "seen"} < states.keys()
-
-    resumed = GradientAgreement(num_clients=3)
-    resumed.load_state_dict(states)
-
-    torch.testing.assert_close(
-        resumed.compute(),
-        metric.compute(),
-        equal_nan=True,
-        rtol=0,
-        atol=0,
-    )

@@ -38,7 +38,7 @@ from helpers.models import Plain, loop_of, network, sgd
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
-def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_path, sampler):
+def test_cgsv_rewards_each_client_with_the_largest_elements_of_every_layer(tmp_path, sampler):
     personalizer = SparsifiedReward(beta=1.0)
     loop = FederatedLoop(
         CGSV(scale=0.5),
@@ -69,11 +69,11 @@ def test_cgsv_rewards_each_client_with_the_largest_entries_of_every_layer(tmp_pa
                 if "running" in name:
                     assert_close(rewarded[name], server[name])
                     continue
-                expected = with_largest_entries(initial[name], step[name], shares[client])
+                expected = with_largest_elements(initial[name], step[name], shares[client])
                 assert_close(rewarded[name], expected, msg=name)
 
 
-def with_largest_entries(initial: Tensor, step: Tensor, share: float) -> Tensor:
+def with_largest_elements(initial: Tensor, step: Tensor, share: float) -> Tensor:
     """Add this share of a step's entries, those of the largest magnitude, and never all of them."""
     flat = step.flatten()
     count = min(math.ceil(share * len(flat)), len(flat) - 1)

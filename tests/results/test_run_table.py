@@ -301,24 +301,6 @@ def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):
     assert not path.exists()
 
 
-def test_value_written_twice_is_read_as_the_later_one(tmp_path):
-    path = write_rounds(tmp_path / "c.csv", range(2))
-    for value in (3.0, 5.0):
-        changed_rows = []
-        for result in make_late_rounds(value):
-            changed_rows += result.changes
-        with path.open("ab") as file:
-            file.write(csv_text(changed_rows))
-
-    table = read_contributions(path)
-    values = table[table["metric"] == "value"].pivot(
-        index="round", columns="client", values="value"
-    )
-
-    # Those of make_late_rounds(5.0), by round and client.
-    assert values.ffill().to_numpy().tolist() == [[5.0, 5.0], [5.0 + 1, 5.0]]
-
-
 @pytest.mark.slow
 def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path):
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}

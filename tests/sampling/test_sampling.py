@@ -11,6 +11,7 @@ from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.functional import importance_probabilities
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
+from flsv.results import read_run
 from flsv.sampling import (
     BernoulliSampler,
     ClientSampler,
@@ -208,12 +209,27 @@ def test_fixed_cohort_of_no_different_clients_is_refused(clients):
         FixedCohort(clients)
 
 
-def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(tmp_path):
-    loop = FederatedLoop(sampler=FixedCohort([0, 3]), seed=0)
-
-    message = r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([0, 3], r"clients=\[0, 3\]\) cannot be met.*clients 0 to 2 only"),
+        (["Bosten"], "client='Bosten': .* It has Boston, Lyon, Graz"),
+        ([1, "Lyon"], "names a client twice"),
+    ],
+)
+def test_fixed_cohort_with_a_client_that_does_not_exist_is_refused(clients, message):
+    sampler = FixedCohort(clients)
     with refused(message):
-        fit(loop, tmp_path, data=toy_data((3, 2, 2)))
+        sampler.check(["Boston", "Lyon", "Graz"])
+
+
+def test_fixed_cohort_draws_clients_by_name_and_by_id(tmp_path):
+    loop = FederatedLoop(sampler=FixedCohort([2, "0"]), seed=0)
+
+    fit(loop, tmp_path, data=toy_data((3, 2, 2)))
+
+    weights = read_run(tmp_path).query("metric == 'weight'")
+    assert sorted(weights["client"].unique()) == [0, 2]
 
 
 def largest_losses(

@@ -72,7 +72,7 @@ def test_values_are_means_and_lists_of_all_and_else_the_first_clients():
 def test_without_an_excluded_first_client_the_counters_of_the_start_stay():
     module = Keeps()
     initial, values = train(module, [1, 0, 2])
-    values.leave_out([1])
+    values.exclude([1])
     values.write(module, initial)
 
     mean = 3 * 2 / 8

@@ -133,7 +133,7 @@ class Informed(PFedSV):
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
         if self.weights == "together":
-            return super().question(num_parameters)
+            return super().client_function(num_parameters)
         return partial(one_by_one, weights=self.weights, num_parameters=num_parameters)
 
     def _relevance(self, contributions: Contributions) -> Tensor:

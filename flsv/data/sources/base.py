@@ -5,7 +5,6 @@ They convert arrays ``(X, y)``, number classes alike in several data sets, and c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -25,12 +24,10 @@ from flsv.data.groups import check_spelling
 from flsv.data.labels import (
     Classes,
     class_names_of,
-    dataset_labels,
-    in_order,
-    label_column,
     positive_last,
 )
 from flsv.data.loaders import WeightedDraws, make_loader, tensors_of
+from flsv.data.sample_hashes import hash_samples
 from flsv.data.sources.places import data_root, is_columnar
 from flsv.data.splits import NOT_DIVIDED, FederatedSplits
 from flsv.utilities.declared import Count, checked
@@ -64,8 +61,6 @@ READABLE_KINDS = (
     "a map-style data set, a list of samples, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a "
     "CSV or Parquet file or of a folder of images, <class>/*.png"
 )
-#: New number of each class by its number.
-NewNumbers: TypeAlias = dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ class SourceData:
         group_names: names of the groups, by number.
         clients: whether the user gave the data by client. Then each group keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
-        chose_rarer_class: whether the rarer one of two classes was made the positive one.
+        pos_label: the positive one of two classes, if the user has named it.
         columns: one :class:`ColumnCard` per column of a table.
         fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
             features.
@@ -115,7 +110,7 @@ class SourceData:
     group_names: tuple[str, ...] = ()
     clients: bool = False
     labeled: bool = False
-    chose_rarer_class: bool = False
+    pos_label: str | bool | int | None = None
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
@@ -140,6 +135,11 @@ class SourceData:
             if isinstance(part, Tensor):
                 return tuple(part.shape[1:])
         return ()
+
+    @cached_property
+    def sample_hashes(self) -> np.ndarray | None:
+        """Hash of each training sample, uint64 ``[N]``. None if samples are read one by one."""
+        return hash_samples(self.train, torch.arange(len(self.classes.labels)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -198,7 +198,7 @@ class Reading:
         label: the column to predict.
         group: the column with each row's client.
         dictionary: what is known of the columns of tables.
-        pos_label: the positive one of two classes. None: the larger number, ``True``, or else the rarer one.
+        pos_label: the positive one of two classes. None: the larger number or ``True``.
         split_columns: columns by which rows are split. They are no inputs unless the dictionary names them.
         is_alone: whether the data are those of one site.
     """
@@ -352,30 +352,35 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 
 def one_numbering(
     client_sets: Datasets, held_out: Mapping[str, Dataset[Any] | None], pos_label: Any = None
-) -> tuple[dict[str, Dataset[Any]], dict[str, Dataset[Any] | None], Names]:
-    """Give each class name the same number in all data sets.
+) -> Names:
+    """Give each class the same number in all data sets, and return the names of the classes by their numbers.
 
-    Return the clients' data sets, the held-out ones, and the names in the order of their numbers.
+    Only data sets whose classes flsv has numbered itself, by their names, get other numbers.
     """
     all_sets = dict(client_sets)
     for name, dataset in held_out.items():
         if dataset is not None:
             all_sets[name] = dataset
     names_by_set = {name: class_names_of(dataset) for name, dataset in all_sets.items()}
-    if not all(names_by_set.values()):
+    if not all(map(is_numbered_by_flsv, all_sets.values())):
         _check_numbers_mean_the_same(client_sets, all_sets, names_by_set)
-        names_of_first, *_ = [names_by_set[client] for client in client_sets]
-        return dict(client_sets), dict(held_out), names_of_first
+        first_client = next(iter(client_sets))
+        return names_by_set[first_client]
 
-    common_names = _union_of_names(client_sets, names_by_set, pos_label)
-    renumbered = {}
+    clients_by_class: dict[str, list[str]] = {}
+    for client in client_sets:
+        for class_name in names_by_set[client]:
+            clients_by_class.setdefault(class_name, []).append(client)
+    check_spelling(clients_by_class, "The data", owners=lambda: clients_by_class)
+    class_names = positive_last(clients_by_class, pos_label)
     for name, dataset in all_sets.items():
-        new_numbers = _numbers_of_names(name, names_by_set[name], common_names)
-        renumbered[name] = _renumber(dataset, new_numbers, common_names, name)
-
-    clients = {name: renumbered[name] for name in client_sets}
-    renumbered_held_out = {name: renumbered.get(name) for name in held_out}
-    return clients, renumbered_held_out, common_names
+        unknown_names = [label for label in names_by_set[name] if label not in class_names]
+        if unknown_names:
+            raise ConfigurationError(
+                f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
+            )
+        _renumber(dataset, class_names)
+    return class_names
 
 
 def _check_numbers_mean_the_same(
@@ -388,51 +393,14 @@ def _check_numbers_mean_the_same(
     if are_of_user and len(names_of_clients) == 1 and len(different_names) <= 1:
         return
 
-    with_names = [repr(name) for name in all_sets if names_by_set[name]]
-    without_names = [repr(name) for name in all_sets if not names_by_set[name]]
-    shown_names = listed(next(iter(different_names)), 8)
+    descriptions = []
+    for name, class_names in names_by_set.items():
+        description = f"the names {listed(class_names, 8)}" if class_names else "no names"
+        descriptions.append(f"{name!r} has {description}")
     raise ConfigurationError(
-        f"{listed(without_names)} has numbers for its classes, and {listed(with_names)} has names ({shown_names}). "
-        "Give all data names (words, or an attribute `classes`), or all of them numbers."
+        f"The data sets number their classes in different ways: {listed(descriptions, 8)}. Give all of them words as "
+        "labels, or all the same numbers and the same attribute `classes`."
     )
-
-
-def _union_of_names(
-    client_sets: Datasets, names_by_set: Mapping[str, Names], pos_label: Any
-) -> Names:
-    """Return the names of the clients' classes by their numbers."""
-    numberings: set[Any] = set()  # each has a client's class names in the order of their numbers
-    clients_by_class: dict[str, list[str]] = {}
-    for client in client_sets:
-        class_names = names_by_set[client]
-        numberings.add(class_names)
-        for class_name in class_names:
-            clients_by_class.setdefault(class_name, []).append(client)
-    check_spelling(clients_by_class, "The data", owners=lambda: clients_by_class)
-
-    sorted_names = in_order(clients_by_class)
-    are_all_numbered_by_flsv = all(map(is_numbered_by_flsv, client_sets.values()))
-    if not are_all_numbered_by_flsv:
-        if len(numberings) == 1:
-            return numberings.pop()  # the user's numbering of the classes
-        return sorted_names
-
-    counts = dict.fromkeys(sorted_names, 0)
-    for client, dataset in client_sets.items():
-        class_counts = torch.bincount(dataset_labels(dataset)).tolist()
-        for class_name, count in zip(names_by_set[client], class_counts):
-            counts[class_name] += count
-    return positive_last(sorted_names, list(counts.values()), pos_label)
-
-
-def _numbers_of_names(name: str, class_names: Names, common_names: Names) -> NewNumbers:
-    """Return ``{number: new number}`` of the data set ``name``, whose classes have names."""
-    unknown_names = [label for label in class_names if label not in common_names]
-    if unknown_names:
-        raise ConfigurationError(
-            f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
-        )
-    return {number: common_names.index(label) for number, label in enumerate(class_names)}
 
 
 def is_numbered_by_flsv(dataset: Dataset[Any]) -> bool:
@@ -469,45 +437,16 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
     return TensorDataset(*map(torch.cat, zip(*columns_by_part)))
 
 
-def _renumber(dataset: Any, new_numbers: NewNumbers, common_names: Names, name: str) -> Any:
-    """Return a data set whose classes have other numbers, ``{number: new number}``."""
-    if all(number == new_number for number, new_number in new_numbers.items()):
-        return dataset
-
-    renumbered: Any
-    has_unused_transform = hasattr(dataset, "target_transform") and dataset.target_transform is None
-    if _has_integer_labels(dataset):
-        renumbered = _with_new_numbers(dataset, new_numbers)
-    elif has_unused_transform:
-        # A data set of torchvision. The original stays unchanged, and the transform can be pickled for workers.
-        renumbered = copy.copy(dataset)
-        new_number_of = dict(new_numbers)
-        renumbered.target_transform = new_number_of.__getitem__
-    else:
-        raise ConfigurationError(
-            f"{name!r} has other numbers for the classes {listed(common_names, 8)}, in the order of all. The labels of "
-            f"a {type(dataset).__name__} cannot be renumbered: use the same numbers at all clients, and an attribute "
-            "`classes` of all."
-        )
-    renumbered.classes = tuple(common_names)
-    return renumbered
-
-
-def _has_integer_labels(dataset: Any) -> bool:
-    if type(dataset) is not TensorDataset:
-        return False
-    column_index = label_column(dataset)
-    return column_index is not None and not dataset.tensors[column_index].is_floating_point()
-
-
-def _with_new_numbers(dataset: TensorDataset, new_numbers: NewNumbers) -> TensorDataset:
-    column_index = label_column(dataset)
-    assert column_index is not None
-    tensors = list(dataset.tensors)
-
-    new_number_of = torch.full((max(new_numbers) + 1,), -1)  # indexed by the old number
-    for number, new_number in new_numbers.items():
-        new_number_of[number] = new_number
-    labels = tensors[column_index].cpu().long()
-    tensors[column_index] = new_number_of[labels]
-    return TensorDataset(*tensors)
+def _renumber(dataset: Any, class_names: Names) -> None:
+    """Give new numbers to the classes of a data set that flsv has made, of arrays or of a folder of images."""
+    numbers_by_name = {name: number for number, name in enumerate(class_names)}
+    new_numbers = [numbers_by_name[name] for name in dataset.classes]
+    dataset.classes = class_names
+    if isinstance(dataset, TensorDataset):
+        inputs, labels = dataset.tensors
+        dataset.tensors = (inputs, torch.tensor(new_numbers)[labels])
+        return
+    dataset.class_to_idx = numbers_by_name
+    dataset.samples = [(path, new_numbers[number]) for path, number in dataset.samples]
+    dataset.imgs = dataset.samples
+    dataset.targets = [number for _, number in dataset.samples]

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv.data.labels import chooses_rarer_class
 from flsv.data.sources.places import find_place, looked_at
 from flsv.data.tables.cells import Cells, read_cells
 from flsv.data.tables.dictionary import Dictionary
@@ -43,8 +42,7 @@ class CSVData(L.LightningDataModule):
         root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing.
         batch_size: samples per batch.
-        pos_label: the positive one of two classes, which gets the number 1. None: the larger number, ``True``,
-            or else the rarer one.
+        pos_label: the positive one of two classes, which gets the number 1. None: the larger number or ``True``.
 
     Attributes:
         train_set, test_set: the data sets, set by ``setup``, or None without a second file. Their ``groups`` have the
@@ -169,7 +167,6 @@ class TextData(CSVData):
         texts = words.fillna("").tolist()
         dataset: Any = TensorDataset(self._words(texts), torch.from_numpy(targets))
         dataset.classes = tuple(classes)
-        dataset.chose_rarer_class = chooses_rarer_class(classes, self.pos_label)
         if self.group is not None:
             dataset = self._with_groups(dataset, group_values(rows, self.group))
         return dataset

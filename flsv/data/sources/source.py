@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from flsv.data.groups import client_names_of
-from flsv.data.labels import chooses_rarer_class, class_names_of
+from flsv.data.labels import class_names_of
 from flsv.data.loaders import WeightedDraws
 from flsv.data.sources.base import (
     READABLE_KINDS,
@@ -36,7 +36,6 @@ from flsv.data.sources.base import (
     array_set,
     concatenated,
     is_array,
-    is_numbered_by_flsv,
     is_pair_of_arrays,
     known_as,
     one_numbering,
@@ -234,19 +233,17 @@ def _combine_sets(
     source = SourceData(first_part, clients=clients)
     if isinstance(first_part, SourceData):
         source = first_part
-    sets, held_out_sets, class_names = one_numbering(parts, held_out_parts, reading.pos_label)
+    class_names = one_numbering(parts, held_out_parts, reading.pos_label)
     if clients:
-        # For mypy: a map-style data set has a length.
-        sizes = torch.tensor([len(part) for part in sets.values()])  # type: ignore[arg-type]
-        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(sets))
-    are_sorted_names = all(map(is_numbered_by_flsv, parts.values()))
+        sizes = torch.tensor([len(part) for part in parts.values()])
+        source = replace(source, groups=torch.repeat_interleave(sizes), group_names=tuple(parts))
     return replace(
         source,
-        train=concatenated(sets),
-        val=held_out_sets.get("val"),
-        test=held_out_sets.get("test"),
+        train=concatenated(parts),
+        val=held_out_parts.get("val"),
+        test=held_out_parts.get("test"),
         class_names=class_names or source.class_names,
-        chose_rarer_class=are_sorted_names and chooses_rarer_class(class_names, reading.pos_label),
+        pos_label=reading.pos_label,
     )
 
 
@@ -260,7 +257,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
     source = replace(
         source,
         class_names=class_names_of(source.train) or _declared_classes(module),
-        chose_rarer_class=getattr(source.train, "chose_rarer_class", False),
+        pos_label=getattr(module, "pos_label", None),
     )
     if not is_overridden("val_dataloader", module):
         return source

@@ -260,7 +260,7 @@ class Dictionary:
         task: whether its values are classes, or numbers.
         columns: each column that becomes features. ``"*"``: what holds for columns that are not named.
         classes: classes of the target, the positive one of two last.
-        positive: the positive one of two classes. None: the larger number, ``True``, or the rarer one.
+        positive: the positive one of two classes. None: the larger number or ``True``.
         class_counts: of a draft, the rows of each class.
         standardize_target: whether numbers to predict are standardized.
         target_mean: what is subtracted from a number to predict.

@@ -399,8 +399,7 @@ def classes_by_site(
                 f"the target {target!r} is {', '.join(classes_of_sites)}, and pos_label={positive!r} needs two. "
                 "Two codings of one thing? Write the same two in all tables, or leave pos_label out."
             )
-    totals = counts.sum(axis=1).loc[list(classes)]
-    return positive_last(classes, totals.tolist(), positive)
+    return positive_last(classes, positive)
 
 
 def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> None:

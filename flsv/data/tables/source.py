@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data.groups import check_spelling, client_names_of
-from flsv.data.labels import chooses_rarer_class, in_order, named_class
+from flsv.data.labels import in_order, named_class
 from flsv.data.sources.base import Reading, SourceData
 from flsv.data.tables.cells import USUAL_GAPS, Cells, format_of, read_cells
 from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
@@ -173,11 +173,6 @@ class _TablesSource:
                 self._held_out[name] = rows_with_target(cells, target)
 
         self._dictionary = self._with_classes(self._with_excluded(dictionary))
-        classes = self._dictionary.classes or ()
-        is_named = dictionary.positive is not None or reading.pos_label is not None
-        self._chose_rarer_class = False
-        if not is_named and not self._is_site_draft:
-            self._chose_rarer_class = chooses_rarer_class(classes, None)
 
     def _with_excluded(self, dictionary: Dictionary) -> Dictionary:
         """Return the dictionary without columns that say whose a row is, or by which rows are held out."""
@@ -215,10 +210,7 @@ class _TablesSource:
                 )
             return replace(dictionary, classes=classes).with_positive(positive)
 
-        dictionary = replace(dictionary, classes=classes)
-        if len(classes) == 2 and not self._is_site_draft:
-            return dictionary.with_positive(dictionary.positive or classes[-1])
-        return dictionary
+        return replace(dictionary, classes=classes).with_positive(dictionary.positive)
 
     @cached_property
     def without_features(self) -> SourceData:
@@ -237,7 +229,7 @@ class _TablesSource:
             group_names=group_names,
             clients=self._are_clients,
             labeled=True,
-            chose_rarer_class=self._chose_rarer_class,
+            pos_label=self._dictionary.positive,
             split_columns=split_columns,
             fitted=self.with_features,
             dictionary=self._dictionary,

@@ -27,7 +27,6 @@ from flsv.engines.remote.transport import (
     agreement,
 )
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
-from flsv.utilities.errors import ConfigurationError
 
 #: The site's folder if its configuration has no entry ``folder``.
 SITE_FOLDER = "flsv-site"
@@ -109,11 +108,6 @@ class RemoteServer:
         book = folder / "sites.json"
         last_checkpoint = folder / "checkpoints" / "last.ckpt"
         is_resumed = last_checkpoint.is_file()
-        if is_resumed and (folder / "encoder.json").is_file():
-            raise ConfigurationError(
-                f"{folder} has a run of 2.1, whose sites agreed on encoder.json. Start a new run in another folder, "
-                "with a data dictionary."
-            )
         if not is_resumed:
             # Files of another run.
             book.unlink(missing_ok=True)

@@ -72,6 +72,7 @@ class RemoteData(FederatedDataModule):
             classes=classes,
             splits=FederatedSplits(no_server_indices, tuple(splits), self.names),
             is_changed=is_unchanged.expand(len(labels)),
+            pos_label=class_names[-1],
         )
 
     def prepare_data(self) -> None:
@@ -93,7 +94,12 @@ class RemoteData(FederatedDataModule):
             classes = self._source.classes
             if dictionary.classes is not None:
                 classes = Classes(classes.labels, tuple(dictionary.classes))
-            self._divided = replace(self._source, classes=classes, dictionary=dictionary)
+            self._divided = replace(
+                self._source,
+                classes=classes,
+                dictionary=dictionary,
+                pos_label=dictionary.positive,
+            )
 
     def teardown(self, stage: str) -> None:
         if self._server_data is not None:

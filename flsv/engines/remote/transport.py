@@ -126,8 +126,7 @@ class Directory:
             return
         try:
             entries = json.loads(book.read_bytes())
-            # Books of 2.1 hold the sites alone.
-            entry_by_name = entries.get("sites", entries)
+            entry_by_name = entries["sites"]
             for site, name in enumerate(self.names):
                 if name in entry_by_name:
                     self._store_announcement(site, entry_by_name[name])

@@ -7,8 +7,8 @@ Every estimator is called the same way, ``f(utility, num_players, *, budget=None
 - up to about 10 players and a cheap utility: ``exact``.
 - otherwise ``surrogate``: it has by far the smallest error per evaluation if coalitions average model updates.
 - ``permutation`` and ``difference`` make no assumption on the game and are unbiased.
-- ``gtg`` is faster where most contributions are next to 0.
-- ``leave_one_out`` is another value, not an estimate of the Shapley value.
+- ``gtg`` is faster if most contributions are close to 0.
+- ``leave_one_out`` is a different value, not an estimate of the Shapley value.
 
 Example:
     >>> import torch

@@ -6,14 +6,14 @@ Three baselines of the paper are settings of :func:`decayed_shapley` for a run o
 
 - "SOR": the sum of each client's Shapley values in all rounds. Guo et al. (section 5.2) say that "the Shapley value for
   each participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are
-  then aggregated". They do not say how. The sum is the plainest reading. It is also the value of Wang et al., "A
+  then aggregated". They do not say how. The sum is the simplest reading. It is also the value of Wang et al., "A
   Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds.
 - "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
   for Federated Learning", IEEE Big Data 2019.
 - "TMR": like MR, but round t has the weight omega^t with omega < 1, and rounds whose weight is below a threshold are
-  left out: the truncated index of Wei et al., "Efficient and Fair Data Valuation for Horizontal Federated Learning",
-  2020. According to Guo et al. TMR also weights rounds by their accuracy. They give no formula, so this is left out
-  here. They give no omega and no threshold either. With the values chosen here the first 10 rounds are evaluated.
+  excluded: the truncated index of Wei et al., "Efficient and Fair Data Valuation for Horizontal Federated Learning",
+  2020. According to Guo et al. TMR also weights rounds by their accuracy. They give no formula, so this is omitted.
+  They give no omega and no threshold either. With the values chosen here the first 10 rounds are evaluated.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def decayed_shapley(
     .. math:: \phi_i = \sum_{t=1}^{T} \omega^t \frac{\phi_i(t)}{\sum_j \phi_j(t)}
 
     with phi_i(t) the Shapley value of client i in round t of T. Departure: if a round's values sum to 0 or less, the
-    quotient has no meaning and is replaced, see :func:`round_shares`. Two drawbacks of the formula remain. A round that
-    gains 0.1 % counts as much as one that gains 60 %. And if values of both signs sum to a small gain, the shares are
+    quotient has no meaning and is replaced, see :func:`round_shares`. The formula has two drawbacks: a round that gains
+    0.1 % counts as much as one that gains 60 %, and if values of both signs sum to a small gain, the shares are
     unbounded.
 
     Args:
         values: ``[T, n]``, the clients' Shapley values phi_i(t) of each round, in the unit of the utility. NaN for
             clients outside the round's cohort.
         decay: omega in (0, 1].
-        threshold: rounds with omega^t below this number are left out. At most ``decay``.
+        threshold: rounds with omega^t below this number are excluded. At most ``decay``.
         normalize: whether to divide each round's values by their sum. False: the result is sum_t omega^t phi_i(t), in
             the unit of the utility.
 
@@ -72,10 +72,13 @@ def decayed_shapley(
         tensor([0.5000, 0.1250, 0.1250], dtype=torch.float64)
     """
     if values.ndim != 2:
-        raise ValueError(f"expected values [T, n], a row per round; got {list(values.shape)}.")
+        raise ValueError(
+            f"expected values [T, n], one row per round, but got shape {list(values.shape)}."
+        )
     if threshold > decay:
         raise ConfigurationError(
-            f"decayed_shapley(threshold={threshold}): above decay={decay} no round would count. Lower the threshold."
+            f"decayed_shapley(threshold={threshold}, decay={decay}): no round counts if the threshold is above decay. "
+            "Lower the threshold."
         )
     num_clients = values.shape[1]
     sums = values.new_full((num_clients,), torch.nan, dtype=torch.float64)
@@ -111,8 +114,8 @@ def round_shares(
     """Divide a round's values ``[k]`` by their sum. Also return whether the round is skipped (all values are 0) and
     whether it is flagged (their sum is not positive).
     """
-    # Skipped: all values are 0. Flagged: they sum to 0 or less, and are divided by the sum of absolute values, since
-    # a division by their sum would credit clients that did harm.
+    # If the values sum to 0 or less, they are divided by the sum of absolute values, since a division by their sum
+    # would give positive shares to harmful clients.
     values = values.double()
     total = float(values.sum())
     absolute_total = float(values.abs().sum())

@@ -14,8 +14,8 @@ Corrections to the paper:
 
 Departures:
 
-- *Small budgets.* A budget too small for one sample of every size is spent on sizes drawn at random, which leaves the
-  mean over sizes unbiased.
+- *Small budgets.* A budget too small for one sample of every size is spent on randomly drawn sizes, so that the mean
+  over sizes is unbiased.
 - *Values* are computed from the differences and from sum_i SV_i = U(N) - U(empty), which takes two more evaluations.
   The base player is the first one.
 """
@@ -94,7 +94,7 @@ class _Strata:
         """Draw samples of random sizes until the budget is spent."""
         budget = self.game.budget - 2  # without the empty and the grand coalition
         num_sizes = self.num_players - 1
-        num_inner_sizes = self.num_players - 3  # all but 0 and n - 2
+        num_inner_sizes = self.num_players - 3  # all except 0 and n - 2
         # A size is the number of members of S, beside the pair of players. Sizes differ in their numbers of
         # evaluations, so the number of sizes is fixed before they are drawn. Samples of the sizes 0 and n - 2 need the
         # n single players, and the n coalitions without one.
@@ -115,10 +115,10 @@ class _Strata:
             self._draw_inner_sizes(num_inner_sizes, sample_cost)
 
     def _draw_inner_sizes(self, num_inner_sizes: int, sample_cost: int) -> None:
-        """Draw further samples, until the budget is spent, of the sizes that have several coalitions a player."""
+        """Draw further samples, until the budget is spent, of the sizes with several coalitions per player."""
         cost_of_pass = num_inner_sizes * sample_cost
         num_samples = 0
-        # As many samples as the budget has evaluations are enough: further ones repeat coalitions.
+        # More samples than the budget has evaluations would only repeat coalitions.
         while num_samples < self.game.budget:
             num_affordable_passes = self.game.left // cost_of_pass
             permutations = random_permutations(
@@ -126,7 +126,7 @@ class _Strata:
                 num_players=num_inner_sizes,
                 generator=self.generator,
             )
-            sizes = permutations.flatten() + 1  # each inner size once in a pass
+            sizes = permutations.flatten() + 1  # each inner size occurs once per pass
             coalitions_with_base, coalitions_with_other = self.draw_coalitions(sizes)
             # [R, 2 (n - 1), n], a row per sample.
             coalitions = torch.cat([coalitions_with_base, coalitions_with_other], dim=1)
@@ -146,7 +146,7 @@ class _Strata:
         """Draw coalitions S of sizes ``[R]`` for each player i. Return S + base player and S + i, both bool ``[R,
         n-1, n]``.
         """
-        # For each of R sizes, and each player i but the base player, one coalition without both.
+        # For each of R sizes, and each player i except the base player, one coalition without both.
         num_others = self.num_players - 1
         coalitions = random_coalitions(
             sizes=sizes.repeat_interleave(num_others),
@@ -197,8 +197,8 @@ class _Strata:
 
     def stderr(self) -> Tensor:
         """Compute the standard errors ``[n, M]``. NaN until there are enough samples."""
-        # In the smallest and the largest size a player has a single coalition, so that one sample has no error. All
-        # other sizes need two samples.
+        # A player has only one coalition of the smallest and of the largest size, so one sample is exact. All other
+        # sizes need two samples.
         inner_moments = self.moments_by_size[1:-1]
         all_have_samples = all(moments.count >= 1 for moments in self.moments_by_size)
         inner_have_spread = all(moments.count >= 2 for moments in inner_moments)

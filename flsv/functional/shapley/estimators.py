@@ -28,8 +28,8 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 """Estimators by name. All accept ``budget`` and ``generator``."""
 
-_MAX_ENUMERATED_PLAYERS = 10  # the most players for which "auto" evaluates all coalitions
-_BUDGET_PER_PLAYER = 20  # evaluations per player that "auto" takes for more players
+_MAX_ENUMERATED_PLAYERS = 10  # up to this number "auto" evaluates all coalitions
+_BUDGET_PER_PLAYER = 20  # evaluations per player by "auto" for more players
 
 
 def estimator_of(
@@ -37,8 +37,8 @@ def estimator_of(
     num_players: int,
     arguments: Mapping[str, Any],
 ) -> Estimator:
-    """Return an estimator with its arguments bound, ``f(utility, num_players, *, generator)``. A name is looked up,
-    ``"auto"`` chooses by the number of players.
+    """Return an estimator with its arguments bound, ``f(utility, num_players, *, generator)``. ``"auto"`` chooses one
+    by the number of players.
     """
     if callable(estimator):
         return partial(estimator, **arguments)
@@ -75,9 +75,9 @@ def check_estimator(
     def additive_game(masks: torch.Tensor) -> torch.Tensor:
         return masks.sum(1).double()
 
-    num_players = 1  # an argument out of range is so with any number, and such a game takes no time
+    num_players = 1  # enough to find arguments that are out of range
     try:
-        # A TypeError shows arguments that the function does not take.
+        # A TypeError is raised for arguments that the function does not take.
         signature = inspect.signature(function)
         signature.bind(additive_game, num_players, generator=None, **arguments)
         if arguments and function in ESTIMATORS.values():

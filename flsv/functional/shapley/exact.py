@@ -42,7 +42,7 @@ def shapley_of_table(table: Tensor) -> Tensor:
     """Compute Shapley values ``[n, M]`` from all utilities ``[2^n, M]``, in the order of :func:`all_coalitions`."""
     # table [2^n, M]: bit i of a row's number says whether player i is a member.
     num_players = len(table).bit_length() - 1
-    # Without bit i the numbers are those below 2^(n-1), in order: one vector of weights serves every player.
+    # Without bit i the numbers are those below 2^(n-1), in order, so one vector of weights is used for every player.
     num_members = torch.zeros(1, dtype=torch.int64)  # the number of one-bits of 0, 1, 2, ...
     for _ in range(num_players - 1):
         num_members = torch.cat([num_members, num_members + 1])
@@ -76,8 +76,8 @@ def check_enumerable(
     check_num_players(num_players)
     if num_players > MAX_EXACT_PLAYERS:
         raise ConfigurationError(
-            f"{name} with {num_players} players needs 2^{num_players} = {2**num_players:,} evaluations; the limit is "
-            f"{MAX_EXACT_PLAYERS} players. {alternatives}"
+            f"{name} with {num_players} players needs 2^{num_players} = {2**num_players:,} evaluations, but the limit "
+            f"is {MAX_EXACT_PLAYERS} players. {alternatives}"
         )
     if budget is not None and budget < 2**num_players:
         raise ConfigurationError(
@@ -107,7 +107,7 @@ def exact_shapley(
             called with up to 65,536 coalitions at once.
         num_players: the number n of players, at most 22.
         budget: largest number of evaluations, at least 2^n. None: no limit.
-        generator: not used. It is here because every estimator takes it.
+        generator: not used. All estimators have this argument.
 
     Returns:
         The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and 2^n ``evaluations``.
@@ -157,7 +157,7 @@ def leave_one_out(
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
         budget: largest number of distinct evaluations, at least n + 1. None: n + 1.
-        generator: not used. It is here because every estimator takes it.
+        generator: not used. All estimators have this argument.
 
     Returns:
         The estimate: ``values``, ``[n]`` or ``[n, M]``, ``stderr`` 0, and n + 1 ``evaluations``.

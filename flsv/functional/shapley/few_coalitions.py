@@ -18,13 +18,13 @@ matrix k(X, X) with the noise variance added to its diagonal, and v the prior va
 
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
-The gap between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players.
+The difference between the sum of the fitted values and U(grand) - U(empty) is divided equally among the players.
 
 **Signal and noise variance** maximize the marginal likelihood, with the noise variance at most the variance of one part
-of the kernel. Without this bound, the likelihood of so few coalitions can be largest where everything counts as noise.
+of the kernel. Without this bound, the likelihood of so few coalitions can be largest if all variance is noise.
 The true noise is far smaller, 1 to 15 % of the variance between coalitions (``docs/results/intervals_digits.csv``).
 
-**Standard errors** measure the uncertainty from coalitions that were not evaluated. The method is this package's own.
+**Standard errors** measure the uncertainty from coalitions that were not evaluated. This is flsv's own method.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
     masks = [empty_and_grand]
     if which == "all":
-        check_enumerable("few_coalitions", num_players, alternatives='Ask for "both".')
+        check_enumerable("few_coalitions", num_players, alternatives='Set which="both".')
         masks.append(all_coalitions(num_players))
     else:
         parts = {
@@ -106,7 +106,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
             "pairs+leave-two-out": [singles, pairs, ~singles, ~pairs],
         }
         masks += parts[which]
-    with_duplicates = torch.cat(masks)  # a pair of two players is the grand coalition, too
+    with_duplicates = torch.cat(masks)  # with two players, a pair is also the grand coalition
     position_of_key = first_positions(coalition_keys(with_duplicates))
     return with_duplicates[list(position_of_key.values())]
 
@@ -286,10 +286,10 @@ def _index_of_best_penalty(loss: Tensor, has_enough_noise: Tensor) -> int:
     if is_likely.any():
         likely_loss = loss.where(is_likely, torch.inf)
         return int(likely_loss.argmin())
-    if has_enough_noise.any():  # but only with larger penalties
+    if has_enough_noise.any():  # only larger penalties have enough noise
         smallest_enough = has_enough_noise.int().argmax()
         return int(smallest_enough)
-    return len(PENALTIES) - 1  # the largest penalty's
+    return len(PENALTIES) - 1  # the index of the largest penalty
 
 
 def prior_variance(kernel: Kernel, num_players: int) -> float:
@@ -302,7 +302,7 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
     values = kernel_shapley(kernel, coalitions)  # [n + 1, n]: phi of each player
 
     # The variance is a player's value in the game T -> phi(T): the mean over sizes of phi(T with the player) - phi(T
-    # without the player). The first player is in all these T but the empty one, the last player only in that of all.
+    # without the player). The first player is in all these T except the empty one, the last player only in the largest.
     phi_with_player = values[1:, 0]  # sizes 1 to n
     phi_without_player = values[:-1, -1]  # sizes 0 to n - 1
     return float((phi_with_player - phi_without_player).mean())
@@ -318,11 +318,15 @@ def _check_coalitions(masks: Tensor, utilities: Tensor) -> None:
             f"{list(utilities.shape)}."
         )
     if len(masks.unique(dim=0)) < len(masks):
-        raise ValueError("A coalition occurs twice: average its utilities before the call.")
+        raise ValueError(
+            "a coalition occurs twice in the masks. Average its utilities before the call."
+        )
     num_players = masks.shape[1]
     sizes = masks.sum(1).tolist()
     if 0 not in sizes or num_players not in sizes:
-        raise ValueError("the empty and the grand coalition must be among the masks.")
+        raise ValueError(
+            "the empty or the grand coalition is missing in the masks. Evaluate it, too."
+        )
     is_finite = utilities.isfinite().all(1)
     if not is_finite.all():
         raise ValueError(

@@ -24,8 +24,8 @@ Key = TypeVar("Key", bound=Hashable)
 Utility = Callable[[Tensor], Tensor]
 """A game: a function from K coalitions (masks, bool ``[K, n]``) to their utilities, float ``[K]`` or ``[K, M]``.
 
-Entry (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct. The result
-may be on any device, and is detached.
+Element (k, i) of the masks is True if player i of n is in coalition k. The masks are on the CPU and distinct. The
+result may be on any device, and is detached.
 """
 
 
@@ -36,8 +36,8 @@ class ShapleyEstimate:
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
         stderr: standard error of ``values`` due to sampling, same shape and unit. 0 if every coalition that enters the
-            values was evaluated. NaN with fewer than two samples, which show no spread. It does not include the bias of
-            truncation or of a fitted surrogate.
+            values was evaluated. NaN with fewer than two samples. It does not include the bias of truncation or of a
+            fitted surrogate.
         evaluations: number of distinct coalitions that were evaluated, the empty and the grand coalition included.
     """
 
@@ -50,7 +50,7 @@ def check_num_players(num_players: int) -> None:
     """Raise ConfigurationError if ``num_players`` is below 1."""
     if num_players < 1:
         raise ConfigurationError(
-            f"num_players={num_players}: a coalition game needs at least 1 player."
+            f"a coalition game needs at least 1 player, but num_players={num_players}."
         )
 
 
@@ -59,7 +59,7 @@ def coalition_keys(masks: Tensor) -> Sequence[int | bytes]:
     packed = np.packbits(masks.numpy(), axis=1)
     count, num_bytes = packed.shape
     if num_bytes > 8:
-        # One byte string a row. NumPy drops zeros at the end of all alike.
+        # One byte string per row. NumPy removes zeros at the end of each, which keeps them distinct.
         return packed.view(f"S{num_bytes}").ravel().tolist()
     # Up to 64 players: a row's bytes, filled up to 8, are one integer.
     words = np.zeros((count, 8), dtype=np.uint8)
@@ -85,7 +85,7 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
     num_coalitions = len(masks)
     if values.ndim not in (1, 2) or len(values) != num_coalitions:
         raise ValueError(
-            f"utility(masks) returned shape {tuple(values.shape)} for masks of shape {tuple(masks.shape)}; expected "
+            f"utility(masks) returned shape {tuple(values.shape)} for masks of shape {tuple(masks.shape)}. Expected is "
             f"[{num_coalitions}] or [{num_coalitions}, M]: one utility, or M of them, per row of masks."
         )
     is_finite = torch.isfinite(values)
@@ -94,8 +94,8 @@ def evaluate(utility: Utility, masks: Tensor) -> Tensor:
         row = int((~is_valid).nonzero()[0])
         members = masks[row].nonzero().flatten().tolist()
         raise ValueError(
-            f"the utility of coalition {members} is {values[row].tolist()}; every coalition needs a finite utility. "
-            "Drop the player whose update is not finite, or make the utility return its worst value instead."
+            f"the utility of coalition {members} is {values[row].tolist()}, but utilities must be finite. Remove the "
+            "player whose update is not finite, or return the worst utility instead."
         )
     return values
 
@@ -134,7 +134,7 @@ class MemoizedGame:
         return utilities.reshape(*masks.shape[:-1], self._utilities.shape[1])
 
     def cumulative_cost(self, masks: Tensor) -> Tensor:
-        """Count the new evaluations for the first 1, 2, ..., G of the groups of coalitions ``[G, K, n]``, ``[G]``."""
+        """Count the new evaluations ``[G]`` for the first 1, 2, ..., G groups of coalitions ``[G, K, n]``."""
         num_groups, group_size, _num_players = masks.shape
         coalitions = masks.reshape(-1, self.num_players)  # group after group
         # A coalition that was not evaluated yet counts for the group in which it occurs first.
@@ -153,7 +153,7 @@ class MemoizedGame:
         return empty, grand
 
     def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
-        """Make an estimate in the utility's dtype, without the axis M for a scalar game."""
+        """Return an estimate in the utility's dtype, without the axis M for a scalar game."""
         if not self._is_vector_valued:
             values = values[:, 0]
             stderr = stderr[:, 0]
@@ -188,25 +188,25 @@ class MemoizedGame:
             self._row_by_key[key] = row
 
     def _check_columns(self, utilities: Tensor) -> None:
-        """Raise ValueError unless utilities have the shape of earlier ones, but for the number of coalitions."""
+        """Raise ValueError unless utilities have as many columns as earlier ones."""
         columns_before = self._utilities.shape[1:] if self._is_vector_valued else ()
         if utilities.shape[1:] != columns_before:
             previous_shape = f"[K, {columns_before[0]}]" if columns_before else "[K]"
             raise ValueError(
-                f"utility(masks) returned {tuple(utilities.shape)} now and {previous_shape} before; the number of "
+                f"utility(masks) returned shape {tuple(utilities.shape)}, but {previous_shape} before. The number of "
                 "columns must not change."
             )
 
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
-MAX_EXACT_PLAYERS = 22  # the most whose 2^n coalitions are all evaluated
+MAX_EXACT_PLAYERS = 22  # up to this number all 2^n coalitions may be evaluated
 
 
 class Sampling(MemoizedGame):
     """A memoized game with a budget, for one call of a sampled estimator. The default is 50 n distinct evaluations."""
 
-    # Stopping on it leaves an estimate unbiased: the decision depends on masks only, never on utilities, and not on
-    # the players' numbering.
+    # Stopping at the budget does not bias an estimate, since it depends only on masks, not on utilities or on the order
+    # of the players.
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Sampling(MemoizedGame):
 
     @property
     def left(self) -> int:
-        """Return the number of evaluations that may still be spent."""
+        """Return the remaining number of evaluations."""
         return self.budget - self.evaluations
 
     def affordable(self, groups: Tensor) -> int:

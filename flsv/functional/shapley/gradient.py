@@ -51,13 +51,15 @@ def gradient_shapley(
     """
     num_clients = len(gradient_products)
     if gradient_products.shape != (num_clients,) or num_clients == 0:
-        raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")
+        raise ValueError(
+            f"expected gradient_products [k], but got shape {list(gradient_products.shape)}."
+        )
     dtype = gradient_products.dtype
     slopes = server_lr * gradient_products.double()
     if isinstance(weighting, Tensor):
         if weighting.shape != slopes.shape:
             raise ValueError(
-                f"expected fixed weights [{num_clients}], got {list(weighting.shape)}."
+                f"expected fixed weights [{num_clients}], but got shape {list(weighting.shape)}."
             )
         return -(weighting.to(slopes) * slopes).to(dtype)
 
@@ -137,7 +139,7 @@ def client_in_run_values(
     """
     if class_values.ndim != 2 or len(class_values) != len(gradient_products):
         raise ValueError(
-            f"class_values {list(class_values.shape)}: expected [{len(gradient_products)}, M]."
+            f"expected class_values [{len(gradient_products)}, M], but got shape {list(class_values.shape)}."
         )
     weights = aggregation_weights.double()
     products = gradient_products.to(weights)

@@ -1,11 +1,12 @@
-r"""Four predictions of outputs, for players who were trained alone and in complementary halves.
+r"""Four predictions of outputs, for players that were trained alone and in complementary coalitions.
 
-Each player is trained as often as any other then, so that no prediction favors some. Of a coalition S with members'
-shares w_S, let q_S be the mean of its members' probabilities over all samples and members, weighted by w_S, and
+Complementary coalitions ("halves") are two coalitions of n // 2 players and all others. With them each player is
+trained equally often, so that no prediction favors some players. For a coalition S with members' shares w_S, let q_S be
+the mean of its members' probabilities over all samples and members, weighted by w_S, and
 
 .. math:: l_S = \log(0.99\, q_S + 0.01 / M)
 
-the logarithm of the class frequencies that S is expected to know, of M classes, minus its mean.
+the logarithm of the frequencies of M classes that S is expected to know, minus its mean.
 
 - *transported interpolation*: capped logits minus :math:`l_T` of their own coalition T are interpolated, and
   :math:`l_S` is added.
@@ -13,10 +14,10 @@ the logarithm of the class frequencies that S is expected to know, of M classes,
   and over all such cuts.
 - *combiner*: a weighted sum of four logits that need no coalition of several players. Its four coefficients are fitted
   to the trained coalitions' outputs.
-- *kriged combiner*: the combiner plus the interpolation of what it misses in the trained coalitions.
+- *kriged combiner*: the combiner plus the interpolation of its residuals in the trained coalitions.
 
-Of regressions only two are defined: the interpolation, and blocks of outputs. The predictions are this package's own.
-``docs/results/predicted.md`` has how far the values lie from those of retrained coalitions.
+Only two are defined for regressions: the interpolation, and blocks of outputs. These are flsv's own methods.
+``docs/results/predicted.md`` compares the values with those of retrained coalitions.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from flsv.functional.shapley.mixtures import (
 
 #: The part of uniform frequencies in the classes that a coalition is expected to know.
 UNIFORM_PART = 0.01
-#: The weight of all players alone in the combiner's loss. A coalition of several has 1.
+#: The total weight of all single players in the combiner's loss. A coalition of several players has weight 1.
 WEIGHT_OF_SINGLES = 0.2
 #: The penalty on the combiner's distance from the mean of the members' probabilities, and its steps of L-BFGS.
 COMBINER_PENALTY = 0.01
@@ -87,7 +88,7 @@ def expected_classes(trained: TrainedOutputs) -> Prediction:
 
 
 def transported_interpolation(trained: TrainedOutputs) -> Prediction:
-    """Return the interpolation of capped logits without the classes that their coalition is expected to know."""
+    """Return the interpolation of capped logits minus those of the classes that their coalition is expected to know."""
     class_logits = expected_classes(trained)
     capped_outputs = cap_logits(trained.outputs, is_single=trained.is_single)
     outputs = capped_outputs - class_logits(trained.masks)
@@ -100,7 +101,7 @@ def transported_interpolation(trained: TrainedOutputs) -> Prediction:
 
 
 def blocks(trained: TrainedOutputs) -> Prediction:
-    """Return the mean outputs of the fewest disjoint trained coalitions, of classifiers of their probabilities."""
+    """Return the mean outputs (probabilities for classifiers) of the fewest disjoint trained coalitions."""
     outputs = trained.outputs
     if trained.logits:
         outputs = outputs.softmax(-1)
@@ -116,8 +117,8 @@ def blocks(trained: TrainedOutputs) -> Prediction:
 
 
 def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weights ``[K, T]`` of trained coalitions in others, which are cut into the fewest disjoint trained
-    ones. A coalition counts by its members' weight, and the mean is over all such cuts.
+    """Compute the weights ``[K, T]`` of trained coalitions in other coalitions, each cut into the fewest disjoint
+    trained ones. A trained coalition is weighted by its members' weights, and averaged over all such cuts.
 
     Args:
         masks: bool ``[K, n]``, coalitions with members.
@@ -127,7 +128,7 @@ def block_weights(masks: Tensor, trained: Tensor, weights: Tensor) -> Tensor:
     weights = weights.double().cpu()
     cuts = _disjoint_coalitions(trained)  # bool [C, T]
     unions = (cuts.double() @ trained.double()) > 0  # [C, n]
-    # A block of m members saves m - 1 blocks of one.
+    # A block of m members replaces m blocks of one player.
     num_saved = unions.sum(1) - cuts.sum(1)
 
     non_members = (~masks).double()
@@ -160,7 +161,7 @@ def _disjoint_coalitions(trained: Tensor) -> Tensor:
     for position in is_several.nonzero().flatten().tolist():
         coalition = trained[position]
         is_disjoint = ~(unions & coalition).any(1)
-        # Each family of disjoint coalitions so far also makes one with this coalition.
+        # Each family of coalitions that are disjoint from this one is added again with it.
         larger_families = families[is_disjoint]
         larger_families[:, position] = True
         families = torch.cat([families, larger_families])
@@ -169,8 +170,8 @@ def _disjoint_coalitions(trained: Tensor) -> Tensor:
 
 
 def combiner(trained: TrainedOutputs) -> Prediction:
-    """Return the weighted sum of four logits: of the weighted mean of the members' probabilities, of their unweighted
-    mean, of the classes they are expected to know, and the weighted mean of their capped logits.
+    """Return the weighted sum of four logits: those of the weighted and of the unweighted mean of the members'
+    probabilities, of the classes that they are expected to know, and the weighted mean of their capped logits.
     """
     features = _combiner_features(trained)
     coefficients = _fit_combiner(trained, features)
@@ -212,7 +213,7 @@ def _fit_combiner(
     trained: TrainedOutputs,
     features: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Fit the combiner's coefficients to the trained coalitions' probabilities, float64 ``[4]``. No label is used."""
+    """Fit the combiner's coefficients, float64 ``[4]``, to the trained coalitions' probabilities, without labels."""
     member_features = features(trained.masks).double()
     targets = trained.outputs.double().softmax(-1)
     num_players = trained.masks.shape[1]
@@ -221,7 +222,7 @@ def _fit_combiner(
     weights = weights / weights.sum()
     weights = weights.to(targets.device)
 
-    # The first coefficient alone gives the ensemble.
+    # With the first coefficient only, the combiner is the ensemble.
     first_alone = torch.eye(4, dtype=torch.float64)[0]
     ensemble_coefficients = first_alone.to(targets.device)
     coefficients = ensemble_coefficients.clone().requires_grad_()
@@ -245,7 +246,7 @@ def _fit_combiner(
 
 
 def with_kriged_residuals(trained: TrainedOutputs, prediction: Prediction) -> Prediction:
-    """Return a prediction plus the interpolation of what it misses in the trained coalitions."""
+    """Return a prediction plus the interpolation of its residuals in the trained coalitions."""
     predicted_logits = center_logits(prediction(trained.masks))
     residuals = center_logits(trained.outputs) - predicted_logits
 

@@ -1,7 +1,7 @@
-"""Halvings: partitions of the players into two halves whose members are unlike.
+"""Halvings: partitions of the players into two complementary coalitions ("halves") with dissimilar members.
 
-Each player is in one half, so that training both halves costs one training run of all. Between members of one half the
-outputs of their own models shall differ, so that a half knows what its members do not know alone.
+Each player is in one half, so training both halves costs as much as training the grand coalition. The outputs of the
+own models of a half's members should differ, so that the half is better than its members alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from flsv.functional.shapley.mixtures import TINY
 from flsv.utilities.seeding import generator_for
 
-#: The most partitions that are all compared. With more, the best are searched for by exchanging players.
+#: Up to this number all partitions are compared. Otherwise the best are searched by exchanging players.
 MAX_COMPARED = 2**15
 #: The number of random partitions from which the search starts.
 NUM_STARTS = 32
-#: Decimals of a partition's cost. Below them the players' names decide.
+#: Decimals to which costs of partitions are rounded. Equal costs are sorted by the players' names.
 COST_DECIMALS = 9
 
 
@@ -32,20 +32,20 @@ def choose_halvings(
     logits: bool,
     seed: int = 0,
 ) -> Tensor:
-    """Choose partitions of the players into two halves, within which outputs are least alike.
+    """Choose partitions of the players into two halves within which outputs are least similar.
 
-    Of each player's outputs the mean over the players is subtracted. A partition costs the sum of the cosines between
-    them, over all pairs within its halves. The partitions with the least costs are chosen.
+    The mean over the players is subtracted from the outputs. A partition's cost is the sum of the cosines between
+    outputs, over all pairs of players in the same half. The partitions with the lowest costs are chosen.
 
     Args:
-        outputs: ``[n, V, ...]``, the outputs of each player's own model for V samples. Of classifiers logits.
+        outputs: ``[n, V, ...]``, the outputs of each player's own model for V samples, for classifiers logits.
         names: the n players' names, by which ties are broken. The order of the players does not matter.
-        count: the number of partitions. Fewer if there are not as many.
+        count: the number of partitions, or fewer if there are not as many.
         logits: whether the outputs are logits, whose probabilities are compared.
         seed: the seed of the search's random numbers, with more than 18 players.
 
     Returns:
-        bool ``[2 * count, n]``, the halves, with n // 2 members and all others. Players alone are left out.
+        bool ``[2 * count, n]``, the halves of each partition, without halves of one player.
 
     Raises:
         ValueError: names are missing or not distinct.
@@ -59,8 +59,8 @@ def choose_halvings(
     num_players = len(outputs)
     are_distinct = len(set(names)) == len(names)
     if len(names) != num_players or not are_distinct:
-        raise ValueError(f"expected {num_players} distinct names, got {list(names)}.")
-    # All is computed in the order of names, and put back into the players' order at the end.
+        raise ValueError(f"expected {num_players} distinct names, but got {list(names)}.")
+    # The computation uses the order of names. The result is in the players' order.
     players_by_name = sorted(range(num_players), key=names.__getitem__)
     order = torch.tensor(players_by_name)
     similarity = output_similarity(outputs[order], logits=logits)
@@ -83,8 +83,8 @@ def choose_halvings(
 
 
 def output_similarity(outputs: Tensor, *, logits: bool) -> Tensor:
-    """Compute the cosines ``[n, n]`` between n models' outputs ``[n, V, ...]``, float64, from which their mean is
-    subtracted. Of logits the probabilities are compared.
+    """Compute the cosines ``[n, n]``, float64, between n models' outputs ``[n, V, ...]`` minus their mean. Logits are
+    converted to probabilities.
     """
     if logits:
         outputs = outputs.softmax(-1)
@@ -121,7 +121,7 @@ def _locally_best_halves(
     names: Sequence[str],
     seed: int,
 ) -> Tensor:
-    """Return partitions that no exchange improves, and the best one's neighbours, bool ``[P, n]``."""
+    """Return partitions that no exchange of two players improves, and the best one's neighbors, bool ``[P, n]``."""
     num_players = len(similarity)
     generator = generator_for(seed, "halvings", *names)
     searches = []
@@ -137,14 +137,14 @@ def _locally_best_halves(
     best_half = local_optima[int(costs.argmin())]
     candidates = torch.cat([local_optima, _exchanges(best_half)])
     if num_players % 2 == 0:
-        # Both halves of a partition are of this size. It is listed by the one with the first player.
+        # Both halves of a partition have this size. It is represented by the half with the first player.
         has_first_player = candidates[:, :1]
         candidates = torch.where(has_first_player, candidates, ~candidates)
     return candidates.unique(dim=0)
 
 
 def _local_optimum(half: Tensor, similarity: Tensor) -> Tensor:
-    """Exchange two players, as long as that lowers the cost."""
+    """Exchange two players as long as this lowers the cost."""
     while True:
         neighbors = _exchanges(half)
         candidates = torch.cat([half[None], neighbors])
@@ -168,8 +168,8 @@ def _exchanges(half: Tensor) -> Tensor:
 
 
 def has_halvings(trained: Tensor) -> bool:
-    """Return whether ``trained`` contains each player alone and halves, each with all who are not in it. The empty and
-    the grand coalition do not matter.
+    """Return whether ``trained`` consists of each player alone, and of halves with their complements. The empty and the
+    grand coalition are ignored.
     """
     num_players = trained.shape[1]
     sizes = trained.sum(1)

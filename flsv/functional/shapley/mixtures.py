@@ -1,8 +1,8 @@
-r"""Coalitions as mixtures of their members' data: shares, interpolation between them, and logits of one scale.
+r"""Coalitions as mixtures of their members' data: shares, interpolation between them, and logits of the same scale.
 
-A federation's model is, nearly, a function of the mixture of data that it was trained on. Let w_S be the members'
-shares of the weight of coalition S, a point of the simplex. Its corners are single clients, and all clients are an
-inner point.
+A federation's model is approximately a function of the mixture of data on which it was trained. Let w_S be the members'
+shares of the weight of coalition S, a point of the simplex. Its corners are single clients, and the grand coalition is
+an inner point.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ GAUSSIAN_WIDTH = 0.5
 NOISE_VARIANCE = 1e-3
 #: The largest norm of a model's centered logits, as a multiple of the median over the single clients' models.
 MAX_NORM_RATIO = 1.5
-#: The least probability of a class in a mean of probabilities.
+#: The smallest probability of a class in a mean of probabilities.
 MIN_PROBABILITY = 1e-6
-#: The smallest divisor, against 0 / 0.
+#: The smallest divisor, which avoids 0 / 0.
 TINY = 1e-300
 
 Prediction = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ def cap_logits(logits: Tensor, is_single: Tensor) -> Tensor:
     """Center logits ``[T, V, ..., M]`` of T models, and scale large ones down. A model's mean norm gets at most 1.5
     times the median of the models that the mask ``is_single`` selects.
     """
-    # A client could multiply its last layer by ten: no score of its model would change, but it would rule every
+    # A client could multiply its last layer by ten. Its model's scores would not change, but it would dominate every
     # interpolation.
     centered = center_logits(logits)
     norms = centered.norm(dim=-1)  # [T, V, ...]
@@ -90,11 +90,11 @@ def mix_outputs(mixing_weights: Tensor, outputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TrainedOutputs:
-    """Outputs of T trained coalitions with members, from which those of all others are predicted.
+    """Outputs of T trained, non-empty coalitions, from which the outputs of all others are predicted.
 
     Attributes:
         masks: bool ``[T, n]``, the coalitions. Each player alone is among them.
-        outputs: ``[T, V, ...]``, of classifiers logits ``[T, V, ..., M]``.
+        outputs: ``[T, V, ...]``, for classifiers logits ``[T, V, ..., M]``.
         weights: ``[n]``, the players' weights in the federation's average.
         logits: whether the outputs are logits.
     """
@@ -118,7 +118,7 @@ class TrainedOutputs:
 
 
 def interpolation(trained: TrainedOutputs) -> Prediction:
-    """Return the interpolation of trained coalitions' outputs, of classifiers of their capped logits."""
+    """Return the interpolation of trained coalitions' outputs, for classifiers of their capped logits."""
     outputs = trained.outputs
     if trained.logits:
         outputs = cap_logits(outputs, is_single=trained.is_single)
@@ -131,7 +131,7 @@ def interpolation(trained: TrainedOutputs) -> Prediction:
 
 
 def ensemble(trained: TrainedOutputs) -> Prediction:
-    """Return the mean of the members' outputs, weighted by shares. Of classifiers the logarithm of the mean of their
+    """Return the mean of the members' outputs, weighted by shares, for classifiers the logarithm of the mean of their
     probabilities.
     """
     outputs = trained.outputs[trained.single_positions]

@@ -1,4 +1,4 @@
-"""Permutation sampling: marginal contributions along random orders of the players, plain, truncated and guided."""
+"""Permutation sampling: marginal contributions along permutations of the players, plain, truncated and guided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def random_permutations(
     num_players: int,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Draw independent uniform orders of the n players, int ``[count, n]``."""
+    """Draw independent uniform permutations of the n players, int ``[count, n]``."""
     # In float64 ties, which would favor low indices, have a probability below 1e-10 for a thousand players.
     numbers = torch.rand(count, num_players, generator=generator, dtype=torch.float64)
     return numbers.argsort(dim=1)
@@ -34,7 +34,7 @@ def random_coalitions(
 
 
 def prefixes(permutations: Tensor) -> Tensor:
-    """List the proper prefixes of each order as coalitions, bool ``[P, n-1, n]``: its first 1, 2, ..., n - 1
+    """List the proper prefixes of each permutation as coalitions, bool ``[P, n-1, n]``: its first 1, 2, ..., n - 1
     players.
     """
     num_players = permutations.shape[1]
@@ -76,7 +76,7 @@ class Moments:
 
 
 _COALITIONS_PER_BATCH = 2**16
-_MIN_BATCH = 8  # groups of orders
+_MIN_BATCH = 8  # groups of permutations
 
 
 def marginals_along(
@@ -84,13 +84,13 @@ def marginals_along(
     permutations: Tensor,
     truncation: float | Tensor | None = None,
 ) -> Tensor:
-    """Compute all players' marginal contributions along orders ``[P, n]``, float64 ``[P, n, M]``. Contributions are 0
-    once an order's utility is within ``truncation`` of the grand coalition's.
+    """Compute all players' marginal contributions along permutations ``[P, n]``, float64 ``[P, n, M]``. They are 0 once
+    a permutation's utility is within ``truncation`` of the grand coalition's.
     """
-    # The utility along each order, from the empty coalition to all players: [P, n + 1, M].
-    num_orders, num_players = permutations.shape
+    # The utility along each permutation, from the empty coalition to all players: [P, n + 1, M].
+    num_permutations, num_players = permutations.shape
     empty_utility, grand_utility = game.empty_and_grand()
-    path_utilities = empty_utility.repeat(num_orders, num_players + 1, 1)
+    path_utilities = empty_utility.repeat(num_permutations, num_players + 1, 1)
     path_utilities[:, -1] = grand_utility
     masks = prefixes(permutations)  # of the first 1 to n - 1 players
     if truncation is None:
@@ -98,7 +98,7 @@ def marginals_along(
     else:
         _fill_truncated(path_utilities, game, masks, grand=grand_utility, truncation=truncation)
 
-    # Step i of an order belongs to its i-th player: back to the players' own order, [P, n, M].
+    # Step i of a permutation belongs to its i-th player. Return them in the players' order, [P, n, M].
     steps = path_utilities.diff(dim=1)
     players = permutations.unsqueeze(-1).expand_as(steps)
     marginals = torch.empty_like(steps)
@@ -113,25 +113,27 @@ def _fill_truncated(
     grand: Tensor,
     truncation: float | Tensor,
 ) -> None:
-    """Fill in utilities along orders, up to one close to the grand coalition's."""
-    num_orders, num_utilities, _ = path_utilities.shape
+    """Fill in utilities along permutations until they are close to the grand coalition's."""
+    num_permutations, num_utilities, _ = path_utilities.shape
     num_players = num_utilities - 1
-    running_orders = torch.arange(num_orders)
+    running_permutations = torch.arange(num_permutations)
     for size in range(num_players):
-        utilities = path_utilities[running_orders, size]  # of the first players of each order
+        utilities = path_utilities[
+            running_permutations, size
+        ]  # of the first players of each permutation
         gap = (grand - utilities).abs()
         is_close = (gap <= truncation).all(dim=1)
         next_size = size + 1
 
-        # The utilities of a truncated order stay equal, so that its later players contribute 0.
-        truncated_orders = running_orders[is_close]
-        path_utilities[truncated_orders, next_size:] = utilities[is_close].unsqueeze(1)
-        running_orders = running_orders[~is_close]
-        if len(running_orders) == 0:
+        # The utilities of a truncated permutation stay equal, so that its later players contribute 0.
+        truncated_permutations = running_permutations[is_close]
+        path_utilities[truncated_permutations, next_size:] = utilities[is_close].unsqueeze(1)
+        running_permutations = running_permutations[~is_close]
+        if len(running_permutations) == 0:
             break
         if next_size < num_players:
-            larger_coalitions = masks[running_orders, size]  # the masks begin with size 1
-            path_utilities[running_orders, next_size] = game(larger_coalitions)
+            larger_coalitions = masks[running_permutations, size]  # the masks begin with size 1
+            path_utilities[running_permutations, next_size] = game(larger_coalitions)
 
 
 @checked
@@ -145,25 +147,25 @@ def permutation_shapley(
     budget: int | None = None,
     generator: Generator | None = None,
 ) -> ShapleyEstimate:
-    """Estimate the Shapley value by mean marginal contributions over random orders.
+    """Estimate the Shapley value by mean marginal contributions over random permutations.
 
-    The value of a player is the mean, over all orders, of its contribution to the players before it (Castro et al.
-    2009). An order and its reverse form an antithetic pair, in which the effects of few and of many predecessors
-    cancel. The standard error treats pairs as independent samples. With ``truncation`` this is TMC (Ghorbani and Zou
+    The value of a player is the mean, over all permutations, of its contribution to the players before it (Castro et
+    al. 2009). A permutation and its reverse form an antithetic pair, in which the effects of few and of many
+    predecessors cancel. The standard error treats pairs as independent samples. With ``truncation`` this is TMC (Ghorbani and Zou
     2019), whose bias is at most ``truncation`` for each player and not in the standard error.
 
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.
         num_players: the number n of players.
-        antithetic: whether to draw each order together with its reverse.
-        truncation: truncate an order once its utility differs from the grand coalition's by at most this number, in the
-            utility's unit and in each of the M games: the remaining players get 0 (TMC). None: never.
-        num_permutations: the largest number of orders, such as pFedSV's 3 n, rounded up to an even number with
+        antithetic: whether to draw each permutation together with its reverse.
+        truncation: truncate a permutation once its utility differs from the grand coalition's by at most this number,
+            in the utility's unit and in each of the M games: the remaining players get 0 (TMC). None: never.
+        num_permutations: the largest number of permutations, such as pFedSV's 3 n, rounded up to an even number with
             ``antithetic``. None: as many as the budget suffices for.
         budget: largest number of distinct evaluations. None: 50 n, or no limit with
-            ``num_permutations``. The minimum covers one pair of orders, 2 n evaluations, or with
-            ``antithetic=False`` one order, n + 1.
-        generator: the random generator that draws the orders. None: torch's default.
+            ``num_permutations``. The minimum covers one pair of permutations, 2 n evaluations, or with
+            ``antithetic=False`` one permutation, n + 1.
+        generator: the random generator that draws the permutations. None: torch's default.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. The values are exact, with stderr 0, if the
@@ -182,7 +184,7 @@ def permutation_shapley(
     group_size = 2 if antithetic else 1
     if num_permutations is not None and budget is None:
         budget = 2**num_players  # no limit: there are no more coalitions
-    # The empty and the grand coalition, and in each order of a group those of 1 to n - 1 players.
+    # The empty and the grand coalition, and in each permutation of a group those of 1 to n - 1 players.
     cost_of_group = 2 + group_size * (num_players - 1)
     game = Sampling(
         "permutation_shapley",
@@ -194,78 +196,80 @@ def permutation_shapley(
     if truncation is None and num_permutations is None and game.can_evaluate_all:
         return exact_shapley(utility, num_players)
 
-    # More orders than the budget has evaluations only repeat coalitions.
-    max_orders = game.budget
+    # More permutations than the budget has evaluations only repeat coalitions.
+    max_permutations = game.budget
     if num_permutations is not None:
-        max_orders = num_permutations
-    max_groups = (max_orders + group_size - 1) // group_size  # rounded up
-    moments, num_distinct = _sample_orders(game, group_size, max_groups, generator, truncation)
+        max_permutations = num_permutations
+    max_groups = (max_permutations + group_size - 1) // group_size  # rounded up
+    moments, num_distinct = _sample_permutations(
+        game, group_size, max_groups, generator, truncation
+    )
     stderr = moments.stderr
-    # Repeats of a group are no further samples.
+    # Repetitions of a group do not count as further samples.
     is_one_sample = num_distinct < 2 and num_players > 2
     if is_one_sample:
         stderr = torch.full_like(stderr, torch.nan)
     return game.estimate(moments.mean, stderr)
 
 
-def _sample_orders(
+def _sample_permutations(
     game: Sampling,
     group_size: int,
     max_groups: int,
     generator: Generator | None,
     truncation: float | None,
 ) -> tuple[Moments, int]:
-    """Sample up to ``max_groups`` groups of orders. Return the moments of their means, and the number of distinct
+    """Sample up to ``max_groups`` groups of permutations. Return the moments of their means, and the number of distinct
     groups.
     """
     moments = Moments()
-    distinct_orders = set[tuple[int, ...]]()
+    distinct_permutations = set[tuple[int, ...]]()
     num_players = game.num_players
     cost_of_group = max(group_size * (num_players - 1), 1)
     max_batch = max(_COALITIONS_PER_BATCH // cost_of_group, 1)
     num_affordable = 0
     game.empty_and_grand()
     while moments.count < max_groups:
-        # As many groups as the budget suffices for even if all their coalitions are new, and then some to try.
+        # The budget suffices for `num_safe` groups even if all their coalitions are new. Further groups may fit, too.
         num_safe = max_groups
         if game.budget < 2**num_players:
             num_safe = game.left // cost_of_group
         batch_size = max(num_safe, 2 * num_affordable, _MIN_BATCH)
         batch_size = min(batch_size, max_groups - moments.count, max_batch)
-        orders = random_permutations(batch_size, num_players, generator)
+        permutations = random_permutations(batch_size, num_players, generator)
         if group_size == 2:
-            pairs = torch.stack([orders, orders.flip(1)], dim=1)  # [batch, 2, n]
-            orders = pairs.flatten(0, 1)
+            pairs = torch.stack([permutations, permutations.flip(1)], dim=1)  # [batch, 2, n]
+            permutations = pairs.flatten(0, 1)
 
         num_affordable = batch_size
         if batch_size > num_safe:
-            coalitions = prefixes(orders).view(batch_size, -1, num_players)
+            coalitions = prefixes(permutations).view(batch_size, -1, num_players)
             num_affordable = game.affordable(coalitions)
         if num_affordable > 0:
-            affordable_orders = orders[: num_affordable * group_size]
-            samples = marginals_along(game, affordable_orders, truncation)
+            affordable_permutations = permutations[: num_affordable * group_size]
+            samples = marginals_along(game, affordable_permutations, truncation)
             samples = samples.view(-1, group_size, *samples.shape[1:])
             moments.add(samples.mean(dim=1))
-            distinct_orders |= _representatives(affordable_orders, group_size)
-        # Without truncation the number of evaluations is exact: the first pair beyond the budget ends the sampling.
+            distinct_permutations |= _representatives(affordable_permutations, group_size)
+        # Without truncation the number of evaluations is exact, so sampling ends at the first group beyond the budget.
         if num_affordable == 0 or (truncation is None and num_affordable < batch_size):
             break
-    return moments, len(distinct_orders)
+    return moments, len(distinct_permutations)
 
 
 def _representatives(
-    orders: Tensor,
+    permutations: Tensor,
     group_size: int,
 ) -> set[tuple[int, ...]]:
-    """Return an order for each group, of a pair that with the lower first player."""
-    representatives = orders[::group_size]
+    """Return one permutation of each group, the one with the lower first player."""
+    representatives = permutations[::group_size]
     if group_size == 2:
         is_ascending = representatives[:, :1] <= representatives[:, -1:]
         representatives = representatives.where(is_ascending, representatives.flip(1))
     return set(map(tuple, representatives.tolist()))
 
 
-_MIN_ORDERS = 30
+_MIN_PERMUTATIONS = 30
 _NUM_COMPARED_MEANS = 10
 
 
@@ -282,25 +286,25 @@ def gtg_shapley(
 ) -> ShapleyEstimate:
     """Estimate the Shapley value by GTG-Shapley.
 
-    Each player comes first in equally many orders (guided), since first contributions are the largest. An order is
-    truncated once its utility is close to that of the grand coalition: the order's remaining players get 0 (Liu et al.,
-    ACM TIST 2022). Departures: thresholds are relative, since the paper's suit accuracies only, and each cycle takes
-    first players in a random order.
+    Each player comes first in equally many permutations (guided), since first contributions are the largest. A
+    permutation is truncated once its utility is close to that of the grand coalition: its remaining players get 0 (Liu
+    et al., ACM TIST 2022). Departures: thresholds are relative, since the paper's are suitable for accuracies only, and
+    the first players of a cycle are in random order.
 
     Args:
-        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once. An order
-            or a round is truncated if all M games are within the threshold.
+        utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once. A
+            permutation or a round is truncated if all M games are within the threshold.
         num_players: the number n of players.
-        truncation: the largest difference from the grand coalition's utility at which an order is truncated (the
+        truncation: the largest difference from the grand coalition's utility at which a permutation is truncated (the
             paper's epsilon_i), relative to the larger of the absolute utilities of the empty and the grand coalition.
-            None: orders are not truncated.
+            None: permutations are not truncated.
         round_truncation: the largest difference between the utilities of the empty and the grand coalition at which all
             values are 0 (the paper's epsilon_b), relative to the same number. None: values are always estimated.
         convergence: stop once each of the last 10 running means of the values differs from the present one by less than
             this number (relative, averaged over the players). None: sample until the budget is spent.
         budget: largest number of distinct evaluations. None: 50 n. The minimum is one
-            order, n + 1 evaluations.
-        generator: the random generator that draws the orders. None: torch's default.
+            permutation, n + 1 evaluations.
+        generator: the random generator that draws the permutations. None: torch's default.
 
     Returns:
         The estimate: ``values`` and ``stderr``, ``[n]`` or ``[n, M]``. In a truncated round the values are 0,
@@ -336,46 +340,46 @@ def gtg_shapley(
     cost_of_cycle = max(num_players * (num_players - 1), 1)
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < game.budget:  # more orders than evaluations only repeat coalitions
+    while len(samples) < game.budget:  # more permutations than evaluations only repeat coalitions
         num_cycles = 1
         if convergence is None:
             num_cycles = max(game.left // cost_of_cycle, 1)
-        orders = _guided_orders(num_players, num_cycles, generator)
-        num_affordable = game.affordable(prefixes(orders))
+        permutations = _guided_permutations(num_players, num_cycles, generator)
+        num_affordable = game.affordable(prefixes(permutations))
         if num_affordable > 0:
-            affordable_orders = orders[:num_affordable]
-            marginals = marginals_along(game, affordable_orders, tolerance)
+            affordable_permutations = permutations[:num_affordable]
+            marginals = marginals_along(game, affordable_permutations, tolerance)
             samples = torch.cat([samples, marginals])
-            leaders = torch.cat([leaders, affordable_orders[:, 0]])
-        if num_affordable < len(orders) and (num_affordable == 0 or truncation is None):
+            leaders = torch.cat([leaders, affordable_permutations[:, 0]])
+        if num_affordable < len(permutations) and (num_affordable == 0 or truncation is None):
             break
         if convergence is not None and _has_converged(samples, convergence):
             break
     return game.estimate(samples.mean(dim=0), _stderr_of_mean(samples, leaders))
 
 
-def _guided_orders(
+def _guided_permutations(
     num_players: int,
     num_cycles: int,
     generator: Generator | None,
 ) -> Tensor:
-    """Draw orders int ``[num_cycles * n, n]`` in which every player is first once per cycle."""
-    # In a cycle of n orders each player leads once: leaders [num_cycles * n, 1].
+    """Draw permutations int ``[num_cycles * n, n]`` in which every player is first once per cycle."""
+    # In a cycle of n permutations each player leads once: leaders [num_cycles * n, 1].
     leaders = random_permutations(num_cycles, num_players, generator).view(-1, 1)
-    num_orders = len(leaders)
-    permutations = random_permutations(num_orders, num_players, generator)
+    num_permutations = len(leaders)
+    permutations = random_permutations(num_permutations, num_players, generator)
     is_follower = permutations != leaders
-    followers = permutations[is_follower].view(num_orders, num_players - 1)
+    followers = permutations[is_follower].view(num_permutations, num_players - 1)
     return torch.cat([leaders, followers], dim=1)
 
 
 def _has_converged(samples: Tensor, threshold: float) -> bool:
     """Return whether the running mean of marginal contributions has converged, by the rule of the authors' code."""
     count, num_players = samples.shape[:2]
-    if count < max(_MIN_ORDERS, num_players):
+    if count < max(_MIN_PERMUTATIONS, num_players):
         return False
     # The last running means are compared with the final one, relative to it.
-    counts = torch.arange(count - _NUM_COMPARED_MEANS, count + 1)  # orders of each mean
+    counts = torch.arange(count - _NUM_COMPARED_MEANS, count + 1)  # permutations of each mean
     sums = samples.cumsum(dim=0)
     running_means = sums[-len(counts) :] / counts.view(-1, 1, 1)  # [means, n, M]
     final_mean = running_means[-1]
@@ -386,8 +390,8 @@ def _has_converged(samples: Tensor, threshold: float) -> bool:
 
 
 def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
-    """Compute the standard error of mean marginal contributions over orders whose first players are ``leaders``."""
-    # It pools the spread among orders with the same first player, and adds the effect of an incomplete last cycle.
+    """Compute the standard error of mean marginal contributions over permutations that begin with ``leaders``."""
+    # It pools the variance over permutations with the same first player, and adds that of an incomplete last cycle.
     count, num_players = samples.shape[:2]
     num_led = torch.bincount(leaders, minlength=num_players)
     has_led = num_led > 0
@@ -406,8 +410,8 @@ def _stderr_of_mean(samples: Tensor, leaders: Tensor) -> Tensor:
 
     num_in_last_cycle = count % num_players  # r
     if num_in_last_cycle > 0 and has_led.all():
-        # In each cycle every player leads once. The last cycle has r of the n leaders, drawn without replacement: the
-        # sum of r means has the variance s^2 r (1 - r / n), with s^2 that between the leaders' means.
+        # In each cycle every player leads once. The last cycle has r of the n leaders, drawn without replacement. The
+        # sum of r means has the variance s^2 r (1 - r / n), with s^2 the variance between the leaders' means.
         share_missing = 1 - num_in_last_cycle / num_players
         variance_of_sum = means.var(dim=0) * num_in_last_cycle * share_missing
         variance_of_mean = variance_of_mean + variance_of_sum / count**2

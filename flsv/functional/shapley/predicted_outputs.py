@@ -1,30 +1,28 @@
 r"""Shapley values from predicted outputs: the utilities of coalitions that were never trained.
 
-Training a federation for every coalition of its n clients costs 2^n trainings. A score of each client alone is cheap,
-but does not show on which samples a model is right. Outputs do. So this module predicts the *outputs* that a missing
-coalition's model would have on every validation sample, from those of the coalitions that were trained, and scores
-them.
+Training a federation for every coalition of its n clients costs 2^n trainings. Scores of single clients are cheap, but
+do not show on which samples a model is right. So this module predicts the *outputs* of an untrained coalition's model
+for every validation sample, from those of the trained coalitions, and scores them.
 
-A federation's model is, nearly, a function of the mixture of data that it was trained on. Let w_S be the members'
-shares of the weight of coalition S, a point of the simplex. Its corners are single clients, and all clients are an
-inner point. Two predictions are made:
+A federation's model is approximately a function of the mixture of data on which it was trained. Let w_S be the members'
+shares of the weight of coalition S, a point of the simplex. Its corners are single clients, and the grand coalition is
+an inner point. Two predictions are made:
 
 - *interpolation*: a Gaussian process over these points with the kernel
 
   .. math:: k(S, T) = 4 \langle w_S, w_T \rangle + \exp(-|w_S - w_T|^2 / 0.5)
 
   and an unknown constant mean, the same for every output: the outputs of S are a fixed linear combination of the
-  trained coalitions' outputs, whose coefficients :func:`interpolation_weights` returns. Of classifiers the centered
+  trained coalitions' outputs, whose coefficients :func:`interpolation_weights` returns. For classifiers the centered
   logits are interpolated, see :func:`cap_logits`.
-- *ensemble*: the mean of the outputs of the members' own models, weighted by w_S. Of classifiers, of their
-  probabilities. This is SaFE (Kumar et al., PMC9890952, 2022). Ensemble games are those of Rozemberczki and Sarkar
-  (CIKM 2021).
+- *ensemble*: the mean of the outputs of the members' own models (for classifiers, of their probabilities), weighted by
+  w_S. This is SaFE (Kumar et al., PMC9890952, 2022). Ensemble games are those of Rozemberczki and Sarkar (CIKM 2021).
 
 The value is the mean of the two games' Shapley values. Their difference shows where the prediction is bad. Trained
 coalitions keep their own utility in both games, so that the values are exact if all coalitions were trained.
 
-The interpolation is this package's own. ``docs/results/predicted.md`` has how far the values lie from those of
-retrained coalitions.
+The interpolation is flsv's own method. ``docs/results/predicted.md`` compares the values with those of retrained
+coalitions.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ from flsv.functional.shapley.mixtures import (
 )
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
-#: The largest number of players whose 2^n coalitions are all predicted, and how many are drawn with more.
+#: Up to this number of players all 2^n coalitions are predicted. With more players so many coalitions are drawn.
 MAX_PREDICTED_PLAYERS = 16
 NUM_DRAWN_COALITIONS = 2**14
-#: The most numbers of predicted outputs that are in memory at once.
+#: The largest number of predicted outputs in memory at once.
 OUTPUTS_PER_CHUNK = 2**19
-#: The most utilities that are in memory at once.
+#: The largest number of utilities in memory at once.
 UTILITIES_PER_CHUNK = 2**22
 
 Score = Callable[[Tensor], Tensor]
@@ -66,7 +64,7 @@ class PredictedValues(ShapleyEstimate):
 
     Attributes:
         disagreement: ``[n]`` or ``[n, M]``, the value of the interpolated game minus that of the ensemble's game. With
-            halves the values' standard deviation over the games, times the root of 2. Where it is large, the prediction
+            halves, the values' standard deviation over the games, times the root of 2. If it is large, the prediction
             is bad.
     """
 
@@ -87,8 +85,8 @@ class PredictedGame:
     their own utilities P times, others the scores of predicted outputs.
     """
 
-    # First come the M utilities by the first prediction. Raises ValueError if shapes do not fit, a number is not
-    # finite, or a needed coalition is missing.
+    # The M utilities by the first prediction come first. A ValueError is raised if shapes do not fit, a number is not
+    # finite, or a required coalition is missing.
 
     def __init__(
         self,
@@ -154,12 +152,12 @@ def _check_trained(
     outputs: Tensor,
     weights: Tensor,
 ) -> None:
-    """Raise ValueError unless shapes fit, numbers are finite and the needed coalitions are there."""
+    """Raise ValueError unless shapes fit, numbers are finite and the required coalitions are included."""
     count, num_players = trained.shape
     lengths = (len(utilities), len(outputs), len(weights))
     if trained.dtype != torch.bool or lengths != (count, count, num_players):
         raise ValueError(
-            f"expected trained bool [T, n], T utilities and outputs, and n weights; got {list(trained.shape)}, "
+            f"expected trained bool [T, n], T utilities and outputs, and n weights, but got {list(trained.shape)}, "
             f"{list(utilities.shape)}, {list(outputs.shape)} and {list(weights.shape)}."
         )
     if not utilities.isfinite().all() or not outputs.isfinite().all():
@@ -169,7 +167,7 @@ def _check_trained(
     has_ends = {0, num_players} <= set(sizes.tolist())
     if not has_ends or not has_all_singles:
         raise ValueError(
-            "expected the empty and the grand coalition, and each player alone, among the trained."
+            "expected the empty coalition, the grand coalition and each player alone among the trained coalitions."
         )
 
 
@@ -183,14 +181,14 @@ def predicted_shapley(
     logits: bool,
     generator: Generator | None = None,
 ) -> PredictedValues:
-    """Compute Shapley values from the outputs of a few trained coalitions. Those of all others are predicted.
+    """Compute Shapley values from the outputs of a few trained coalitions. The outputs of all others are predicted.
 
     Args:
-        trained: bool ``[T, n]``, the trained coalitions: the empty and the grand one, and each player alone, at least.
-            Of each size train all coalitions or none, or train halves, see
-            :func:`flsv.functional.choose_halvings`: training others favors their members.
+        trained: bool ``[T, n]``, the trained coalitions, at least the empty and the grand one, and each player alone.
+            Train all or no coalitions of each size, or complementary halves, see
+            :func:`flsv.functional.choose_halvings`. Otherwise the values favor the members of trained coalitions.
         utilities: ``[T]`` or ``[T, M]``, the trained coalitions' own utilities, such as accuracies.
-        outputs: ``[T, V, ...]``, their models' outputs for V validation samples. Of classifiers logits ``[T, V, M]``.
+        outputs: ``[T, V, ...]``, their models' outputs for V validation samples, for classifiers logits ``[T, V, M]``.
         weights: ``[n]``, the weights with which the federation averages its clients, such as numbers of samples.
         score: a function from outputs ``[c, V, ...]`` to utilities ``[c]`` or ``[c, M]``, in the utilities' unit.
         logits: whether the outputs are logits. False for regressions.
@@ -198,14 +196,14 @@ def predicted_shapley(
 
     Returns:
         The values, float64 ``[n]`` or ``[n, M]``, and the two predictions' ``disagreement``, of the same shape. Up to
-        16 players they are computed from all 2^n coalitions, with ``stderr`` 0. Beyond that from 16,384 drawn ones by
-        :func:`flsv.functional.surrogate_shapley`, with the standard error of the drawing.
+        16 players they are computed from all 2^n coalitions, with ``stderr`` 0, otherwise from 16,384 drawn ones by
+        :func:`flsv.functional.surrogate_shapley`, with its standard error.
 
     Raises:
-        ValueError: the shapes do not fit, a number is not finite, or a needed coalition is missing.
+        ValueError: the shapes do not fit, a number is not finite, or a required coalition is missing.
 
     Example:
-        Two clients know one class each. Only together they are right on both samples.
+        Two clients know one class each. Only their coalition is right on both samples.
 
         >>> logits = torch.tensor([[[0.0, 0], [0, 0]], [[4, 0], [4, 0]], [[0, 4], [0, 4]], [[2, 0], [0, 2]]])
         >>> trained = torch.tensor([[0, 0], [1, 0], [0, 1], [1, 1]]).bool()
@@ -220,12 +218,12 @@ def predicted_shapley(
     else:
         if generator is None:
             generator = torch.Generator().manual_seed(0)
-        # With 100 players its error is a fifth of that of 65,536 coalitions along orders of the players.
+        # With 100 players its error is a fifth of that of permutation sampling with 65,536 coalitions.
         estimate = surrogate_shapley(
             game, num_players, budget=NUM_DRAWN_COALITIONS, generator=generator
         )
 
-    # The game has its M utilities by the first prediction, then by the next: [n, P * M].
+    # The estimate has the M values by the first prediction, then those by the next: [n, P * M].
     game_shape = torch.as_tensor(utilities).shape[1:]
     shape = (num_players, game.num_predictions, *game_shape)
     values_by_prediction = estimate.values.double().view(shape)
@@ -296,7 +294,7 @@ def _mean_of_predictions(
         by_interpolation, by_ensemble = values_by_prediction.unbind(1)
         disagreement = by_interpolation - by_ensemble
     else:
-        # Of two predictions this is the size of their difference.
+        # For two predictions this is the absolute value of their difference.
         disagreement = math.sqrt(2) * values_by_prediction.std(1)
     return PredictedValues(
         values=values_by_prediction.mean(1),
@@ -307,7 +305,7 @@ def _mean_of_predictions(
 
 
 def favors_nobody(trained: Tensor) -> bool:
-    """Return whether each player is as often among the ``trained`` as any other, so that outputs can be predicted."""
+    """Return whether each player is in equally many ``trained`` coalitions, so that outputs can be predicted."""
     return has_complete_sizes(trained) or has_halvings(trained)
 
 
@@ -316,8 +314,8 @@ def has_complete_sizes(trained: Tensor) -> bool:
     num_players = trained.shape[1]
     sizes = trained.sum(1)
     counts = torch.bincount(sizes, minlength=num_players + 1).tolist()
-    lacks_single_players = counts[1] != num_players
-    if lacks_single_players:
+    has_all_singles = counts[1] == num_players
+    if not has_all_singles:
         return False
     full_counts = [math.comb(num_players, size) for size in range(num_players + 1)]
     return all(count in (0, full) for count, full in zip(counts, full_counts))

@@ -156,8 +156,8 @@ def _hypergeometric(
 class Stratum:
     """Sampled pairs of a coalition of the given ``size`` and its complement."""
 
-    # ``masks [m, n]`` are the drawn halves of size s, or with player 0, of ``capacity``. ``num_sizes`` is 2 if the
-    # halves differ in size.
+    # ``masks [m, n]`` are the drawn coalitions of this size, one of each pair, of ``capacity`` pairs. If both
+    # coalitions of a pair have this size, the one with player 0 is stored, and ``num_sizes`` is 1, otherwise 2.
 
     size: int
     capacity: int
@@ -170,7 +170,7 @@ class Stratum:
 class PairedSample:
     """Random sample of distinct pairs of complementary coalitions, drawn by size without replacement."""
 
-    # The pairs of sizes 1 and n - 1 are always drawn completely: they weigh most in the Shapley kernel.
+    # All pairs of sizes 1 and n - 1 are drawn, since they have the largest weights in the Shapley kernel.
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class PairedSample:
         )
 
     def draw(self, total: int) -> None:
-        """Draw ``total`` pairs. The numbers per size are optimal if utilities have the same variance at all sizes."""
+        """Draw ``total`` pairs. The numbers of pairs are optimal if utilities have the same variance at all sizes."""
         counts = self._optimal_counts(total)
         for stratum, count in zip(self.strata, counts, strict=True):
             if count == stratum.capacity:
@@ -225,9 +225,9 @@ class PairedSample:
 
     def _optimal_counts(self, total: int) -> list[int]:
         """Return how many of ``total`` pairs to draw from each stratum."""
-        # With m draws a stratum of size s adds 1 / (s (n - s) m) to the variance. The sum over strata is least if m is
-        # in proportion to the root of 1 / (s (n - s)). So the next pair goes to the stratum that has the fewest for
-        # this weight.
+        # With m draws a stratum of size s adds 1 / (s (n - s) m) to the variance. The sum over strata is smallest if m
+        # is proportional to the root of 1 / (s (n - s)). So the next pair goes to the stratum with the fewest pairs
+        # relative to this weight.
         counts = [stratum.min_num_pairs for stratum in self.strata]
         weights = []
         for stratum in self.strata:
@@ -269,7 +269,7 @@ class PairedSample:
     ) -> None:
         """Add new coalitions to a stratum until it has ``max_pairs``."""
         if 2 * stratum.size == self.num_players:
-            # Both halves of a pair are of this size: the half with player 0 stands for it.
+            # Both coalitions of a pair have this size. The one with player 0 represents the pair.
             has_first_player = masks[:, :1]
             masks = torch.where(has_first_player, masks, ~masks)
         new_positions = []
@@ -281,9 +281,9 @@ class PairedSample:
 
 
 _MAX_FITTED_COALITIONS = 1000
-_MIN_PAIRS = 2  # of a size: fewer show no variance
-_SPARE_DRAWS = 4  # some draws repeat others
-#: The smallest variance, against a division by 0.
+_MIN_PAIRS = 2  # per size, the minimum for a variance
+_SPARE_DRAWS = 4  # in case some draws are duplicates
+#: The smallest variance, which avoids a division by 0.
 TINY = 1e-12
 
 #: The candidates of :func:`fit_surrogate`, each a list of kernels to sum.
@@ -334,11 +334,12 @@ def fit_surrogate(
 ) -> tuple[Surrogate, Tensor]:
     """Fit a surrogate by kernel ridge regression, and return it with the leave-one-out residuals ``[m, M]``.
 
-    Its kernel is a sum of kernels, one of ``candidates``. This and the ridge penalty maximize the marginal likelihood.
+    Its kernel is the sum of the kernels of one of ``candidates``. The candidate and the ridge penalty maximize the
+    marginal likelihood.
     """
     mean = utilities.mean(dim=0)
     deviation = utilities.std(dim=0)
-    # A constant column is all mean.
+    # A constant column has only a mean.
     tolerance = TINY * (1 + mean.abs())
     is_constant = ~(deviation > tolerance)
     divisors = deviation.masked_fill(is_constant, torch.inf)
@@ -352,7 +353,7 @@ def fit_surrogate(
     coordinates = (vectors.T @ y) / best_fit.eigenvalues.unsqueeze(1)
     dual = vectors @ coordinates  # [K, M]
 
-    # The residual at a coalition of a fit without it is its dual coefficient over its entry in the inverse's diagonal.
+    # A coalition's leave-one-out residual is its dual coefficient divided by its element of the inverse's diagonal.
     squares = vectors.square() / best_fit.eigenvalues
     diagonal_of_inverse = squares.sum(dim=1, keepdim=True)
     leave_one_out_residuals = dual / diagonal_of_inverse
@@ -394,7 +395,7 @@ def _fit_ridge(
         parts.append((kernel, 1 / float(variance)))
         matrix = matrix + part / variance
 
-    # The penalty with the least loss, minus the marginal likelihood: spectra [penalties, K], power [penalties, M].
+    # The loss of each penalty is minus its marginal likelihood: spectra [penalties, K], power [penalties, M].
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     spectra = eigenvalues.clamp_min(0) + PENALTIES[:, None]
     squares = (vectors.T @ y).square()
@@ -422,9 +423,8 @@ def adjusted_values(
     """
     # SV(U) = SV(g) + SV(U - g). SV(g) is exact, and with r = U - g and V = r(N) - r(empty)
     #  SV_i(r) = V/n + n sum_{s=1..n-1} 1/(s (n - s)) E_{|S|=s}[ r(S) (z_i - s/n) ],
-    # KernelSHAP with the expectation of its matrix in place of the sampled one (Witter, Liu and Musco, arXiv
-    # 2506.11849, 2025, found the scheme independently). The residuals are those of the fit's own coalitions, which
-    # biases towards the surrogate.
+    # KernelSHAP with the expectation of its matrix in place of the sampled one (as in Witter, Liu and Musco, arXiv
+    # 2506.11849, 2025). The residuals are those of the coalitions used in the fit, which biases towards the surrogate.
     n = sample.num_players
     fitted_halves = _masks_to_fit(sample.strata)
     halves = torch.cat(fitted_halves)
@@ -436,22 +436,22 @@ def adjusted_values(
 
     # A pair's residual is that of a coalition minus that of its complement.
     of_halves, of_complements = leave_one_out_residuals[len(empty_and_grand) :].chunk(2)
-    left_out_residuals = of_halves - of_complements
-    left_out_by_stratum = left_out_residuals.split([len(half) for half in fitted_halves])
+    residuals_of_pairs = of_halves - of_complements
+    residuals_by_stratum = residuals_of_pairs.split([len(half) for half in fitted_halves])
     variance = torch.zeros(())
-    for stratum, left_out in zip(sample.strata, left_out_by_stratum, strict=True):
+    for stratum, fitted_residuals in zip(sample.strata, residuals_by_stratum, strict=True):
         residuals = utility(stratum.masks) - utility(~stratum.masks)  # [m, M]
         residuals = residuals - surrogate(stratum.masks) + surrogate(~stratum.masks)
         values = values + _terms_of_pairs(stratum, residuals).mean(dim=0)
 
-        # The errors follow from residuals of fits without the coalition.
-        residuals[: len(left_out)] = left_out
+        # The errors are computed from leave-one-out residuals.
+        residuals[: len(fitted_residuals)] = fitted_residuals
         variance = variance + _variance_of_stratum(stratum, residuals)
     return values, variance.sqrt().expand_as(values)
 
 
 def _terms_of_pairs(stratum: Stratum, residuals: Tensor) -> Tensor:
-    """Return what each pair's residuals ``[m, M]`` add to the values of a stratum, ``[m, n, M]``."""
+    """Return the terms ``[m, n, M]`` by which pairs' residuals ``[m, M]`` contribute to the values."""
     # The Shapley kernel's weight of a size s, divided by n - 1, is 1 / (s (n - s)) (Lundberg and Lee, 2017).
     n = stratum.masks.shape[1]
     share = stratum.num_sizes / (stratum.size * (n - stratum.size))
@@ -476,8 +476,8 @@ def _variance_of_stratum(stratum: Stratum, residuals: Tensor) -> Tensor:
 
 
 def _masks_to_fit(strata: list[Stratum]) -> list[Tensor]:
-    """Return the sampled coalitions of each stratum, bool ``[m, n]``, to which the surrogate is fitted. Of too many
-    they are the first ones.
+    """Return the sampled coalitions of each stratum, bool ``[m, n]``, to which the surrogate is fitted: all, or the
+    first ones if there are too many.
     """
     # A fit's time grows with the cube of the number of coalitions. Complements are fitted, too.
     num_coalitions = 2 * sum(len(stratum.masks) for stratum in strata)
@@ -514,7 +514,7 @@ def surrogate_shapley(
         budget suffices for all coalitions.
 
     Raises:
-        ConfigurationError: the budget is below the minimum, which the message names, or there is no player.
+        ConfigurationError: the budget is below the minimum, or there is no player.
         ValueError: a utility is NaN or infinite, or ``utility`` returns a wrong shape.
 
     Example:

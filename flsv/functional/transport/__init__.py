@@ -1,3 +1,3 @@
-"""Optimal transport between data sets: distances, the federated protocol, and values of clients and samples. Callers
-pass features, which are not computed here.
+"""Optimal transport between data sets given by features: distances, the federated protocol, and values of clients and
+samples.
 """

@@ -30,14 +30,14 @@ def check_points(x: Tensor, name: str = "x") -> None:
         )
     if len(x) == 0:
         raise ConfigurationError(
-            f"{name} is empty: a distribution needs at least one sample. Leave this side out."
+            f"{name} is empty, but a distribution needs at least one sample. Remove this side."
         )
     is_invalid = ~torch.isfinite(x)
     num_invalid = int(is_invalid.any(1).sum())
     if num_invalid:
         raise ConfigurationError(
-            f"{name}: {num_invalid} of {len(x)} rows hold NaN or infinite values. Drop or impute them: they have no "
-            f"distance to anything."
+            f"{name}: {num_invalid} of {len(x)} rows hold NaN or infinite values, so distances are not defined. Remove "
+            "or impute them."
         )
 
 
@@ -52,8 +52,8 @@ def check_pair(
     check_points(x2, name2)
     if x.shape[1] != x2.shape[1]:
         raise ConfigurationError(
-            f"{name} has {x.shape[1]} features and {name2} has {x2.shape[1]}: both sides must use the same "
-            f"features. Take the same pixels, projection or network for both."
+            f"{name} has {x.shape[1]} features, but {name2} has {x2.shape[1]}. Use the same pixels, projection or "
+            "network for both."
         )
 
 
@@ -66,12 +66,12 @@ def check_labels(
     is_integer = not y.is_floating_point() and not y.is_complex()
     if not is_integer or y.shape != x.shape[:1]:
         raise ConfigurationError(
-            f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
+            f"{name}: expected {len(x)} integer classes, one per sample, but got shape {list(y.shape)} of {y.dtype}."
         )
 
 
 def safe_support(samples: int) -> int:
-    """Return how many points a client may return: the largest integer below half of its samples."""
+    """Return how many points a client may return: the largest integer below half its number of samples."""
     return max(0, (samples - 1) // 2)
 
 
@@ -87,17 +87,17 @@ def check_support(
     if support <= limit:
         return
     if limit:
-        advice = f"Take support={limit} or less"
+        advice = f"Set support={limit} or less"
     else:
-        advice = "Leave it out"
+        advice = "Exclude this client"
     raise ConfigurationError(
-        f"support={support}: {owner} has {samples} samples, and half as many interpolated points and more give them "
-        f"away (docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
+        f"support={support}: {owner} has only {samples} samples, which can be reconstructed from half as many "
+        f"interpolated points or more (docs/results/fedbary.md). {advice}, or set allow_reconstruction=True."
     )
 
 
-#: Types of arguments. ``Place``: the position between two measures, from 0 (the first) to 1 (the second). ``Exponent``:
-#: that of the Wasserstein distance. ``Scaling``: the factor of the regularization from one stage to the next.
+#: Types of arguments: ``Place`` is a position between two measures, from 0 (the first) to 1 (the second), ``Exponent``
+#: that of the Wasserstein distance, ``Scaling`` the factor of the regularization from one stage to the next.
 Place = Annotated[float, Gt(0), Lt(1), "0.5 is the middle of the geodesic."]
 Exponent = Annotated[float, Ge(1)]
 Scaling = Annotated[float, Gt(0), Lt(1)]
@@ -154,8 +154,8 @@ class ClassStatistics:
         unknown = y[is_unknown].unique().tolist()
         if unknown:
             raise ConfigurationError(
-                f"classes {unknown} are not in the statistics, which know {self.labels.tolist()}. Compute "
-                f"them from the same labels."
+                f"classes {unknown} are missing in the statistics, which have {self.labels.tolist()}. Compute the "
+                "statistics from the same labels."
             )
         return position
 
@@ -231,14 +231,14 @@ def _covariance_root(centered: Tensor) -> Tensor:
 
 
 CHUNK_BYTES = 256 * 2**20
-BYTES_PER_ENTRY = 16  # of a cost matrix while it is computed: two float64
+BYTES_PER_ELEMENT = 16  # of a cost matrix while it is computed: two float64
 MAX_EMBEDDED_COVARIANCE = 4096
 
 
 def squared_costs(x: Tensor, x2: Tensor) -> Tensor:
     """Compute the squared distances ``[m, m2]`` between samples, in the dtype of ``x``, a block of rows at a time."""
     check_pair(x, x2)
-    num_rows = max(1, CHUNK_BYTES // (BYTES_PER_ENTRY * len(x2)))
+    num_rows = max(1, CHUNK_BYTES // (BYTES_PER_ELEMENT * len(x2)))
     costs = x.new_empty(len(x), len(x2))
     for begin in range(0, len(x), num_rows):
         rows = slice(begin, begin + num_rows)
@@ -263,9 +263,9 @@ def label_embedding(
 
     with m and s the classes' means and deviations, see :func:`class_statistics`. The weight w is an addition to the
     paper: without it raw features dominate the label term, and label noise is not detected. Statistics are computed for
-    each data set separately, so a class that one lacks is far from all classes of the other.
+    each data set separately, so a class that is missing in one is far from all its classes.
 
-    The point of a sample is [x; sqrt(w) m_y; sqrt(w) s_y]. With these points, a method that knows no labels, such as
+    The point of a sample is [x; sqrt(w) m_y; sqrt(w) s_y]. With these points, a method without labels, such as
     :class:`TransportClient`, takes labels into account. An embedded sample reveals its features and its class's mean
     and deviation. A :class:`TransportClient` sends only averages of several embedded samples.
 
@@ -298,8 +298,8 @@ def label_embedding(
     covariance_size = x.shape[1] ** 2
     if covariance == "full" and covariance_size > MAX_EMBEDDED_COVARIANCE:
         raise ConfigurationError(
-            f'covariance="full" with {x.shape[1]} features would make points of {covariance_size} more numbers, '
-            f'above {MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (PCA to 50, say).'
+            f'covariance="full" with {x.shape[1]} features would add {covariance_size} numbers to each point, more '
+            f'than {MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (such as PCA to 50).'
         )
     if statistics is None:
         statistics = class_statistics(x, y, covariance=covariance)

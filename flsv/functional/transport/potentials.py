@@ -1,4 +1,4 @@
-"""Dual potentials of optimal transport on a client's samples, and the values of samples made of them.
+"""Dual potentials of optimal transport on a client's samples, and the values of samples computed from them.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 10 and 11 and section
 4.3, after Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023.
@@ -38,9 +38,9 @@ SMALLEST_EPS = (
     1e-5  # relative to the largest cost; with a smaller eps, float32 potentials are rounding errors
 )
 TINY = 1e-300
-MIN_MASS = 1e-200  # smaller masses count as 0: products with them would be denormal numbers, which are slow
+MIN_MASS = 1e-200  # smaller masses are set to 0, since products with denormal numbers are slow
 #: A stage's result: the logarithms of the row and the column scalings, ``[m]`` and ``[m2]``, the number of iterations,
-#: and the remaining error in eps. ``Finish`` is a function from a plan and the largest number of iterations to it.
+#: and the remaining error in eps. ``Finish`` computes it from a plan and the largest number of iterations.
 Finished = tuple[Tensor, Tensor, int, float]
 Finish = Callable[[Tensor, int], Finished]
 
@@ -70,7 +70,7 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
     """
     if potential.ndim != 1 or len(potential) == 0:
         raise ConfigurationError(
-            f"potential: expected a vector of at least one number, got {list(potential.shape)}."
+            f"potential: expected a vector of at least one number, but got shape {list(potential.shape)}."
         )
     count = len(potential)
     if count == 1:
@@ -82,8 +82,8 @@ def calibrated_gradient(potential: Tensor) -> Tensor:
 
 def self_potential(cost: Tensor, eps: float, scaling: float) -> Tensor:
     """Compute the entropic dual potential ``[m]`` of samples towards themselves. Overwrite ``cost [m, m]``."""
-    # All stages, also the last, update both sides at once: with a small eps almost no mass moves, and after
-    # alternating updates the two sides' potentials would differ.
+    # All stages, also the last, update both sides at once. With a small eps almost no mass moves, so the two sides'
+    # potentials would differ after alternating updates.
     potential, _ = _potentials(cost, eps, scaling, finish=_scale_both)
     return potential
 
@@ -94,10 +94,10 @@ def entropic_potentials(
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
     """Compute the entropic dual potentials ``[m]`` and ``[m2]``, shifted to equal means. Overwrite ``cost [m, m2]``."""
-    # eps falls in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
-    # products. It updates both sides at once by half of the step: alternating would favor one side where hardly any
-    # mass determines the potentials, in the offset between far-apart clusters. Only the last stage alternates, until
-    # the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
+    # eps decreases in stages. A stage takes one step in logarithms, which cannot overflow, and continues with faster
+    # products. It updates both sides at once by half of the step. Alternating updates would favor one side if hardly
+    # any mass determines the potentials, as in the offset between distant clusters. Only the last stage alternates,
+    # until the potentials are within 1e-4 eps of their limit, or warns after 5000 iterations.
     return _potentials(cost, eps, scaling, finish=_scale_in_turn)
 
 
@@ -118,7 +118,7 @@ def _potentials(
     if largest == 0:
         return cost.new_zeros(m), cost.new_zeros(m2)
 
-    # Relative to the largest cost, so that float32 suffices at any scale of the data.
+    # Costs are relative to the largest one, so that float32 suffices at any scale of the data.
     relative_cost = cost.div_(largest)
     final_eps = max(eps / largest, SMALLEST_EPS)
     dtype = torch.float32 if cost.device.type == "mps" else torch.float64
@@ -146,9 +146,9 @@ def _potentials(
             break
     if error >= MAX_ERROR:
         warnings.warn(
-            f"The transport's potentials have not settled after {MAX_FINAL_ITERATIONS} iterations: they may be off by "
-            f"{error:.0e} eps, where {MAX_ERROR:.0e} is aimed at. The regularization, {final_eps:.1e} of the largest "
-            "cost, is too small for them: raise eps (blur), or bring the features to a smaller scale.",
+            f"The potentials of optimal transport have not converged after {MAX_FINAL_ITERATIONS} iterations. Their "
+            f"error may be {error:.0e} eps instead of {MAX_ERROR:.0e} eps, since the regularization is small "
+            f"({final_eps:.1e} of the largest cost). Raise eps (blur), or scale the features down.",
             stacklevel=4,
         )
 
@@ -165,8 +165,8 @@ def _check_size(cost: Tensor) -> None:
         max_mib = MAX_COST_BYTES // 2**20
         max_samples = math.isqrt(MAX_COST_BYTES // bytes_per_entry)
         raise ConfigurationError(
-            f"{cost.shape[0]} samples against {cost.shape[1]}: the cost matrix takes more than {max_mib} MiB. Value "
-            f"the samples in random parts of at most {max_samples}."
+            f"the cost matrix of {cost.shape[0]} by {cost.shape[1]} samples takes more than {max_mib} MiB. Compute "
+            f"values for random parts of at most {max_samples} samples."
         )
 
 
@@ -189,8 +189,8 @@ def _write_plan(
     g: Tensor,
     eps: float,
 ) -> None:
-    """Write exp((f_i + g_j - cost_ij) / eps) into entry (i, j) of ``plan [m, m2]``, or 0 if this is tiny."""
-    # In place, since such a matrix may take hundreds of MB.
+    """Write exp((f_i + g_j - cost_ij) / eps) into element (i, j) of ``plan [m, m2]``, or 0 if this is tiny."""
+    # This is done in place, since the matrix may take hundreds of MB.
     torch.sub(g, cost, out=plan)
     plan.add_(f[:, None])
     plan.div_(eps)
@@ -212,7 +212,7 @@ def _scale_both(plan: Tensor, iterations: int) -> Finished:
         row_means = (plan @ column_factors / m2).clamp(min=TINY)
         column_means = (row_factors @ plan / m).clamp(min=TINY)
         error = float((row_factors * row_means - 1).abs().mean())
-        # 1 / row_means are the factors that make the rows uniform: the new factor is the geometric mean with the old.
+        # The factors 1 / row_means make the rows uniform. The new factor is their geometric mean with the old factor.
         row_factors = (row_factors / row_means).sqrt()
         column_factors = (column_factors / column_means).sqrt()
         steps += 1
@@ -245,7 +245,7 @@ def _scale_in_turn(plan: Tensor, iterations: int) -> Finished:
         steps += ITERATIONS_PER_CHECK
         step_size = float(step_of_u.abs().mean() + step_of_v.abs().mean())
         if not math.isfinite(step_size):
-            # Far from the limit, over-relaxation can diverge; omega = 1 never does.
+            # Far from the limit, over-relaxation can diverge. With omega = 1 it cannot.
             u = initial_u
             v = initial_v
             max_omega = 1 + (omega - 1) / 2
@@ -348,13 +348,15 @@ def client_values(
         tensor(4)
     """
     if part == "labels" and y is None:
-        raise ConfigurationError('part="labels" needs classes. Pass them, or part="features".')
+        raise ConfigurationError(
+            'part="labels" needs classes, but y is None. Pass classes, or set part="features".'
+        )
     points = label_embedding(
         x, y, covariance=covariance, label_weight=label_weight, statistics=statistics
     )
     num_features = x.shape[1]
-    lacks_features = gamma.shape[1] < num_features
-    if y is not None or lacks_features:
+    has_too_few_features = gamma.shape[1] < num_features
+    if y is not None or has_too_few_features:
         check_pair(points, gamma, "the samples (embedded)", "gamma")
 
     cost = squared_costs(x, gamma[:, :num_features])
@@ -377,7 +379,7 @@ def client_values(
 
 
 def _centered_by_class(gradient: Tensor, y: Tensor) -> Tensor:
-    """Subtract the mean of each class: samples are compared within a class."""
+    """Subtract the mean of each class, so that samples are compared within a class."""
     _, classes, counts = y.unique(return_inverse=True, return_counts=True)
     class_sums = gradient.new_zeros(len(counts)).index_add_(0, classes, gradient)
     class_means = class_sums / counts

@@ -32,7 +32,7 @@ MAX_PIVOTS = 100_000_000
 def transport_plan(squared_costs: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Compute an optimal transport plan ``[m, m2]`` and the distance W_p, from the squared distances ``[m, m2]`` of
     points with equal weights."""
-    import ot  # here, since it imports scikit-learn and pandas, which most formulas do not need
+    import ot  # slow to import, since it imports scikit-learn and pandas
 
     cost = squared_costs.detach().cpu().double().numpy()
     if p != 2:
@@ -55,7 +55,7 @@ def contribution_shares(distances: Tensor) -> Tensor:
         distances: the clients' distances, ``[n]``, at least 0 (possibly inf). NaN for a client without a distance.
 
     Returns:
-        The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are left out. If some clients
+        The shares, ``[n]``, which sum to 1. NaN for clients without a distance, which are excluded. If some clients
         have distance 0, they have equal shares and all others 0.
 
     Example:
@@ -67,7 +67,7 @@ def contribution_shares(distances: Tensor) -> Tensor:
     is_negative = distances < 0
     if distances.ndim != 1 or is_negative.any():
         raise ConfigurationError(
-            f"distances: expected a vector of numbers of at least 0, got {distances}."
+            f"distances: expected a vector of numbers of at least 0, but got {distances}."
         )
     is_valid = ~distances.isnan()
     if not is_valid.any():
@@ -144,11 +144,11 @@ def interpolate_along(
 
 
 # The standard deviation of the first gamma, relative to that of the server's samples. The composition of two optimal
-# plans need not be optimal: from a widely spread gamma, the protocol ends in some pairing of P and Q that no iteration
+# plans need not be optimal: from a widely spread gamma, the protocol ends in a pairing of P and Q that no iteration
 # improves. From nearly a single point, eta_P and eta_Q are small copies of P and Q in all iterations, so that their
-# optimal plan is that of P and Q. A spread of 0 would leave ties.
+# optimal plan is that of P and Q. With a spread of 0 there would be ties.
 INITIAL_SPREAD = 1e-4
-#: Place of the points that both ends answer with: of two answers, each has gone half of the way.
+#: Position of the points in both sides' responses: halfway between their samples and gamma.
 HALFWAY = 0.5
 
 
@@ -156,16 +156,16 @@ HALFWAY = 0.5
 class TransportClient:
     """Client's side of the federated Wasserstein distance.
 
-    A point of an answer is the mean of m/S of the client's m samples, averaged with a point that the server has sent
-    and can subtract again. From S >= m the server can reconstruct the samples, from S >= m/2 points that are mostly one
-    sample (``docs/results/fedbary.md``). So a client answers S < m/2 points only. This does not guarantee privacy: many
-    iterations send many means.
+    Each point of a response is the mean of m/S of the client's m samples, averaged with a point that the server has
+    sent and can subtract again. With S >= m the server can reconstruct the samples, with S >= m/2 points that are
+    mostly one sample (``docs/results/fedbary.md``). So a client responds only to S < m/2 points. This does not
+    guarantee privacy, since many iterations send many means.
 
     Args:
         x: the client's samples (or their embeddings), ``[m, d]``.
-        t: the position of the points in an answer between the client's samples (0) and the server's points (1).
+        t: the position of the points in a response between the client's samples (0) and the server's points (1).
         p: the exponent of the Wasserstein distance.
-        allow_reconstruction: whether to answer any number of points, even if the answer reveals the samples.
+        allow_reconstruction: whether to respond to any number of points, even if the response reveals the samples.
 
     Example:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
@@ -194,7 +194,7 @@ class TransportClient:
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the answer to the server's points: interpolated points and a distance.
+        """Compute the response to the server's points: interpolated points and a distance.
 
         Args:
             gamma: the server's points, ``[S, d]``.
@@ -251,7 +251,7 @@ class TransportServer:
         self.t = t
         self.p = p  # exponent of the distance
         self.gamma: Tensor | None = None  # the points to send next
-        self.eta: Tensor | None = None  # interpolated points, as in the client's answer
+        self.eta: Tensor | None = None  # interpolated points, as in the client's response
         self.distance = x2.new_tensor(torch.nan)
         self._x = x2.detach()
 
@@ -279,29 +279,29 @@ class TransportServer:
         return self.gamma
 
     def step(self, eta: Tensor, distance: Tensor) -> Tensor:
-        """Compute the next points to send from a client's answer.
+        """Compute the next points to send from a client's response.
 
         Args:
             eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.answer`.
-            distance: the distance from the client's samples to the points sent last, from the same answer.
+            distance: the distance from the client's samples to the points sent last, from the same response.
 
         Returns:
             The next points, gamma, ``[S, d]``.
         """
         if self.gamma is None:
             raise ConfigurationError(
-                f"TransportServer.step: expected start() first, got {list(eta.shape)}."
+                "TransportServer.step was called before start(), which draws the first points. Call start() first."
             )
         if eta.shape != self.gamma.shape:
             raise ConfigurationError(
-                f"TransportServer.step: expected eta {list(self.gamma.shape)}, got {list(eta.shape)}."
+                f"TransportServer.step: expected eta {list(self.gamma.shape)}, but got shape {list(eta.shape)}."
             )
-        # The server's own answer to the points sent last, as a client's: points between them and its samples.
+        # The server computes the same response as a client: points between the points sent last and its samples.
         num_points = len(self.gamma)
         plan, server_distance = matching(self.gamma, self._x, self.p)
         self.eta = interpolate_along(self.gamma, self._x, plan, num_points=num_points, t=self.t)
         self.distance = distance.to(server_distance) + server_distance
-        # The next points lie between the client's answer and the server's.
+        # The next points lie between the client's response and the server's.
         client_eta = eta.to(self.eta)
         self.gamma = interpolating_measure(client_eta, self.eta, t=self.t, p=self.p)
         return self.gamma
@@ -365,7 +365,7 @@ def wasserstein_barycenter(
 
     Raises:
         ConfigurationError: there are no clients, clients have different dimensions, a client has so few samples that
-            its answer would reveal them, a weight is negative, or all are 0, or an option is out of range.
+            its response would reveal them, a weight is negative, or all are 0, or an option is out of range.
 
     Example:
         >>> from flsv.functional import TransportClient
@@ -387,14 +387,14 @@ def wasserstein_barycenter(
     for _ in range(iterations):
         next_center = torch.zeros_like(center)
         for index, client in enumerate(clients):
-            # gamma lies between the client's samples and the center. Both ends answer with points halfway to it.
+            # gamma lies between the client's samples and the center. Both sides respond with points halfway to it.
             gamma = gammas[index]
             client_points, client_distance = client.answer(gamma)
             plan, center_distance = matching(gamma, center, p)
             center_points = interpolate_along(gamma, center, plan, num_points=support, t=HALFWAY)
             distances[index] = client_distance + center_distance
 
-            # The next gamma lies halfway between the two answers.
+            # The next gamma lies halfway between the two responses.
             gamma = interpolating_measure(client_points.to(center_points), center_points, p=p)
             gammas[index] = gamma
 
@@ -432,6 +432,6 @@ def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tenso
     total = shares.sum()
     if shares.shape != (num_clients,) or not is_valid.all() or not total > 0:
         raise ConfigurationError(
-            f"weights: expected {num_clients} finite numbers of at least 0, not all 0."
+            f"weights: expected {num_clients} finite numbers of at least 0, not all 0, but got {shares.tolist()}."
         )
     return shares / total

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from flsv.functional.intervals import prediction_stderr
-from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.halvings import has_halvings
 from flsv.metrics.coalitions.design import are_singles_only
-from flsv.utilities.csv_files import numbers_text
 
 
 def coalitions_not_finite(
@@ -55,15 +53,6 @@ def evidence_of(
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }
-
-
-def cases_record(values: CaseValues | None) -> dict[str, Any]:
-    """Return values on each validation sample, and the rows of the covariance that follows, if they are known."""
-    rows = None
-    if values is not None:
-        covariance = values.covariance()
-        rows = [numbers_text(row) for row in covariance.tolist()]
-    return {"case_covariance": rows, "case_values": values}
 
 
 def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:

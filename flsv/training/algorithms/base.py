@@ -47,8 +47,8 @@ class LossTerm:
         """Compute the term from the latest call, which is then forgotten with its graph."""
         if self._latest_call is None:
             raise ConfigurationError(
-                f"a client algorithm adds a term of {type(self._layer).__name__} to the loss, and training_step does "
-                "not call this layer. Call it there, as in self(x), or choose another client algorithm."
+                f"the client algorithm computes a loss term from a call of {type(self._layer).__name__}, but "
+                "training_step does not call this layer. Call it there, as in self(x), or choose another algorithm."
             )
         arguments, output = self._latest_call
         self._latest_call = None
@@ -127,7 +127,7 @@ class ClientContext:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many of a model vector's first entries are parameters. Buffers follow them."""
+        """Return how many of a model vector's first elements are parameters. Buffers follow them."""
         return self.space.num_parameters
 
     def received(self, name: str) -> Tensor:
@@ -139,7 +139,7 @@ class ClientContext:
         copy where the dtype differs.
 
         Args:
-            vector: a vector ``[P]``, or only its first ``num_parameters`` entries.
+            vector: a vector ``[P]``, or only its first ``num_parameters`` elements.
             parameters: the shared parameters to return tensors for.
         """
         views = self.space.unflatten(vector)
@@ -173,7 +173,7 @@ class ClientContext:
     def shared(
         self, parameters: list[Tensor], gradients: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return two lists: the ``parameters`` that are shared with the server, and their entries of ``gradients``."""
+        """Return two lists: the ``parameters`` that are shared with the server, and their ``gradients``."""
         shared_parameters = []
         shared_gradients = []
         for parameter, gradient in zip(parameters, gradients):
@@ -214,8 +214,8 @@ class ClientContext:
         """
         if not getattr(self.module, "automatic_optimization", True):
             raise ConfigurationError(
-                f"training_step of {type(self.module).__name__} steps its optimizers itself (automatic_optimization = "
-                "False), so that no term can be added to its loss. Use automatic optimization."
+                f"the client algorithm adds a term to the loss, which needs automatic optimization, but "
+                f"{type(self.module).__name__} steps its optimizers itself. Set automatic_optimization = True."
             )
         self.loss_terms.append(LossTerm(term, layer))
 
@@ -231,7 +231,7 @@ class ClientContext:
 
     def _endless_batches(self, name: str) -> Iterator[Any]:
         seed = self.instruction.seed
-        # What the random numbers are for: the same words give the same numbers.
+        # Random numbers are derived from the seed and this tuple.
         purpose = (name, self.instruction.round_index, self.instruction.client_id)
         for epoch in count():
             generator = generator_for(seed, *purpose, epoch)
@@ -264,8 +264,8 @@ class ClientContext:
         module: Any = self.module
         if not getattr(module, "automatic_optimization", True):
             raise ConfigurationError(
-                f"training_step of {type(module).__name__} steps its optimizers itself (automatic_optimization = "
-                "False), so that no other model can be put through it. Use automatic optimization."
+                f"the client algorithm runs training_step with a second model, which needs automatic optimization, but "
+                f"{type(module).__name__} steps its optimizers itself. Set automatic_optimization = True."
             )
         trainer = trainer_of(module)
         if trainer is None:
@@ -274,7 +274,7 @@ class ClientContext:
             training_step = trainer.strategy.training_step
         trained_parameters = [parameter for parameter in self._names if parameter.requires_grad]
 
-        with self._module_lent():
+        with self._restored_module():
             self.space.write(module, model)
             batch_index = self.position % self.epoch_batches  # `batch_idx` restarts per epoch
             arguments = step_arguments(module, batch, batch_index)
@@ -285,17 +285,17 @@ class ClientContext:
         return loss.detach(), self.flat(trained_parameters, gradients)
 
     @contextmanager
-    def _module_lent(self) -> Iterator[None]:
-        """Let another model use the module within this context, which leaves module and client as they were."""
+    def _restored_module(self) -> Iterator[None]:
+        """Let another model use the module within this context, and restore the module and the client afterwards."""
         module = self.module
         terms_of_batch = self.loss_terms
-        self.loss_terms = []  # they are terms of the client's training only
+        self.loss_terms = []  # loss terms belong to the client's own training
         vector = self.space.read(module)
-        private_entries = self.space.read_private(module)
+        private_tensors = self.space.read_private(module)
         states_of_metrics = metric_states(module)
 
         instruction = self.instruction
-        # What the random numbers are for: the same words give the same numbers.
+        # Random numbers are derived from the seed and this tuple.
         purpose = (
             "second model",
             instruction.round_index,
@@ -315,7 +315,7 @@ class ClientContext:
                 self.loss_terms = terms_of_batch
                 snapshot.restore()
                 self.space.write(module, vector)
-                self.space.write_private(module, private_entries)
+                self.space.write_private(module, private_tensors)
                 put_metric_states(states_of_metrics)
 
 
@@ -420,7 +420,7 @@ def used_model(
 
 
 def is_plain_sgd(optimizers: Sequence[Any]) -> bool:
-    """Return whether each step is a gradient times one learning rate, that of ``torch.optim.SGD`` without momentum."""
+    """Return whether each step is a gradient times one learning rate, as in ``torch.optim.SGD`` without momentum."""
     if [type(optimizer) for optimizer in optimizers] != [torch.optim.SGD]:
         return False
     groups = optimizers[0].param_groups

@@ -58,8 +58,8 @@ class Ditto(ClientAlgorithm):
         personalizer = federation.strategies.get("personalizer")
         if personalizer is not None:
             raise ConfigurationError(
-                f"{self!r} holds personal models near the global one that clients are sent, and found "
-                f"personalizer={personalizer!r}. Leave the personalizer out: Ditto's clients have models of their own."
+                f"{self!r} pulls personal models toward the global model, but personalizer={personalizer!r} sends "
+                "other models to the clients. Remove the personalizer: Ditto trains personal models itself."
             )
 
     def begin_batch(self, context: ClientContext, batch: Any) -> None:

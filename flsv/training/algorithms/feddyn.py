@@ -113,7 +113,7 @@ class FedDynServer(Aggregator):
         vector, weights = super().aggregate(round, contributions)  # the mean of the cohort's models
         num_parameters = round.space.num_parameters
         cohort_update = round.matrix.first_columns(num_parameters).combine(weights)
-        # Clients outside the cohort count as updates of zero.
+        # Clients outside the cohort have updates of zero.
         mean_update = cohort_update * (len(round) / self._num_clients)
 
         # In terms of the shift h / alpha [P]: shift <- shift - mean update, then x <- mean model - shift.
@@ -131,6 +131,6 @@ def check_sides(federation: FederationInfo) -> None:
     aggregator = federation.strategies.get("aggregator")
     if not isinstance(algorithm, FedDyn) or not isinstance(aggregator, FedDynServer):
         raise ConfigurationError(
-            f"FedDyn has two sides, and found client_algorithm={algorithm!r} with aggregator={aggregator!r}. Set "
-            "FederatedLoop(aggregator=FedDynServer(), client_algorithm=FedDyn(alpha))."
+            f"FedDyn needs a client algorithm and an aggregator, but got client_algorithm={algorithm!r} with "
+            f"aggregator={aggregator!r}. Set FederatedLoop(aggregator=FedDynServer(), client_algorithm=FedDyn(alpha))."
         )

@@ -48,7 +48,9 @@ class FedProx(ClientAlgorithm):
     ) -> dict[str, Tensor]:
         # A client that starts from the global model has it already.
         client_has_anchor = self.anchor == "start" or start is state.global_vector
-        return {} if client_has_anchor else {"anchor": state.model()}
+        if client_has_anchor:
+            return {}
+        return {"anchor": state.model()}
 
     def gradients(
         self,

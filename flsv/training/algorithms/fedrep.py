@@ -47,16 +47,15 @@ class FedRep(ClientAlgorithm):
         self.head_epochs = head_epochs
 
     def set_up(self, federation: FederationInfo) -> None:
-        # Nothing is restored: a resumed run is checked as a new one.
         if not federation.space.private_names:
             raise ConfigurationError(
-                f'{self!r} trains the part that a client keeps, and all is shared. Set FederatedLoop(share=["!head"]), '
-                "or name the layers that stay."
+                f"{self!r} trains parameters that stay at the client, but the clients share all parameters. Set "
+                'FederatedLoop(share=["!head"]), or exclude other layers in `share`.'
             )
         if federation.local_epochs <= self.head_epochs:
             raise ConfigurationError(
-                f"{self!r} leaves no epoch for the shared part: local_epochs={federation.local_epochs}. Set "
-                f"FederatedLoop(local_epochs={self.head_epochs + 1}) or more."
+                f"{self!r} leaves no epoch to train the shared parameters, since local_epochs="
+                f"{federation.local_epochs}. Set FederatedLoop(local_epochs={self.head_epochs + 1}) or more."
             )
 
     def frozen_parameters(

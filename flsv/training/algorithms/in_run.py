@@ -11,7 +11,7 @@ theta, and one product with the output gradient dL/dy, which the backward pass c
 Departures:
 
 - g is computed at the global model that the round starts from and sent to the clients once a round. The paper computes
-  g anew in every step, from validation samples that the trainer has.
+  g again in every step, from validation samples that the trainer has.
 - With momentum, a step's gradient also moves the model in later steps. A sample is credited with all movement of the
   round that its gradient causes, see :func:`flsv.functional.step_weights`. Effects of momentum from an earlier round,
   weight decay, clipping and uploads are assigned to no sample: the server's metric reports their sum as the rest.
@@ -94,7 +94,7 @@ class InRunValues(ClientAlgorithm):
             ``InRunShapley`` metric, a layer mixes a batch's samples (BatchNorm), or batches have no classes. After the
             first backward pass: the gradients differ from those that follow from the layers' inputs and outputs, since
             the loss has a term in the parameters themselves, or is scaled. After a later pass over a client's samples:
-            a sample's class has changed, because a ``collate_fn`` changes the samples' order or classes are drawn anew.
+            a sample's class has changed, because a ``collate_fn`` changes the samples' order or draws new classes.
 
     Example:
         >>> InRunValues(every=4)
@@ -130,16 +130,15 @@ class InRunValues(ClientAlgorithm):
         is_one_sgd = optimizer_classes == [torch.optim.SGD]
         if not is_one_sgd or not _has_plain_steps(federation.optimizers[0]):
             raise ConfigurationError(
-                f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
-                "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
-                f"configures {list(federation.optimizers)}."
+                f"{self!r} needs one torch.optim.SGD with a single learning rate and momentum, without nesterov, "
+                f"dampening and maximize, but the module configures {list(federation.optimizers)}."
             )
 
     def _loss_of(self, metrics: Iterable[Any]) -> Any:
-        """Return the measure of the one loss that metrics of in-run values ask for."""
+        """Return the loss whose gradient the InRunShapley metrics use."""
         in_run_metrics = []
         for metric in metrics:
-            # `loss` is the metric's argument, `measured_by` the measure that the metric made of it.
+            # The metric derives its measure, `measured_by`, from its argument `loss`.
             has_loss = hasattr(metric, "measured_by")
             if has_loss and IN_RUN_VALUES in fields_of(metric).values():
                 in_run_metrics.append(metric)
@@ -149,13 +148,13 @@ class InRunValues(ClientAlgorithm):
         losses = dict.fromkeys(metric.loss for metric in in_run_metrics)
         if len(losses) > 1:
             raise ConfigurationError(
-                f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
-                "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
+                f"{self!r} computes the gradient of one loss, but the InRunShapley metrics have the losses "
+                f"{list(losses)} (None: the classifier's cross-entropy). Give all of them the same loss."
             )
         return in_run_metrics[0].measured_by
 
-    def bind_evaluator(self, games: Any) -> None:
-        self._evaluator = games
+    def bind_evaluator(self, evaluator: Any) -> None:
+        self._evaluator = evaluator
         self._model_of_gradient = None
         self._gradient = None
 
@@ -167,8 +166,8 @@ class InRunValues(ClientAlgorithm):
     ) -> dict[str, Tensor]:
         if self._evaluator is None:
             raise ConfigurationError(
-                f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
-                "flsv.metrics.InRunShapley()}), which also makes the server evaluate its validation set."
+                f"{self!r} needs an InRunShapley metric at the server, which computes the validation gradient. Set "
+                "FederatedLoop(metrics={..., 'in_run': flsv.metrics.InRunShapley()})."
             )
         global_model = state.model()
         if self._gradient is None or self._model_of_gradient is not global_model:
@@ -187,17 +186,17 @@ class InRunValues(ClientAlgorithm):
             if parameter.requires_grad and context.is_shared(parameter):
                 shared_parameters.append(parameter)
                 names.append(name)
-        reference_gradient = context.received(VALIDATION_GRADIENT)  # [P], the server's
-        gradients = context.entries(reference_gradient, shared_parameters)  # a tensor a parameter
+        reference_gradient = context.received(VALIDATION_GRADIENT)  # [P]
+        gradients = context.entries(reference_gradient, shared_parameters)  # one per parameter
         self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
 
-        # Of the round.
+        # State of the round.
         self._learning_rates: list[float] = []  # the learning rate of each step
         self._watched_batches: list[_WatchedBatch] = []
         self._products: list[Tensor] = []
         self._batch_position = 0  # the next batch's
 
-        # Of the epoch: the samples and classes of its batches, the order of its samples, and how many were read.
+        # State of the epoch: its batches' samples and classes, the order of its samples, and the number read.
         self._batches: list[tuple[Tensor, Tensor]] = []
         self._sample_order = torch.empty(0, dtype=torch.long)
         self._num_samples_read = 0
@@ -214,8 +213,9 @@ class InRunValues(ClientAlgorithm):
         labels = batch_labels(batch)
         if labels is None and self._loss == "negative_loss":
             raise ConfigurationError(
-                f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
-                f"{type(batch).__name__} without. Where the module logs its loss, take InRunShapley(loss='val_loss')."
+                f"{self!r} needs batches (x, y) with the class of every sample in y, int64 [B], but this batch, a "
+                f"{type(batch).__name__}, has no classes. If the module logs its validation loss, set "
+                "InRunShapley(loss='val_loss')."
             )
         if labels is None:
             classes = torch.full((extract_batch_size(batch),), NO_CLASS)
@@ -246,8 +246,8 @@ class InRunValues(ClientAlgorithm):
         is_watched = self._ghost_products.batch_size is not None
         if not is_watched:
             return
-        # `end_client` takes the products of all watched steps. Those of the first are taken now, since they show
-        # whether products can be computed for this module.
+        # `end_client` reads the products of all watched steps. The first step's are read now, to check whether products
+        # can be computed for this module.
         if self._num_watched_steps == 0:
             first_products = self._ghost_products.take()
             self._products.append(first_products)
@@ -287,7 +287,7 @@ class InRunValues(ClientAlgorithm):
         # The watched steps stand for all steps.
         steps_per_watched_step = len(self._learning_rates) / max(self._num_watched_steps, 1)
         factors = step_weights(self._learning_rates, self._momentum) * steps_per_watched_step
-        # Batches without a step after them have moved nothing.
+        # A batch that no step follows has not changed the model.
         step_factors = torch.cat([factors, factors.new_zeros(1)])
 
         sample_factors = []
@@ -304,8 +304,8 @@ class InRunValues(ClientAlgorithm):
         wrong_classes = self._watched_classes[out_of_range]
         if len(wrong_classes):
             raise ConfigurationError(
-                f"{self!r} values samples by class: a training batch holds class {int(wrong_classes[0])}, and the data "
-                f"have classes 0 .. {local.num_classes - 1}."
+                f"{self!r} sums values by class, but a training batch has class {int(wrong_classes[0])}, and the data "
+                f"module's classes are 0 to {local.num_classes - 1}. Correct the batches' classes."
             )
         # The values of samples stay at the client. The server gets their sums over classes.
         keep_table(local, IN_RUN_VALUES, partial(_values_as_csv, local.state[IN_RUN_VALUES]))
@@ -330,9 +330,9 @@ class InRunValues(ClientAlgorithm):
         self._num_samples_read = end
         if len(samples) != count:
             raise ConfigurationError(
-                f"client {context.instruction.client_id} trains on more samples in an epoch than its "
-                f"{context.samples}, so that values cannot be assigned to samples. Leave out what adds samples to its "
-                "batches."
+                f"client {context.instruction.client_id} has {context.samples} samples, but its batches of an epoch "
+                "have more, so values cannot be assigned to samples. Remove the collate_fn or hook that adds samples "
+                "to batches."
             )
         return samples
 
@@ -349,9 +349,9 @@ class InRunValues(ClientAlgorithm):
             position = int(is_changed.int().argmax())
             raise ConfigurationError(
                 f"{self!r}: training sample {int(samples[position])} of client {context.instruction.client_id} has "
-                f"class {int(classes[position])} now and had {int(stored_classes[position])} in an earlier pass, so "
-                "that values cannot be assigned to samples. Leave out what changes the order of a batch's samples, "
-                "such as a collate_fn that sorts them, or draws their classes anew."
+                f"class {int(classes[position])} but had {int(stored_classes[position])} in an earlier epoch, so "
+                "values cannot be assigned to samples. Remove the collate_fn or hook that changes the order of a "
+                "batch's samples or draws new classes for them."
             )
         self._sample_classes[samples] = classes
 
@@ -361,13 +361,13 @@ class InRunValues(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        """Check that the samples' products in the first step sum to the whole gradient's."""
+        """Check that the samples' products in the first step sum to the product of the whole gradient."""
         reference = context.entries(context.received(VALIDATION_GRADIENT), parameters)
         gradient_product = 0.0
         largest_product = 0.0  # if all gradients had the direction of the reference
-        for gradient, reference_entries in zip(gradients, reference):
+        for gradient, reference_gradient in zip(gradients, reference):
             flat_gradient = gradient.flatten()
-            flat_reference = reference_entries.flatten()
+            flat_reference = reference_gradient.flatten()
             gradient_product += float(torch.dot(flat_gradient, flat_reference))
             largest_product += float(flat_gradient.norm()) * float(flat_reference.norm())
 
@@ -381,9 +381,10 @@ class InRunValues(ClientAlgorithm):
         if not is_equal:
             raise ConfigurationError(
                 f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
-                f"{sum_of_products:.6g}, and that of the gradient is {gradient_product:.6g}. Parts of the gradient "
-                "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
-                "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
+                f"{sum_of_products:.6g}, but the product of the batch's gradient is {gradient_product:.6g}. Either a "
+                "part of the loss is computed outside the layers' forward (by a compiled module, a functional call or "
+                "a penalty on the weights), or the loss is scaled (precision='16-mixed'). Compute the loss by layers, "
+                "with precision 32-true or bf16-mixed."
             )
 
 
@@ -429,7 +430,7 @@ class GhostProducts:
         if parameters:
             self._device = parameters[0].device
         self._products: list[Tensor] = []
-        # Each watched layer, its name, and its twin: a copy that has the reference's entries as parameters.
+        # Each watched layer, its name, and a copy of it with the reference as parameters.
         self._watched_layers: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -438,13 +439,13 @@ class GhostProducts:
             if name in reference and parameter.requires_grad:
                 reference_of_parameter[parameter] = reference[name]
         for name, layer in module.named_modules():
-            layer_reference = {}  # None for a parameter without entries
+            layer_reference = {}  # None for a parameter without a reference
             for parameter_name, layer_parameter in layer._parameters.items():
                 if layer_parameter is not None:
                     layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
-            if any(entries is not None for entries in layer_reference.values()):
-                twin = _copy_with_reference(layer, layer_reference)
-                self._watched_layers.append((layer, name, twin))
+            if any(tensor is not None for tensor in layer_reference.values()):
+                reference_layer = _copy_with_reference(layer, layer_reference)
+                self._watched_layers.append((layer, name, reference_layer))
 
     def watch(self, batch_size: int) -> None:
         """Compute products for the next batch, which has ``batch_size`` samples."""
@@ -453,8 +454,8 @@ class GhostProducts:
         self._products.append(products)
         if self._handles:  # the hooks of the batch before
             return
-        for layer, name, twin in self._watched_layers:
-            hook = partial(self._after_forward, name, twin)
+        for layer, name, reference_layer in self._watched_layers:
+            hook = partial(self._after_forward, name, reference_layer)
             self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
 
     def take(self) -> Tensor:
@@ -474,27 +475,28 @@ class GhostProducts:
     def _after_forward(
         self,
         name: str,
-        twin: nn.Module,
+        reference_layer: nn.Module,
         layer: nn.Module,
         args: Any,
         kwargs: Any,
         output: Any,
     ) -> None:
-        """Let the backward pass add what a layer contributes to the samples' products. torch calls this after each
-        forward pass of the layer ``name``, with its arguments and its output. ``twin`` is the layer with the reference
-        as parameters.
-        """
+        """Register a hook by which the backward pass adds the layer's part of the samples' products.
+
+        torch calls this after each forward pass of the layer ``name``, with its arguments and its output."""
         has_gradient = torch.is_grad_enabled() and output.requires_grad
         if not has_gradient:
             return
         if self.batch_size == 0 or len(output) != self.batch_size:
             raise ConfigurationError(
-                f"layer {name!r} gives {len(output)} rows for a batch of {self.batch_size} samples, so that rows "
-                "cannot be assigned to samples. In-run values need layers whose first dimension is the batch."
+                f"the output of layer {name!r} has {len(output)} rows for a batch of {self.batch_size} samples, so "
+                "rows cannot be assigned to samples. In-run values need layers whose first dimension is the batch."
             )
         with torch.no_grad():
-            twin_output = twin.forward(*args, **kwargs)
-        add_products = partial(_add_products, products=self._products[-1], twin_output=twin_output)
+            reference_output = reference_layer.forward(*args, **kwargs)
+        add_products = partial(
+            _add_products, products=self._products[-1], reference_output=reference_output
+        )
         output.register_hook(add_products)  # is called with the gradient of the output
 
 
@@ -502,12 +504,12 @@ def _add_products(
     output_gradient: Tensor,
     *,
     products: Tensor,
-    twin_output: Tensor,
+    reference_output: Tensor,
 ) -> None:
-    """Add each sample's product of ``output_gradient`` and ``twin_output``, both ``[B, ...]``, to ``products [B]``."""
-    flat_twin_output = twin_output.flatten(1)
-    flat_gradient = output_gradient.detach().flatten(1).to(flat_twin_output.dtype)
-    layer_products = torch.linalg.vecdot(flat_gradient, flat_twin_output)
+    """Add each sample's product of the gradient and ``reference_output``, both ``[B, ...]``, to ``products [B]``."""
+    flat_output = reference_output.flatten(1)
+    flat_gradient = output_gradient.detach().flatten(1).to(flat_output.dtype)
+    layer_products = torch.linalg.vecdot(flat_gradient, flat_output)
     products.add_(layer_products.to(products))
 
 
@@ -521,8 +523,8 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
     for layer_name, layer in module.named_modules():
         if isinstance(layer, _BATCH_NORM) and layer.training:
             raise ConfigurationError(
-                f"layer {layer_name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one "
-                "sample's. Use GroupNorm or LayerNorm, or keep it in evaluation mode."
+                f"layer {layer_name!r}, {type(layer).__name__}, mixes the samples of a batch, so no gradient belongs "
+                "to one sample. Use GroupNorm or LayerNorm, or keep the layer in evaluation mode."
             )
         reason = _unsupported_reason(layer)
         if reason is None:
@@ -532,8 +534,8 @@ def check_layers(module: nn.Module, names: set[str]) -> None:
                 continue
             supported = ", ".join(layer_class.__name__ for layer_class in LINEAR_LAYERS)
             raise ConfigurationError(
-                f"parameter {name_of_trained[parameter]!r} is {type(layer).__name__}'s, {reason}. In-run values "
-                f"know {supported}. Use these, or freeze it (requires_grad = False)."
+                f"parameter {name_of_trained[parameter]!r} belongs to a {type(layer).__name__}, {reason}. In-run "
+                f"values support {supported}. Use these layers, or freeze the parameter (requires_grad = False)."
             )
 
 
@@ -545,7 +547,7 @@ def _has_plain_steps(optimizer: Any) -> bool:
         for option in ("nesterov", "dampening", "maximize"):
             if group.get(option):
                 return False
-    return len(rates_and_momenta) == 1  # all groups have the same
+    return len(rates_and_momenta) == 1
 
 
 def _unsupported_reason(layer: nn.Module) -> str | None:
@@ -566,12 +568,12 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
 def _copy_with_reference(layer: nn.Module, reference: dict[str, Tensor | None]) -> nn.Module:
     """Copy a layer, with ``reference`` or zeros in place of its parameters."""
     new_parameters = {}
-    for name, entries in reference.items():
+    for name, tensor in reference.items():
         parameter: Any = layer._parameters[name]
-        if entries is None:
+        if tensor is None:
             new_parameters[name] = torch.zeros_like(parameter)
         else:
-            new_parameters[name] = entries.detach().to(parameter)
+            new_parameters[name] = tensor.detach().to(parameter)
     padding_row = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding_row is not None:  # it has no gradient
         new_parameters["weight"] = new_parameters["weight"].clone()

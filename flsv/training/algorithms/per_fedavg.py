@@ -32,7 +32,7 @@ class PerFedAvg(ClientAlgorithm):
 
     Args:
         alpha: the length of the inner step, above 0.
-        hessian: ``"first_order"``: H is left out (the paper's FO), which takes two gradients per step. ``"free"``: H g,
+        hessian: ``"first_order"`` omits H (the paper's FO), which takes two gradients per step. ``"free"``: H g,
             with g = grad f(w~; D'), is computed from the gradients at w + delta g and w - delta g (the paper's HF),
             which takes four gradients per step.
         delta: the factor of g in these two points, above 0, for ``"free"`` only.
@@ -70,7 +70,7 @@ class PerFedAvg(ClientAlgorithm):
         inner_step = -self.alpha * inner_gradient
         meta_gradient = _gradient_at(context, model, inner_step, next(further_batches))
 
-        if self.hessian == "free":  # "first_order" leaves the Hessian out
+        if self.hessian == "free":  # "first_order" omits the Hessian
             # H g = (grad f(w + delta g) - grad f(w - delta g)) / (2 delta)
             batch = next(further_batches)
             offset = self.delta * meta_gradient

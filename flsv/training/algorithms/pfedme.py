@@ -5,10 +5,10 @@ server is FedAvg with equal weights, and the paper's beta is its learning rate, 
 see ``configs/pfedme.yaml``.
 
 As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps continues from the theta
-of the batch before. The authors' weight decay of theta (mu = 0.001) is left out. The defaults are the defaults of the
-authors' ``main.py``: ``personal_learning_rate`` 0.09, ``learning_rate`` (eta) 0.005, ``lamda`` 15, ``K`` 5, with a
-``beta`` of 1, batches of 20 samples and 20 batches a round for 800 rounds. In the settings of the authors' README the
-product of eta and lamda is 0.075 to 0.3.
+of the batch before. The authors' weight decay of theta (mu = 0.001) is omitted. The defaults are those of the authors'
+``main.py``: ``personal_learning_rate`` 0.09, ``learning_rate`` (eta) 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of
+1, batches of 20 samples and 20 batches a round for 800 rounds. In the settings of the authors' README the product of
+eta and lamda is 0.075 to 0.3.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MoreauSGD(torch.optim.Optimizer):
         """
         if closure is None:
             raise ConfigurationError(
-                "MoreauSGD.step needs a closure, as Lightning's automatic optimization gives one."
+                "MoreauSGD.step needs a closure. Use Lightning's automatic optimization, which passes one."
             )
         loss = None
         for _ in range(self.defaults["inner_steps"]):

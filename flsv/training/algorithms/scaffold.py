@@ -9,8 +9,8 @@ Departures:
 - The paper's K eta_l, by which option II divides, is the sum of the learning rates of the client's steps.
 - The paper's y_i in option II is the model that the client *sends*. If uploads (attacks, compression) change the model,
   the server's variate is still the mean of the clients' variates.
-- The server computes c_i+ - c_i itself, from y_i as filters have left it and the client's K eta_l. A robust aggregator
-  gives what takes the place of their mean.
+- The server computes c_i+ - c_i itself, from the client's K eta_l and y_i after the filters. A robust aggregator
+  replaces their mean.
 - With gradient clipping, corrected gradients are clipped. With weight decay, the variates include the decay.
 """
 
@@ -46,7 +46,7 @@ class SCAFFOLD(ClientAlgorithm):
 
     where n is the number of all clients, and c_i+ replaces c_i. Only parameters have variates. Buffers (BatchNorm's
     statistics) are averaged as in FedAvg. The server sends c beside the model, and each client reports K lr, from which
-    the server computes the change of c_i. A change that is far larger than the cohort's is left out, with a warning
+    the server computes the change of c_i. It excludes a change that is far larger than the cohort's, with a warning
     that names the client.
 
     Raises:
@@ -72,8 +72,9 @@ class SCAFFOLD(ClientAlgorithm):
         self._aggregator: Any = federation.strategies["aggregator"]
         if not is_plain_sgd(federation.optimizers):
             raise ConfigurationError(
-                f"{self!r} works out the clients' gradients from how far they moved: it needs one torch.optim.SGD with "
-                f"momentum=0 and a single learning rate, and the module configures {list(federation.optimizers)}."
+                f"{self!r} computes the clients' mean gradients from their updates. This needs one torch.optim.SGD "
+                "with momentum=0 and a single learning rate, but the module configures "
+                f"{list(federation.optimizers)}."
             )
 
     def send(
@@ -103,7 +104,7 @@ class SCAFFOLD(ClientAlgorithm):
     def end_client(self, context: ClientContext) -> dict[str, float]:
         assert context.sent is not None
         num_parameters = context.num_parameters
-        # Learning rates may all be 0, as at the start of a warm-up: the model has not changed then.
+        # All learning rates may be 0, as at the start of a warm-up. Then the model has not changed.
         if context.lr_sum != 0:
             # c_i <- c_i - c + (x - y_i) / (K lr), with x the model that the client started from, and y_i the one that
             # it sends.
@@ -117,21 +118,21 @@ class SCAFFOLD(ClientAlgorithm):
         updates = round.client_updates  # [k, P]
         lr_sums = round.reports[LEARNING_RATE_SUM].to(updates)[:, None]  # [k, 1]
         variate = self._variate.to(updates)  # [P]
-        # A sum that is 0 or less does not explain a move: the gradient becomes infinite, and is left out below.
+        # An update is impossible with a sum of 0 or less. The gradient becomes infinite, and is excluded below.
         non_negative_sums = lr_sums.clamp_min(0)
         gradients_of_movers = updates / -non_negative_sums
-        # A client whose learning rates were all 0 has not moved: it keeps the variate.
+        # A client whose learning rates were all 0 has no update, and keeps its variate.
         has_not_moved = (lr_sums == 0) & (updates == 0)
         mean_gradients = torch.where(has_not_moved, variate, gradients_of_movers)
 
         origin = variate.new_zeros(1)
         norms = distances(mean_gradients, origin)  # [k], in float64 without a copy of the matrix
         are_too_large = large_updates(norms)
-        left_out = round.client_ids[are_too_large]
-        for client in on_host(left_out):
+        excluded_clients = round.client_ids[are_too_large]
+        for client in on_host(excluded_clients):
             warnings.warn(
-                f"{client_called(client, self._names)} reports learning rates that do not fit its update: they are "
-                "left out.",
+                f"{client_called(client, self._names)} reports learning rates that do not fit its update. The "
+                "server's control variate excludes this client in this round.",
                 stacklevel=2,
             )
         mean_gradients[are_too_large] = variate

@@ -17,7 +17,6 @@ from flsv.data import (
 from flsv.engines.remote import (
     Directory,
     Packet,
-    RemoteServer,
     Site,
     agreement,
 )
@@ -40,7 +39,6 @@ from helpers.sites import (
     NAMES,
     OSAKA_ADDRESS,
     SitesInProcess,
-    SiteTransport,
     assert_same_runs,
     make_shapfed_loop,
 )
@@ -143,18 +141,6 @@ def test_site_with_data_of_several_clients_is_refused(tmp_path):
     federation = Hospitals(tmp_path, partitioners=[IIDPartitioner(2)] * 3)
     with refused("Boston' cannot take part: it has data of 2 clients"):
         federation.directory()
-
-
-def test_folder_of_a_run_whose_sites_agreed_on_an_encoder_is_refused(tmp_path):
-    folder = tmp_path / "server"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints" / "last.ckpt").touch()
-    (folder / "encoder.json").touch()
-    server = RemoteServer(make_module, make_shapfed_loop, NAMES, rounds=1, folder=folder)
-    transport = SiteTransport({})
-
-    with refused("has a run of 2.1, whose sites agreed on encoder.json"):
-        server.serve(transport, "run")
 
 
 def make_private_loop():

@@ -79,7 +79,7 @@ def test_squared_costs_equal_torchs_distances(rows_per_chunk, monkeypatch):
     num_columns = 25
     x, _ = make_labeled(0)
     x2, _ = make_labeled(1, m=num_columns)
-    bytes_of_row = cost.BYTES_PER_ENTRY * num_columns
+    bytes_of_row = cost.BYTES_PER_ELEMENT * num_columns
     monkeypatch.setattr(cost, "CHUNK_BYTES", bytes_of_row * rows_per_chunk)
 
     costs = cost.squared_costs(x, x2)

@@ -1,4 +1,4 @@
-"""EntryTrial: what passes from one local training to the next in the objects that a module refers to."""
+"""SharedObjectCheck: warns of objects that clients share through the module and that a local training changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import digest
 from flsv.utilities.reachable import GENERATORS, LIBRARIES, package_of
 
-#: Types of objects that are not a client's, or that are shared on purpose.
+#: Types of objects that do not belong to a client, or that are shared on purpose.
 SHARED_TYPES = (
     L.Trainer,
     L.Callback,
@@ -39,18 +39,18 @@ SHARED_TYPES = (
 )
 
 
-class EntryTrial:
-    """Check that a process's first local training leaves objects as it finds them, beyond what is swapped.
+class SharedObjectCheck:
+    """Check that a process's first local training does not change objects that are not swapped between clients.
 
-    Not swapped is what closures, objects of libraries, classes and modules outside of the model hold. It is compared
-    by its pickle. What cannot be pickled is not compared.
+    These are the objects that closures, library objects, classes and modules outside the model hold. Their pickles
+    before and after the training are compared. Objects that cannot be pickled are not checked.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._module = trainer.lightning_module
         self._optimizers = find_optimizers(trainer)
         snapshot = ModuleSnapshot(self._module)
-        # The module may refer to other objects after the training. Those of before are compared.
+        # Training may replace attributes of the module, so the objects from before the training are compared.
         self._objects: dict[str, Any] = {}
         for path, value in snapshot.originals.items():
             is_swapped = path in snapshot.values or id(value) in snapshot.visited
@@ -62,7 +62,7 @@ class EntryTrial:
         self._initial_contents = self._contents()
 
     def warn_of_changes(self) -> None:
-        """Name what the local training has changed."""
+        """Warn of the objects that the local training has changed."""
         contents = self._contents()
         changed_paths = []
         for path, initial_content in self._initial_contents.items():
@@ -70,10 +70,10 @@ class EntryTrial:
                 changed_paths.append(path)
         if changed_paths:
             rank_zero_warn(
-                f"flsv: training changes {listed(changed_paths)} of {type(self._module).__name__}, which passes from "
-                "client to client, or from round to round at a site, so that what a client learns may depend on what "
-                "was trained before in this process. Keep it in an attribute that holds numbers, tensors, collections "
-                "of these or layers. To share it on purpose, hold it in a types.SimpleNamespace."
+                f"flsv: training changes {listed(changed_paths)} of {type(self._module).__name__}. All clients share "
+                "this (at a site, all rounds), so a client's result may depend on what was trained before in this "
+                "process. Keep it in an attribute that holds numbers, tensors, layers or collections of these. To "
+                "share it on purpose, keep it in a types.SimpleNamespace."
             )
 
     def _contents(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class EntryTrial:
 
 
 def _values_of_class(kind: type) -> dict[str, Any]:
-    """Return what a program's class and its bases hold beside functions, by path."""
+    """Return the class attributes of a user's class and its bases, without functions, by path."""
     values = {}
     for base in kind.__mro__:
         if package_of(base) in LIBRARIES:
@@ -100,9 +100,9 @@ def _values_of_class(kind: type) -> dict[str, Any]:
 
 
 def _content_of(value: Any, swapped_ids: Collection[int]) -> Any:
-    """Return what an object holds, without what is swapped or shared. None if it cannot be pickled."""
+    """Return a digest of an object without what is swapped or shared in it. None if it cannot be pickled."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # iterators warn that they will not be pickled for ever
+        warnings.simplefilter("ignore")  # iterators warn that their pickling is deprecated
         try:
             pickled_value = pickled(
                 value, shared_ids=swapped_ids, shared_types=(*SHARED_TYPES, *GENERATORS)
