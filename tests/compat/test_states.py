@@ -16,9 +16,11 @@ from flsv.federation import FederatedLoop
 from flsv.metrics import PartialFederatedShapley, ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.utilities.program_state import restored_program
+from flsv.utilities.seeding import seed_generators
 from helpers import kinds_of_attributes, kinds_of_modules, refused, warns
 from helpers.fits import KeepUpdates, assert_resumes, fit, make_checkpoint_callback, state_vector
 from helpers.hidden_state import RATE, SEED, Base, Kind, fit_kind, make_data
+from helpers.kinds_of_attributes import FourGenerators
 from helpers.kinds_of_modules import ChangesItself, add_layer, hook_forward
 
 KINDS = {**kinds_of_modules.KINDS, **kinds_of_attributes.KINDS}
@@ -90,7 +92,7 @@ class ChangesPartsOfTheRun(Base):
 
     def __init__(self):
         super().__init__()
-        self.rates: list[tuple[float, float]] = []
+        self.rates = []
 
     def on_train_epoch_start(self):
         optimizer = self.optimizers()
@@ -167,3 +169,52 @@ def test_structure_that_a_checkpoint_lacks_is_named_at_resume(tmp_path, change, 
 
     with warns(message):
         fit(FederatedLoop(seed=SEED), tmp_path, make_module(), rounds=2, ckpt_path=checkpoint)
+
+
+# ---- random generators
+
+
+class Draws(FourGenerators):
+    """Records what its generators draw in each client's first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.first_draws = []
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.first_draws.append(self.draw())
+        return super().training_step(batch, batch_idx)
+
+    def draw(self):
+        (old_generator,) = self.old_generators["old"]
+        tensor = torch.rand((), generator=self.generator)
+        numbers = (
+            self.numpy_generator.random(),
+            self.python_generator.random(),
+            old_generator.rand(),
+        )
+        return [float(tensor), *numbers]
+
+
+def test_generators_of_a_module_are_seeded_for_each_client_and_then_as_before(tmp_path):
+    module = Draws()
+    rounds = 2
+    fit(FederatedLoop(seed=SEED), tmp_path, module, make_data(), rounds)
+
+    reference = Draws()
+    untouched_draw = reference.draw()
+    generators = [
+        reference.generator,
+        reference.numpy_generator,
+        reference.python_generator,
+        *reference.old_generators["old"],
+    ]
+    expected = []
+    for round_index in range(rounds):
+        for client in range(3):
+            seed_generators(generators, SEED, "train", round_index, client)
+            expected.append(reference.draw())
+
+    assert module.first_draws == expected
+    assert module.draw() == untouched_draw
