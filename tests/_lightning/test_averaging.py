@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch import Tensor
 
 from flsv import Reporting
 from flsv.federation import FederatedLoop
@@ -269,7 +268,7 @@ class ModelsOfValidation(Callback):
     """Keeps a copy of each model that the run's validation sees."""
 
     def __init__(self):
-        self.states: list[dict[str, Tensor]] = []
+        self.states = []
 
     def on_validation_batch_start(self, trainer, module, *args):
         self.states.append(copy.deepcopy(module.state_dict()))

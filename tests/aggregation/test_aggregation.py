@@ -2,15 +2,13 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from flsv.aggregation import (
-    Aggregator,
     Bucketing,
     DivergenceWeighted,
     FedAvg,
@@ -37,7 +35,7 @@ from helpers.loops_by_hand import assert_same_state
 from helpers.models import Plain, network
 
 
-def make_round(ids: list[int], samples: list[int], **kwargs) -> Round:
+def make_round(ids, samples, **kwargs):
     space = ParameterSpace(nn.Linear(3, 2))
     generator = make_generator(len(ids))
     updates = torch.randn(len(ids), 8, generator=generator)
@@ -186,11 +184,7 @@ NUM_SAMPLES = torch.tensor([1, 2, 3])
 SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
 
 
-def make_random_round(
-    seed: int,
-    x: Tensor,
-    index: int = 0,
-) -> Round:
+def make_random_round(seed, x, index=0):
     space = ParameterSpace(nn.Linear(3, 2))
     draw = make_generator(seed)
     updates = torch.randn(3, space.size, generator=draw)
@@ -204,7 +198,7 @@ def make_random_round(
     )
 
 
-def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
+def run_rounds(aggregator, rounds=3):
     x = torch.ones(8)
     for index in range(rounds):
         round = make_random_round(seed=index, x=x, index=index)
@@ -252,7 +246,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round():
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
 def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeypatch, rule):
-    def stepped() -> list[Tensor]:
+    def stepped():
         torch.manual_seed(0)
         points = [
             nn.Parameter(torch.randn(7)),
@@ -292,7 +286,7 @@ class Seen(TrimmedMean):
         return self.results[-1][1:]
 
 
-def fit_and_record_rounds(folder: Path, **options) -> list[tuple[Round, Tensor, Tensor]]:
+def fit_and_record_rounds(folder, **options):
     aggregator = Seen(trim=0.2)
     fit(
         FederatedLoop(aggregator, seed=1, **options),
@@ -339,14 +333,14 @@ def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner)
 # ---- what FedNova cannot do
 
 
-def make_sgd(parameters, **options) -> torch.optim.Optimizer:
+def make_sgd(parameters, **options):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
 def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
 
-    def fit_with_one_step_a_round(aggregator: Aggregator) -> Plain:
+    def fit_with_one_step_a_round(aggregator):
         module = Plain(network())
         loop = FederatedLoop(aggregator, seed=1)
         fit(loop, tmp_path, module, accumulate_grad_batches=100)  # no client has so many

@@ -51,7 +51,8 @@ def cosine_similarity(a, b):
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
     poisoned = attacked_update(GradientPoisoning())
 
-    factors = (poisoned.double() / UPDATE.double()).numpy()
+    quotients = poisoned.double() / UPDATE.double()
+    factors = quotients.numpy()
     counts, _ = np.histogram(factors, bins=10, range=(0.5, 1.5))
     correlations = np.corrcoef(factors, UPDATE)
     assert factors.min() == pytest.approx(0.5, abs=1e-3)

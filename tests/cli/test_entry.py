@@ -231,7 +231,7 @@ def test_help_of_fit_has_less_than_800_lines(tmp_path):
     assert len(printed.stdout.splitlines()) < 800
 
 
-def main_without_a_reader(words: list[str]) -> int:
+def main_without_a_reader(words):
     """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
     standard_output = 1
     read_end, write_end = os.pipe()

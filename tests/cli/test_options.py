@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from flsv import FederatedLoop
 from flsv.cli import main
 from flsv.cli.config_errors import OptionError
 from flsv.cli.options import with_sections_of_flsv
@@ -18,7 +17,7 @@ from helpers.runs import QUIET
 pytestmark = pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
 
 
-def read_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def read_error(capsys, *arguments):
     try:
         status = main(list(arguments))
     except SystemExit as stopped:
@@ -124,7 +123,7 @@ def test_option_error_of_another_process_keeps_its_options():
     assert copied.names == error.names
 
 
-def load_loop(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
+def load_loop(*configs, arguments=()):
     options = [word for config in configs for word in ("--config", str(config))]
     return make_cli([*options, *arguments], run=False).loop
 

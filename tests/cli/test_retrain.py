@@ -59,7 +59,7 @@ def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, 
     all_orders = []
     train = CopiedFits.train
 
-    def record(fits: CopiedFits, orders):
+    def record(fits, orders):
         all_orders.extend(orders)
         return train(fits, orders)
 
@@ -135,7 +135,7 @@ def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run
     assert coalitions_of(copied_run, SEED) == {"0", "1", "2"}
 
 
-def coalitions_of(run: Path, seed: int) -> set[str]:
+def coalitions_of(run, seed):
     """The coalitions whose trainings are kept for a seed, without those of the run itself."""
     path = run / "retrained" / f"seed_{seed}" / "coalitions.csv"
     settings, header, *lines = path.read_text().splitlines()

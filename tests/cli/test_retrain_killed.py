@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 RETRAIN = ["retrain", "lightning_logs/version_0", "--trainings", "all", "--jobs", "2"]
 
 
-def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
+def start_command(folder, *arguments, **environment):
     return Forked(folder, main, [*arguments], **environment)
 
 
@@ -50,7 +50,7 @@ def uninterrupted_run(tmp_path_factory):
     return folder
 
 
-def num_trained_coalitions(run: Path) -> int:
+def num_trained_coalitions(run):
     count = 0
     for file in run.glob("retrained/seed_*/coalitions.csv"):
         _settings, _columns, *rows = file.read_text().splitlines()

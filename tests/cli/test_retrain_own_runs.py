@@ -83,7 +83,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
 
 
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
-    def performance_and_mode(*metrics) -> tuple[str, str | None]:
+    def performance_and_mode(*metrics):
         named_metrics = {f"metric_{number}": metric for number, metric in enumerate(metrics)}
         loop = FederatedLoop(metrics=named_metrics)
         return performance_by(loop)

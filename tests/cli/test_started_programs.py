@@ -90,7 +90,7 @@ def test_program_has_the_same_values_however_it_is_started(tmp_path, expected_va
     assert log.count("a batch of") < 100
 
 
-def printed_values(log: str) -> list[list[float]]:
+def printed_values(log):
     """The values in each line of them."""
     lines = [line for line in log.splitlines() if line.startswith("values ")]
     return [ast.literal_eval(line.removeprefix("values ")) for line in lines]

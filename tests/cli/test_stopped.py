@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from torch.distributed.launcher.api import elastic_launch
@@ -20,7 +19,7 @@ RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 SECONDS = 900
 
 
-def run_by_torchrun(*words: str):
+def run_by_torchrun(*words):
     elastic_launch(AGENT, run_command)(*words)
 
 
@@ -75,14 +74,14 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     assert f"Resuming from {run_folder / 'checkpoints'}" in output
 
 
-def last_round(run_folder: Path) -> int:
+def last_round(run_folder):
     """The round of the table's last row."""
     *_, last_row = (run_folder / "contributions.csv").read_text().splitlines()
     round_index, _, _ = last_row.partition(",")
     return int(round_index)
 
 
-def receive_within_a_del_method(number: signal.Signals):
+def receive_within_a_del_method(number):
     """Where Python prints what is raised, and goes on."""
 
     class Dies:
@@ -100,7 +99,7 @@ def receive_within_a_del_method(number: signal.Signals):
 def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, number, error):
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
-    def receive_and_sleep() -> None:
+    def receive_and_sleep():
         with terminable():
             receive(number)
             time.sleep(30)

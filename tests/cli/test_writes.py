@@ -36,7 +36,7 @@ trainer:
 """
 
 
-def digests_of_files(folder: Path) -> dict[str, str]:
+def digests_of_files(folder):
     """Return a digest of each file below a folder."""
     digests = {}
     for path in folder.rglob("*"):

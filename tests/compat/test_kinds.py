@@ -55,7 +55,7 @@ class WatchesBuffers(L.Callback):
     """Stores the buffers' bytes and version counters before the loop begins, and before the first batch."""
 
     def __init__(self):
-        self.contents: list[dict[str, tuple[int, bytes]]] = []
+        self.contents = []
 
     def on_fit_start(self, trainer, module):
         self.contents.append(buffer_contents(module))

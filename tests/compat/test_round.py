@@ -134,12 +134,7 @@ OF_ROUNDS = (
 )
 
 
-def fit_and_read_model(
-    folder,
-    optimizer_state,
-    callbacks,
-    ckpt_path=None,
-):
+def fit_and_read_model(folder, optimizer_state, callbacks, ckpt_path=None):
     """The parameters, the statistics of BatchNorm, and the count of a callback before or after the loop."""
     loop = FederatedLoop(
         seed=SEED,
@@ -194,7 +189,7 @@ def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
     class Logs(Small):
         def __init__(self):
             super().__init__()
-            self.losses: list[tuple[float, int]] = []
+            self.losses = []
 
         def training_step(self, batch, batch_idx):
             loss = self.loss(batch)

@@ -275,7 +275,7 @@ class Notes(Small):
 
     def __init__(self):
         super().__init__()
-        self.steps: list[tuple[int, int, bool, float, int]] = []
+        self.steps = []
         self.count = 0
         self.register_buffer("sum", torch.tensor(0))
 
@@ -289,9 +289,7 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
-    tmp_path,
-):
+def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(tmp_path):
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
     kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
     module: Any

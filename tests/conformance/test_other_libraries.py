@@ -6,7 +6,6 @@ They are no dependencies: make conformance installs them in an environment of it
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from flsv.functional import exact_shapley
 from helpers import make_generator
@@ -15,7 +14,7 @@ from helpers import make_generator
 class Game:
     """A random game, as flsv and as shapiq ask for it."""
 
-    def __init__(self, players: int, seed: int):
+    def __init__(self, players, seed):
         self.n = players
         generator = make_generator(seed)
         noise = torch.randn(
@@ -29,7 +28,7 @@ class Game:
         self.table = sizes.sqrt() + 0.3 * noise
         self._places = 2 ** torch.arange(players)
 
-    def utility(self, masks: Tensor) -> Tensor:
+    def utility(self, masks):
         numbers = (masks.long() * self._places).sum(1)
         return self.table[numbers]
 
@@ -45,7 +44,7 @@ def shapiq():
     return pytest.importorskip("shapiq", reason="make conformance installs shapiq")
 
 
-def values_of_players(result, players: int) -> Tensor:
+def values_of_players(result, players):
     values = []
     for player in range(players):
         value = result[(player,)]

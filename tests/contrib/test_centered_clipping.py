@@ -1,6 +1,5 @@
 """CenteredClipping against the formula in NumPy, and the checks of aggregators."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,7 @@ MODELS = [
 ]
 
 
-def started_aggregator(aggregator: CenteredClipping) -> CenteredClipping:
+def started_aggregator(aggregator):
     federation = FederationInfo(
         global_vector=torch.tensor(START),
         space=SPACE,
@@ -33,9 +32,7 @@ def started_aggregator(aggregator: CenteredClipping) -> CenteredClipping:
     return aggregator
 
 
-def step_by_hand(
-    updates: np.ndarray, shares: np.ndarray, center: np.ndarray, radius: float, iterations: int
-) -> np.ndarray:
+def step_by_hand(updates, shares, center, radius, iterations):
     """The paper's Algorithm 2, with shares of the samples in place of 1/n."""
     for _ in range(iterations):
         steps = []
@@ -48,12 +45,7 @@ def step_by_hand(
     return center
 
 
-def aggregate_and_end_round(
-    aggregator: CenteredClipping,
-    models: np.ndarray,
-    num_samples: Sequence[int],
-    start: np.ndarray,
-) -> torch.Tensor:
+def aggregate_and_end_round(aggregator, models, num_samples, start):
     round = make_round(models.tolist(), num_samples, start.tolist())
     vector, _ = aggregator.aggregate(round, {})
     aggregator.end_round(replace(round, server_vector=vector))

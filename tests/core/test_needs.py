@@ -24,13 +24,7 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 #: Methods by which the loop makes and reads rounds. Parts do without.
-OF_THE_LOOP = {
-    "aggregated",
-    "get",
-    "measured",
-    "personalized",
-    "with_models",
-}
+OF_THE_LOOP = {"aggregated", "get", "measured", "personalized", "with_models"}
 
 
 class PerClient(ContributionMetric):

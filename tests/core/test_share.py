@@ -10,19 +10,11 @@ from torch import nn
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CosineGradientShapley,
-    PartialFederatedShapley,
-)
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, PartialFederatedShapley
 from flsv.sampling import FixedCohort
 from helpers import refused, warns
 from helpers.data import CLASSES, toy_data
-from helpers.fits import (
-    client_tensors,
-    fit,
-    make_checkpoint_callback,
-)
+from helpers.fits import client_tensors, fit, make_checkpoint_callback
 from helpers.loops_by_hand import (
     ROUNDS,
     assert_private_parts,
@@ -46,12 +38,7 @@ def make_frozen_network():
     return net
 
 
-def assert_private_entries_moved_at_clients_only(
-    names,
-    initial_state,
-    global_state,
-    private_parts,
-):
+def assert_private_entries_moved_at_clients_only(names, initial_state, global_state, private_parts):
     for name in names:
         initial = initial_state[name]
         assert torch.equal(global_state[name], initial)
@@ -59,12 +46,7 @@ def assert_private_entries_moved_at_clients_only(
         assert max(drifts) > 1e-3
 
 
-def assert_clients_are_evaluated_with_their_own_part(
-    federated,
-    data,
-    global_model,
-    private_parts,
-):
+def assert_clients_are_evaluated_with_their_own_part(federated, data, global_model, private_parts):
     """Who was in no cohort is evaluated with the initial part."""
     assert "accuracy" in federated.client_scores
     for client, accuracy in enumerate(federated.client_scores["accuracy"].tolist()):

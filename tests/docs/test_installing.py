@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md"]
 
 
-def installing_lines(page: Path) -> list[list[str]]:
+def installing_lines(page):
     """Return the arguments of ``pip install`` in a page's first block of commands."""
     text = page.read_text()
     _, _, after_heading = text.partition("```bash\n")

@@ -94,7 +94,7 @@ def test_files_linked_from_pages_exist():
     assert broken_links == []
 
 
-def exported_by(package: str) -> list[str]:
+def exported_by(package):
     """The names that a package exports, without its subpackages and its version."""
     module = importlib.import_module(package)
     names = []
@@ -104,7 +104,7 @@ def exported_by(package: str) -> list[str]:
     return names
 
 
-def pages_with_heading(pages: dict[str, str], path: str) -> list[str]:
+def pages_with_heading(pages, path):
     """Those pages on which a class or function has its section."""
     heading = re.compile(rf"^::: {re.escape(path)}$", re.MULTILINE)
     return [page for page, text in pages.items() if heading.search(text)]

@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def commands_of(page: Path) -> list[list[str]]:
+def commands_of(page):
     return [
         words
         for block in pages.blocks_of_page(page.read_text())

@@ -23,11 +23,7 @@ from helpers.fits import fit, plain_trainer, read_logged_metrics, state_vector
 from helpers.models import Logs, Plain
 
 
-def order_callbacks(
-    is_before_loop,
-    callback,
-    loop,
-):
+def order_callbacks(is_before_loop, callback, loop):
     return [callback, loop] if is_before_loop else [loop, callback]
 
 

@@ -15,9 +15,7 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
 from flsv.sampling import FixedCohort, UniformSampler
 from helpers.fits import KeepUpdates, fit, make_shapfed_loop, state_vector
-from helpers.loops_by_hand import (
-    SEED,
-)
+from helpers.loops_by_hand import SEED
 from helpers.models import Plain, network
 
 
@@ -103,7 +101,7 @@ def test_memory_of_model_sized_tensors_does_not_grow_with_the_rounds(tmp_path):
 
         def __init__(self):
             self.initial_addresses = set(self.floats_by_address())  # what other tests have left
-            self.floats: list[int] = []
+            self.floats = []
 
         def floats_by_address(self):
             """The memory of all tensors."""

@@ -9,20 +9,11 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from flsv import ClientEvaluation, Reporting
 from flsv.core.artifacts import keep_table
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CumulativeShapley,
-    ShadowShapley,
-)
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import (
-    Cohorts,
-    fit,
-    make_shapfed_loop,
-    trainer_for,
-)
+from helpers.fits import Cohorts, fit, make_shapfed_loop, trainer_for
 from helpers.models import Plain
 
 
@@ -62,7 +53,7 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
 class Record(Callback):
     def __init__(self):
-        self.logged_values: list[dict[str, float]] = []
+        self.logged_values = []
 
     def on_train_epoch_end(self, trainer, module):
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
@@ -127,10 +118,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, nam
         seed=1,
         evaluation=ClientEvaluation(every=1),
     )
-    options = {
-        "enable_checkpointing": True,
-        "limit_val_batches": 1.0 if validation else 0,
-    }
+    options = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
 
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
     assert loop.round_index == 1 + patience

@@ -160,9 +160,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
-    tmp_path,
-):
+def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(tmp_path):
     def make_scheduled():
         halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
         return Plainest(scheduler=halve)
@@ -179,12 +177,7 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
 # ---- a run that goes on with other settings
 
 
-def go_on_with(
-    folder,
-    first_options,
-    new_options,
-    batch_size=8,
-):
+def go_on_with(folder, first_options, new_options, batch_size=8):
     """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}
     learning_rate = first_options.pop("lr", 0.1)

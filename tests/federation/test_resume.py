@@ -23,9 +23,7 @@ from helpers.runs import read_rows
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_run(
-    tmp_path_factory,
-):
+def uninterrupted_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, *fit_with_everything(folder)
 
@@ -161,9 +159,7 @@ HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_
 
 
 @pytest.mark.slow
-def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
-    tmp_path,
-):
+def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp_path):
     """Lightning steps it after it has saved a round's checkpoint."""
 
     def fit_plateau(name, callbacks, ckpt_path=None):

@@ -49,7 +49,7 @@ class Users(L.LightningDataModule):
         self.num_samples = 7
         self.client_names = ("nobody",)
         self.seed = 99
-        self.history: list[float] = []
+        self.history = []
 
     def setup(self, stage):
         x, y = make_samples(48, seed=0)
@@ -93,10 +93,7 @@ PLAIN_TYPES = (
 )
 
 
-def describe(
-    owner,
-    names,
-):
+def describe(owner, names):
     """Return what the names of an object read as, without addresses."""
     descriptions = {}
     for name in names:
@@ -173,11 +170,7 @@ def reading_module(reads):
     def make_hook(name):
         original = getattr(Net, name)
 
-        def hook(
-            self,
-            *arguments,
-            **options,
-        ):
+        def hook(self, *arguments, **options):
             readings = self.by_hook.setdefault(name, [])
             readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
@@ -293,11 +286,7 @@ def users_in_one_batch():
 
 def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
     alone = Net()
-    trainer = plain_trainer(
-        tmp_path,
-        3,
-        callbacks=[SetsLevel()],
-    )
+    trainer = plain_trainer(tmp_path, 3, callbacks=[SetsLevel()])
     trainer.fit(alone, users_in_one_batch())
 
     federated = Net()

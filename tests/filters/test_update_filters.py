@@ -2,8 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,9 +10,9 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch.testing import assert_close
 
 from flsv import ClientEvaluation
-from flsv.aggregation import Aggregator, FedAvg, GeometricMedian, ShapleyWeighted
+from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
-from flsv.core import ClientUpdate, Round
+from flsv.core import ClientUpdate
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.metrics import (
@@ -40,9 +38,9 @@ class Huge(Attack):
 
     def __init__(
         self,
-        entry: float | None = None,
+        entry=None,
         rounds=(1,),
-        factor: float = 1.0,
+        factor=1.0,
     ):
         super().__init__([1])
         self.entry = entry
@@ -94,13 +92,7 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
     assert state_vector(module).abs().max() < 100
 
 
-def fit_with_faulty_updates(
-    folder: Path,
-    faulty_rounds: range,
-    aggregator: Aggregator,
-    metrics,
-    factor: float,
-) -> FederatedLoop:
+def fit_with_faulty_updates(folder, faulty_rounds, aggregator, metrics, factor):
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
     loop = FederatedLoop(
         uploads=[Huge(rounds=faulty_rounds, factor=factor)],
@@ -161,7 +153,7 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
 
-    def fit_with_median(folder: Path, faulty_rounds: range) -> FederatedLoop:
+    def fit_with_median(folder, faulty_rounds):
         return fit_with_faulty_updates(
             folder,
             faulty_rounds,
@@ -259,11 +251,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
     assert norms[[0, 2, 3]].max() < 100
 
 
-def make_cohort(
-    norms: list[float],
-    index: int = 0,
-    broken: Sequence[int] = (),
-) -> Cohort:
+def make_cohort(norms, index=0, broken=()):
     """A cohort of models with one parameter, whose updates have these lengths."""
     rows = torch.tensor(norms, dtype=torch.float64)[:, None]
     updates = tuple(
@@ -295,7 +283,7 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update():
     assert watch.notices.state_dict() == {"not_finite": {}, "large": rounds_of_client_1}
 
 
-def make_diverging_module(*rounds_and_clients: tuple[int, int]) -> Diverges:
+def make_diverging_module(*rounds_and_clients):
     """Rounds and clients from 0."""
     return Diverges(network(), sgd, failing=set(rounds_and_clients))
 
@@ -327,13 +315,13 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
 # ---- NormCap and SampleCap: what metrics and aggregators are given
 
 
-def fit_one_round(folder: Path, **options) -> Round:
+def fit_one_round(folder, **options):
     recorder = KeepsRounds()
     fit(FederatedLoop(recorder, seed=1, **options), folder, rounds=1)
     return recorder.rounds[0]
 
 
-def update_lengths(round: Round) -> torch.Tensor:
+def update_lengths(round):
     cut = round.space.num_parameters
     updates = round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()
     return updates.norm(dim=1)

@@ -15,7 +15,7 @@ from helpers import make_generator, refused
 NAN = float("nan")
 
 
-def allocate_shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
+def allocate_shares(values, budget=120.0, **rules):
     return allocate(torch.tensor(values), budget, **rules).tolist()
 
 

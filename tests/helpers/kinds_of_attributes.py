@@ -4,11 +4,9 @@ import collections
 import random
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
@@ -20,7 +18,7 @@ class CarriesState(Base):
 
     def __init__(self):
         super().__init__()
-        self.state: Any = None
+        self.state = None
         self.bank = torch.zeros(4, CLASSES)
         self.num_outputs = 0
 
@@ -43,7 +41,7 @@ class RecentLosses(Base):
     def __init__(self):
         super().__init__()
         self.recent = collections.deque([1.0], maxlen=5)
-        self.losses: list[float] = []
+        self.losses = []
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -58,7 +56,7 @@ class RecentLosses(Base):
 
 
 class LateMean:
-    def __init__(self, value: Tensor):
+    def __init__(self, value):
         self.value = value
 
 
@@ -69,7 +67,7 @@ class MakesState(Base):
         super().__init__()
         self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
         self.register_buffer("grown", None, persistent=False)
-        self.samples: dict[str, dict[str, list[Tensor]]] = {"of": {"steps": []}}
+        self.samples = {"of": {"steps": []}}
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -122,7 +120,7 @@ class Closure(Counting):
         super().__init__()
         calls = 0
 
-        def count_calls() -> int:
+        def count_calls():
             nonlocal calls
             calls += 1
             return calls
@@ -185,7 +183,7 @@ class OpenFile(Counting):
         return self.file.read(1)[0]
 
 
-KINDS: dict[str, Kind] = {
+KINDS = {
     "a carried state": Kind(CarriesState),
     "a deque and a list": Kind(RecentLosses),
     "buffers and objects made in training": Kind(MakesState),

@@ -1,16 +1,11 @@
 """Data sets, callbacks, schedules and federations on which training depends."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    ModelCheckpoint,
-)
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
@@ -90,7 +85,7 @@ class PullsToTheRoundsModel(L.Callback):
 
 class WrapsTheOptimizersStep(L.Callback):
     def on_fit_start(self, trainer, pl_module):
-        self.make_step: Callable[..., Any] = trainer.optimizers[0].step
+        self.make_step = trainer.optimizers[0].step
         self.num_steps = 0
         trainer.optimizers[0].step = self.step
 
@@ -105,14 +100,14 @@ class SavesAndWeighs(ModelCheckpoint):
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
 
 
-def make_weight_averaging() -> L.Callback:
+def make_weight_averaging():
     from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 
     return EMAWeightAveraging(decay=0.8)
 
 
 class Scheduled(LogsLoss):
-    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any):
+    def __init__(self, make_scheduler, **config):
         super().__init__()
         self.make_scheduler = make_scheduler
         self.config = config
@@ -169,10 +164,10 @@ class DivergesInRound2(Base):
         return loss
 
 
-def federation(**options) -> Callable[[], dict[str, Any]]:
+def federation(**options):
     """Options of a loop. Classes are called when a loop is made."""
 
-    def make_options() -> dict[str, Any]:
+    def make_options():
         values = {}
         for name, value in options.items():
             values[name] = value() if callable(value) else value
@@ -181,15 +176,11 @@ def federation(**options) -> Callable[[], dict[str, Any]]:
     return make_options
 
 
-def noisy(samples: Callable[[], Dataset]) -> Callable[[], Any]:
+def noisy(samples):
     return lambda: (samples(), toy_sets()[1])
 
 
-CYCLE_BY_STEP = partial(
-    Scheduled,
-    cycle_once,
-    interval="step",
-)
+CYCLE_BY_STEP = partial(Scheduled, cycle_once, interval="step")
 CALLBACKS = {
     "a callback that scales by its counts": Kind(callback=CountsAndScales, outcome="by company"),
     "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),

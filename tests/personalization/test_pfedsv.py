@@ -13,7 +13,7 @@ from personalization.judged import (
     play_round,
     random_models,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from flsv.core import FederationState, Instruction, opened
@@ -50,7 +50,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     assert_close(models[0], mixture, atol=1e-6, rtol=0)
 
 
-def mixture_of_client_0(values: Tensor, points: Tensor, mixed: Tensor) -> Tensor:
+def mixture_of_client_0(values, points, mixed):
     """Weights are positive values over distances of points; its own counts as at the mean of the others'."""
     distances = (points - points[0]).norm(dim=1)
     distances[0] = distances[1:].mean()
@@ -126,6 +126,31 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
     for vector in vectors:
         is_evaluated = (models_evaluated == vector).all(1).any()
         assert is_evaluated
+
+
+def test_pfedsv_downloads_the_peers_with_a_positive_score_once_all_are_known():
+    relevance = torch.full((4, 4), nan)
+    relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
+    clients = [Judged(i, lambda v: 0.5) for i in range(4)]
+
+    _, round = play_round(
+        begin_method(4, PFedSV()),
+        clients,
+        random_models(4),
+        relevance,
+        index=1,
+    )
+
+    assert round.peer_values[0].isnan().tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert round.downloaded.tolist() == [
+        (1 + 1) * SPACE.size,
+        *[(1 + 3) * SPACE.size] * 3,
+    ]
 
 
 def test_pfedsv_with_a_shared_extractor_downloads_heads():
@@ -282,6 +307,6 @@ def test_pfedsv_with_a_classifier_and_whole_models_is_refused():
         PFedSV(classifier=["0"])
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)

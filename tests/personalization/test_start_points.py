@@ -3,7 +3,6 @@
 import itertools
 import math
 from copy import deepcopy
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from personalization.watched import record_calls
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.aggregation import CGSV, ShapFedWA
@@ -73,7 +71,7 @@ def test_cgsv_rewards_each_client_with_the_largest_elements_of_every_layer(tmp_p
                 assert_close(rewarded[name], expected, msg=name)
 
 
-def with_largest_elements(initial: Tensor, step: Tensor, share: float) -> Tensor:
+def with_largest_elements(initial, step, share):
     """Add this share of a step's entries, those of the largest magnitude, and never all of them."""
     flat = step.flatten()
     count = min(math.ceil(share * len(flat)), len(flat) - 1)
@@ -158,7 +156,7 @@ class Begun(L.Callback):
     """Remembers what every client started from: the vector, and its mixture weights."""
 
     def __init__(self):
-        self.models: dict[Any, tuple[Tensor, Tensor]] = {}
+        self.models = {}
 
     def on_train_batch_start(self, trainer, module, *_):
         loop = loop_of(module)
@@ -260,7 +258,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
         assert round.matrix.starts
         return personalizer._clusters.clone(), traffic
 
-    def clusters(*arguments) -> Tensor:
+    def clusters(*arguments):
         return personalizer._clusters.clone()
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)

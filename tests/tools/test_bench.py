@@ -61,7 +61,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     command = ["--federations", federation_file, "--seeds", "1", "--truth-seeds", "2"]
     command += ["--out", str(out), "-q", "--metric", "edited_metric.Mine"]
 
-    def run_with_edited_metric(statement: str = "", scale: float = 1) -> tuple[int, str]:
+    def run_with_edited_metric(statement="", scale=1):
         """The status, and what is printed as an error."""
         source = METRIC.format(statement=statement, scale=scale)
         (tmp_path / "edited_metric.py").write_text(source)
@@ -71,7 +71,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
 
         return status, capsys.readouterr().err
 
-    def stored_values() -> list[float]:
+    def stored_values():
         if not values_file.is_file():
             return []
         values = []

@@ -52,7 +52,7 @@ class CountsByMetric(Net):
     def __init__(self):
         super().__init__()
         self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
-        self.hits: list[float] = []
+        self.hits = []
 
     def training_step(self, batch, batch_idx):
         x, y = batch

@@ -55,13 +55,7 @@ CASES = [
 ]
 
 
-def train_by_hand(
-    data,
-    round,
-    client,
-    passes,
-    window,
-):
+def train_by_hand(data, round, client, passes, window):
     model = make_network_without_norm()
     steps = 0
     space = ParameterSpace(model)

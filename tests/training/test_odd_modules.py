@@ -228,7 +228,7 @@ class Thresholded(Plain):
     def __init__(self, initial_threshold):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(initial_threshold))
-        self.thresholds_in_training: list[float] = []
+        self.thresholds_in_training = []
 
     def on_train_batch_start(self, batch, batch_idx):
         self.thresholds_in_training.append(float(self.threshold))

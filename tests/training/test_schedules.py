@@ -279,9 +279,7 @@ def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     ends_at_zero(module)
 
 
-def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
-    tmp_path,
-):
+def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
     class AsksInSetup(Asking):
         def setup(self, stage):
             self.length_in_setup = self.length()

@@ -115,7 +115,7 @@ def test_sampled_shapley_values_satisfy_efficiency_and_additivity(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_value_of_one_player_is_the_whole_gain(name):
-    def utility(masks: torch.Tensor) -> torch.Tensor:
+    def utility(masks):
         return masks[:, 0].double() * 3 + 1
 
     estimator = ESTIMATORS[name]
@@ -136,7 +136,7 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
         dtype=torch.float64,
     )
 
-    def root_of_sum(masks: torch.Tensor) -> torch.Tensor:
+    def root_of_sum(masks):
         return (masks.double() @ weights).sqrt()
 
     with refused(f"budget=1 is below.*{n} players") as refusal:
@@ -188,7 +188,7 @@ def test_estimators_value_each_column_by_itself(name):
 def test_estimators_draw_from_their_generator_only(name):
     utility = make_table_game(make_random_table(8))
 
-    def values(seed: int) -> torch.Tensor:
+    def values(seed):
         return SAMPLED[name](
             utility,
             8,
@@ -212,10 +212,10 @@ def test_non_finite_utility_raises_an_error_that_names_the_coalition(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimators_with_wrong_arguments_raise(name):
-    def count_members(masks: torch.Tensor) -> torch.Tensor:
+    def count_members(masks):
         return masks.sum(dim=1)
 
-    def one_number(masks: torch.Tensor) -> torch.Tensor:
+    def one_number(masks):
         return torch.tensor(1.0)
 
     estimator = ESTIMATORS[name]

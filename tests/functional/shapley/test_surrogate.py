@@ -6,7 +6,6 @@ from math import comb
 import pytest
 import torch
 from functional.shapley.games import make_accuracy_table, make_random_table, make_table_game
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
@@ -86,12 +85,12 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
         assert_close(left_out[coalition], residual)
 
 
-def ridge_penalty(matrix: Tensor, dual: Tensor, targets: Tensor) -> float:
+def ridge_penalty(matrix, dual, targets):
     """Solve (matrix + penalty I) dual = targets for the penalty, which the fit has chosen and does not return."""
     return float(((targets - matrix @ dual) / dual).median())
 
 
-def values_by_maximum_sample_reuse(masks: Tensor, residuals: Tensor) -> Tensor:
+def values_by_maximum_sample_reuse(masks, residuals):
     """The equation of Witter, Liu and Musco, coalition by coalition."""
     num_players = masks.shape[1]
     sizes = masks.sum(1).tolist()
@@ -132,7 +131,7 @@ def test_residual_terms_equal_the_papers_maximum_sample_reuse():
     assert_close(values[:, 0], expected)
 
 
-def set_of_rows(masks: Tensor) -> set[tuple[bool, ...]]:
+def set_of_rows(masks):
     return set(map(tuple, masks.tolist()))
 
 

@@ -31,7 +31,7 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
-def write_digits_file(folder: Path, **changes) -> str:
+def write_digits_file(folder, **changes):
     """A file like that of the digits, with these sections; None takes one out."""
     sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"

@@ -16,7 +16,7 @@ from helpers.small_federation import SIZES, make_small_federation
 class Last(ContributionMetric):
     per_class = False
 
-    def __init__(self, num_clients: int | None = None, factor: float = 1.0):
+    def __init__(self, num_clients=None, factor=1.0):
         self.factor = factor
         super().__init__(num_clients, None)
 

@@ -70,7 +70,7 @@ def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(nam
     assert len(distinct_utilities) > truth.num_clients
 
 
-def read_shipped_utilities(name: str) -> dict[tuple[int, str], float]:
+def read_shipped_utilities(name):
     """By seed and coalition, such as 2+3+4."""
     settings, header, *lines = (FOLDER / f"{name}.csv").read_text().splitlines()
     assert settings.startswith("#")
