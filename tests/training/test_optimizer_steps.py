@@ -138,9 +138,6 @@ class Stepping(Plain):
         if self.stepped_by == "wrapper":
             self.take_step(self.optimizers(), loss)
 
-        if self.stepped_by == "raw":
-            self.take_step(self.optimizers(use_pl_optimizer=False), loss)
-
         if self.stepped_by == "closure":
             (optimizer,) = self.trainer.optimizers
             optimizer.step(partial(self.evaluate, optimizer, batch))
@@ -286,7 +283,7 @@ def test_nested_optimizers_that_clients_keep_resume_bitwise(tmp_path, name):
     assert_resumes(make_loop, tmp_path, partial(Stepping, NESTED[name]))
 
 
-WAYS = ("wrapper", "raw", "closure")
+WAYS = ("wrapper", "closure")
 ALGORITHMS = {
     "FedProx": lambda: {"client_algorithm": FedProx(1.0)},
     "SCAFFOLD": lambda: {"client_algorithm": SCAFFOLD()},
