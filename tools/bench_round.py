@@ -27,10 +27,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import IIDPartitioner, Splits
-from flsv.metrics import ClassSpecificShapley, InRunShapley
+from flsv.metrics import ClassSpecificShapley
 from flsv.models import MLP, LeNet5
-from flsv.training.algorithms import InRunValues
 
 CLIENTS, IMAGES, BATCH = 10, 600, 32
 Network = Callable[[], nn.Module]

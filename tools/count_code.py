@@ -114,7 +114,6 @@ PUBLIC_NAMES = {
     "flsv/testing/metric.py": {"given"},
     "flsv/training/algorithms/base.py": {"start"},
     "flsv/training/algorithms/fedprox.py": {"start"},
-    "flsv/training/algorithms/in_run.py": {"start"},
     "flsv/valuation/fedbary.py": {"others"},
 }
 

@@ -79,7 +79,8 @@ class BestCheckpoint(ModelCheckpoint):
         earlier_best = self._resumed_from.with_name(BEST_FILE)
         if not earlier_best.is_file():
             warnings.warn(
-                f"{earlier_best} does not exist: best.ckpt is the best from here on.", stacklevel=2
+                f"{earlier_best} does not exist, so best.ckpt will be the best model of the rounds from now on.",
+                stacklevel=2,
             )
             return
 
@@ -109,7 +110,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def default_checkpoints(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
-    """Return callbacks that save ``best.ckpt`` and ``last.ckpt``, unless a ``given`` callback saves checkpoints."""
+    """Return callbacks that save ``best.ckpt`` and ``last.ckpt``, or none if one of ``callbacks`` saves checkpoints."""
     if any(isinstance(callback, Checkpoint) for callback in callbacks):
         return []
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
@@ -125,7 +126,7 @@ def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
         searched_folders = [runs_folder(trainer), *folders_of_callbacks]
         places = " or ".join(str(folder.resolve()) for folder in searched_folders)
         raise ConfigurationError(
-            f"--ckpt_path {kind}: no checkpoint below {places}. Name one, or leave ckpt_path out."
+            f"--ckpt_path {kind}: there is no checkpoint below {places}. Give the path of one, or remove ckpt_path."
         )
 
     newest = max(paths, key=_modified)
@@ -139,7 +140,7 @@ def find_checkpoint(kind: Literal["last", "best"], trainer: L.Trainer) -> Path:
     if not best_path.is_file():
         raise ConfigurationError(
             f"--ckpt_path best: there is no {best_path}, which a fit saves if val_accuracy or val_loss is logged and "
-            "no callback of your own saves checkpoints. Use last, or name a checkpoint."
+            "no callback of yours saves checkpoints. Use --ckpt_path last, or the path of a checkpoint."
         )
     return best_path
 
@@ -188,7 +189,7 @@ class WritePredictions(BasePredictionWriter):
         super().setup(trainer, pl_module, stage)
         if trainer.world_size > 1:
             raise ConfigurationError(
-                "predictions are written by one process: set --trainer.devices 1."
+                "Predictions can only be written by one process. Set --trainer.devices 1."
             )
 
     def write_on_epoch_end(

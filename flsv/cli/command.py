@@ -1,4 +1,4 @@
-"""Functions that all commands use, for parsers and signals."""
+"""Functions for parsers, signals and output that all commands use."""
 # The module imports little, so that commands start fast.
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Terminated(KeyboardInterrupt):
 @contextmanager
 def terminable() -> Iterator[None]:
     """Raise :class:`Terminated` at the first SIGTERM within this context, and ignore further ones."""
-    # A process group is stopped by a signal to each of its processes, and rank 0 passes its own on to the others.
+    # A process may get several signals: one to its process group, and one that rank 0 passes on.
     was_raised = False
     numbers_by_error = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
     second_signals = list[threading.Timer]()
@@ -53,8 +53,8 @@ def terminable() -> Iterator[None]:
             raise Terminated
 
     def send_signal_again(unraisable: Any) -> None:
-        # Python ignores what is raised in a __del__ or a weak reference's callback, of which matplotlib has many, but
-        # calls this hook. A moment later the process is probably elsewhere, and the error is raised there.
+        # Python ignores an error in a __del__ or in the callback of a weak reference (matplotlib has many), but calls
+        # this hook. A moment later the process probably runs other code, in which the error is raised.
         nonlocal was_raised
         number = numbers_by_error.get(unraisable.exc_type)
         if number is None:
@@ -96,12 +96,12 @@ class DiscardableOutput(io.FileIO):
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let a command go on within this context if nobody reads its output any more."""
+    """Let a command continue within this context after the reader of its output has closed the pipe."""
     if sys.stdout is not sys.__stdout__:  # it was replaced, as by a notebook
         yield
         return
     usual_output: Any = sys.stdout
-    # The same file, whose closed pipe raises no error.
+    # This object writes to the same file, and raises no error after the pipe is closed.
     output_file = DiscardableOutput(usual_output.fileno(), "w", closefd=False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(output_file),
@@ -117,15 +117,15 @@ def lasting_output() -> Iterator[None]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that takes each option with one value once, and writes errors in one line, with the nearest choice."""
+    """Parser that accepts each option only once, and writes errors in one line with the nearest choice."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else list(args)
         options = [word.partition("=")[0] for word in words]
         for option, action in self._option_string_actions.items():
-            # The last one would count, and the others be lost.
+            # Otherwise all values but the last would be ignored.
             if isinstance(action, argparse._StoreAction) and options.count(option) > 1:
-                self.error(f"{option} is given {options.count(option)} times: give it once")
+                self.error(f"{option} is given {options.count(option)} times. Give it once")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Errors of jsonargparse, with the names that were meant and the line that is wrong."""
+"""Explanations of jsonargparse's errors, with the line that is wrong and names that may have been meant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME_IN_MESSAGE = re.compile(r"'([\w.]+)'|: (?:--)?([\w.]+)")
 _KEY_IN_MESSAGE = re.compile(r'key "([\w.]+)"')
 _CHOICES_IN_MESSAGE = re.compile(r"Literal\[(.+)\]")
 _PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(.+)")
-#: What would be right: values of a class, one of some texts, or the name of a class in place of the wrong name.
+#: The expected value: an instance of a class, one of some texts, or the name of a class instead of the wrong name.
 _EXPECTED_IN_MESSAGE = re.compile(
     r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
 )
@@ -42,6 +42,9 @@ _VALUE_IN_MESSAGE = re.compile(r"\b(\w+)=|'([^']+)'")
 #: The arguments with which a message on a call begins, as in ``FedAvgM(momentum=2.0): ...`` or ``client='Oslo': ...``.
 _ARGUMENTS_IN_MESSAGE = re.compile(r"(?:\w+\((\w+=.+?)\)|(\w+='[^']*'))(?=[: ])")
 
+#: Arguments whose options have another name.
+_OPTIONS_OF_ARGUMENTS = {"amount": "budget", "coalitions": "trainings"}
+
 
 class OptionError(ConfigurationError):
     """Error of jsonargparse on a command line or a configuration.
@@ -51,7 +54,7 @@ class OptionError(ConfigurationError):
         names: the dotted names of all options, and the classes that may be named without their packages.
     """
 
-    # Without the names an error of another process could not be unpickled, which sets them afterwards.
+    # The default allows errors of other processes to be unpickled: pickle sets the names afterwards.
     def __init__(self, message: str, names: Collection[str] = ()) -> None:
         super().__init__(message)
         self.names = names
@@ -62,7 +65,7 @@ def explain(
     files: Sequence[Path],
     words: Sequence[str] = (),
 ) -> str:
-    """Return an error's message with the line that it is about in the files, and with the names that were meant.
+    """Return an error's message with the file and line that it is about, and with names that may have been meant.
 
     Example:
         >>> said = "Subcommand 'fit' does not accept option 'federation.local_epoch'"
@@ -95,8 +98,8 @@ def explain(
 
 
 def _shortened(message: str) -> tuple[str, str, bool]:
-    """Return the option that a message is about, what is wrong with it, and whether a name may be misspelt."""
-    # jsonargparse lists all kinds of values that it has tried, those of the innermost option first.
+    """Return the option of a message, the problem with it, and whether a name may be misspelt."""
+    # jsonargparse lists all types that it has tried, beginning with those of the innermost option.
     keys = [key for key in dict.fromkeys(_KEY_IN_MESSAGE.findall(message)) if key != "config"]
     if not keys:
         return "", message, True
@@ -128,7 +131,7 @@ def _shortened(message: str) -> tuple[str, str, bool]:
             names.append(choices.replace(", ", " or ") or "the name of a class")
             value = name or value
     if _PLAIN_VALUES["float"] in kinds:
-        names.clear()  # a tensor, or another object in a number's place
+        names.clear()  # the other choices are tensors and other objects that a number may be replaced by
     expected = " or ".join(dict.fromkeys([*kinds, *names]))
     return option, f": expected {expected}, got {value}.", bool(names)
 
@@ -146,6 +149,7 @@ def naming_options(message: str, words: Sequence[str]) -> str:
     options = []
     for argument in re.split(r", (?=\w+=)", match[1] or match[2]):
         name, _, value = argument.partition("=")
+        name = _OPTIONS_OF_ARGUMENTS.get(name, name)
         typed_options = set(_options_called(name, words))
         if len(typed_options) != 1:  # it stands in a file, or two options have this name
             return message
@@ -214,7 +218,7 @@ def _names_in(message: str) -> Iterator[str]:
 
 
 def _names_behind(message: str) -> Iterator[str]:
-    """Yield a message's choices, the arguments of its classes, and what its modules have."""
+    """Yield a message's choices, the arguments of its classes, and the attributes of its modules."""
     for choices in _CHOICES_IN_MESSAGE.findall(message):
         yield from re.findall(r"[\w.+-]+", choices)
     for path in _names_in(message):

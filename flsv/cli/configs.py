@@ -91,7 +91,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
             line = key.start_mark.line + 1
             if name in lines:
                 raise ConfigurationError(
-                    f"line {line}: the key {name!r} is in line {lines[name]} already. Keep one."
+                    f"line {line}: the key {name!r} is in line {lines[name]} already. Remove one of them."
                 )
             lines[name] = line
         return super().construct_mapping(node, deep)
@@ -108,23 +108,23 @@ def check_file(path: Path) -> Any:
 
 
 def _explain(error: yaml.YAMLError) -> str:
-    """Return the line of an error in a file, the problem and a remedy."""
+    """Return the line of an error in a file, the problem and advice."""
     # A character that YAML forbids has neither a mark nor a problem.
     mark = getattr(error, "problem_mark", None)
     line = "" if mark is None else f", line {mark.line + 1}"
     problem = getattr(error, "problem", None) or " ".join(str(error).split())  # in one line
-    return f"{line}: this is no valid YAML: {problem}{_remedy(problem)}"
+    return f"{line}: this is not valid YAML: {problem}{_remedy(problem)}"
 
 
 def _remedy(problem: str) -> str:
-    """Return what to do about what the parser of YAML has found, or ""."""
+    """Return advice on a problem that the YAML parser reports, or ""."""
     if "'\\t'" in problem:
         return ": indent by spaces, not by tabs"
     if "mapping values" in problem:
         return (
-            ": there is a colon too many, or the line is indented more than its section. Write key: value, or quote a "
-            "text that has a colon"
+            ": there is a colon too many, or the line is indented more than its section. Write key: value, and put a "
+            "text with a colon in quotes"
         )
     if "block" in problem:
-        return ": all keys of a section are indented alike"
+        return ": indent all keys of a section by the same number of spaces"
     return ""

@@ -37,12 +37,12 @@ LIGHTNING_COMMANDS = {
 FLSV_COMMANDS = {
     "repeat": "repeat a run with other seeds, and average each client's values",
     "data": "show each client's samples, classes, columns and missing values, without training",
-    "value": "value clients and their samples, without training",
-    "retrain": "train a run again without some of its clients, and value each client",
-    "report": "write a run's results as a page to hand out, for all or for one client, with shares of a budget",
+    "value": "compute values of clients and their samples, without training",
+    "retrain": "train a run again without some of its clients, and compute each client's value",
+    "report": "write a page with a run's results and shares of a budget, for all clients or for one",
     "init": "write a project to start from",
 }
-#: Subcommands that fit dozens of times, without Lightning's messages, and skip finished work when started again.
+#: Subcommands that fit many times. They hide Lightning's messages, and skip finished work when started again.
 COMMANDS_OF_MANY_FITS = ("retrain", "repeat")
 #: Subcommands whose first argument is a run's folder.
 COMMANDS_ON_A_RUN = ("retrain", "report")
@@ -82,7 +82,7 @@ def exit_status(
 
     It is 2 for a configuration that cannot work, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    # A console script does not look for modules in the working folder, but `python -m flsv` does: class paths of the
+    # `python -m flsv` imports modules from the working folder, and a console script does not. The class paths of the
     # user's own modules must work with both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -103,7 +103,8 @@ def exit_status(
         if error.errno not in DISK_ERRORS:
             raise
         print(
-            f"flsv: error: {error}. What was saved before is whole: make room, and go on.",
+            f"flsv: error: {error}. Files that were saved before are complete. Free some space, and run the same "
+            "command again.",
             file=sys.stderr,
         )
         return 1
@@ -141,7 +142,7 @@ def _run(words: list[str]) -> int:
     arguments = [word for word in words if word not in QUIET_OPTIONS]
     command = arguments[0] if arguments else "--help"
     if not command.startswith("-") or command in ("-h", "--help", "--version"):
-        # This ends the command if it is --help, --version, or no subcommand.
+        # The parser exits if the command is --help, --version, or unknown.
         _parser().parse_args([command])
 
     if command in FLSV_COMMANDS and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -165,7 +166,7 @@ def _run(words: list[str]) -> int:
 
 
 def _check_run_folder(arguments: list[str]) -> None:
-    """Refuse a folder that is not there before PyTorch is imported, which takes seconds."""
+    """Raise an error for a folder that does not exist before PyTorch is imported, which takes seconds."""
     if not arguments or arguments[0].startswith("-"):
         return
     folder = Path(arguments[0])

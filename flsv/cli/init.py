@@ -24,7 +24,7 @@ from flsv.utilities.errors import ConfigurationError
 _TEMPLATES = Path(__file__).parent / "templates"
 #: Limits of a site, which are the same on each network.
 _POLICY = "flsv-site.toml"
-#: Where one's own module and data go, by the template's network.
+#: The file for the user's own module and data, by the template's network.
 _OWN_CODE = {
     "flower": "fedapp/federation.py",
     "nvflare": "job/app/custom/federation.py",
@@ -54,7 +54,7 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
     existing_files = [str(copy) for copy in copies if copy.exists()]
     if existing_files:
         raise ConfigurationError(
-            f"{', '.join(existing_files)} is there already: name another folder, or use what is there."
+            f"{', '.join(existing_files)} is there already. Name another folder, or use the file that exists."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for copy, path in copies.items():
@@ -65,7 +65,7 @@ def _copy_configs(names: Sequence[str], folder: Path) -> str:
 
 def _copy_template(network: str, folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"{folder} is not empty: name a new folder.")
+        raise ConfigurationError(f"{folder} is not empty. Name a new folder.")
     shutil.copytree(
         _TEMPLATES / network,
         folder,
@@ -74,6 +74,6 @@ def _copy_template(network: str, folder: Path) -> str:
     )
     shutil.copy(_TEMPLATES / _POLICY, folder)
     return (
-        f"{folder}/README.md explains how to run it; {folder}/{_OWN_CODE[network]} is where your "
-        "own module and data go."
+        f"{folder}/README.md explains how to run it. Put your own module and data into "
+        f"{folder}/{_OWN_CODE[network]}."
     )

@@ -1,4 +1,4 @@
-"""Arguments of a model that come from the data, such as the number of classes."""
+"""Links from the data to arguments of the model, such as the number of classes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def link_required(parser: LightningArgumentParser, message: str) -> bool:
 
 
 def _value_in_data(data: FederatedDataModule, name: str) -> Any:
-    """Return what the project's data module or, after its setup, the federation's has under a name."""
+    """Return an attribute of the project's data module or, after the setup, of the federation's data module."""
     value = _attribute(data, name)
     if value is None:
         if not is_torchelastic_launched():  # else the processes would download at once
@@ -50,8 +50,8 @@ def _value_in_data(data: FederatedDataModule, name: str) -> Any:
         value = _value_in_federation(data, name)
     if value is None:
         raise ConfigurationError(
-            f"model: the argument {name} is required, and neither the configuration nor the data have it. "
-            f"Add model.init_args.{name}, or an attribute {name} of the data module."
+            f"model: the argument {name} is required, but neither the configuration nor the data module has it. "
+            f"Set model.init_args.{name}, or add an attribute {name} to the data module."
         )
     return value
 

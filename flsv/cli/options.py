@@ -42,18 +42,20 @@ _DATA_MODULES = ("FederatedDataModule", "flsv.FederatedDataModule", "flsv.data.F
 _OPTIMIZERS = ("optimizer", "lr_scheduler")
 _PART_OPTIONS = tuple(f"federation.{role}" for role in ROLES)
 CONFIG_HELP = (
-    "A YAML file, or the name of one that comes with flsv (quickstart). Of several, a later one overrides, and adds "
-    "to federation.metrics by name. --print_config shows the result."
+    "A YAML file, or the name of one that comes with flsv (quickstart). Of several files, a later one overrides "
+    "earlier ones, and adds to federation.metrics by name. --print_config shows the result."
 )
-STRICT_HELP = "refuse files that other versions of packages have written, in place of a warning"
+STRICT_HELP = (
+    "raise an error for files that other versions of packages have written, instead of a warning"
+)
 
 
 class ConfigFile(ActionConfigFile):
     """Action of ``--config``, a file or a packaged name. Metrics of several files are merged.
 
-    An optimizer, a schedule or a part of the federation that is of another class than in an earlier file begins anew:
-    the learning rate of SGD means nothing to Adam. A file of LightningCLI names the data module under ``data`` and the
-    loop among the callbacks.
+    If a file names another class for an optimizer, a schedule or a part of the federation than an earlier file, the
+    earlier options are dropped: the learning rate of SGD does not suit Adam. A file of LightningCLI names the data
+    module under ``data``, and the loop among the callbacks.
     """
 
     def __call__(
@@ -83,7 +85,7 @@ class ConfigFile(ActionConfigFile):
 
 
 def _forget_other_classes(config: Any, sections: Any) -> None:
-    """Remove each part of a configuration that has another class in ``sections``, with its options."""
+    """Remove each part of a configuration for which ``sections`` names another class, with its options."""
     for key, section in _parts_in(sections):
         earlier_section = config.get(key)
         if not isinstance(earlier_section, Mapping | Namespace):
@@ -141,7 +143,7 @@ def _is_loop(callback: Any) -> bool:
 def with_merged_options(words: Sequence[str]) -> list[str]:
     """Return a command line whose options change a configuration as a later file does.
 
-    ``--federation.metrics {...}`` adds to the metrics of files, and what is of another class begins anew.
+    ``--federation.metrics {...}`` adds to the metrics of files, and a part of another class drops the earlier options.
     """
     # --federation.sampler=UniformSampler becomes --config {"federation": {"sampler": "UniformSampler"}}.
     merged: list[str] = []
@@ -179,7 +181,7 @@ def _nested(keys: Sequence[str], section: Any) -> str:
 
 
 def _parts_in(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(key, section)`` of a configuration's sections that begin anew with another class."""
+    """Yield ``(key, section)`` of a configuration's sections that name a class."""
     if not isinstance(config, Mapping):
         return
     for name, section in config.items():
@@ -236,7 +238,7 @@ class OptionParser(ArgumentParser):
     """Parser whose errors are raised, so that they can be explained."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        # jsonargparse tries a part of a value, and has an error of its own.
+        # jsonargparse parses a part of a value, and handles the error itself.
         is_on_trial = not self.exit_on_error
         if is_on_trial:
             return super().error(message, ex)
@@ -297,7 +299,7 @@ PACKAGES = (
 )
 
 
-#: Packages whose other classes are not offered by the help: they are private, or too many.
+#: Packages of which the help shows only public classes.
 _LIBRARIES = ("flsv", "lightning", "torch", "torchmetrics", "torchvision")
 #: Packages of Lightning and torch whose classes a configuration often names.
 PACKAGES_OF_OTHERS = (
@@ -311,7 +313,7 @@ PACKAGES_OF_OTHERS = (
 def import_parts() -> None:
     """Import the classes of :data:`PACKAGES`: jsonargparse finds an imported class by its name alone.
 
-    What a copy of flsv has been left without is not offered.
+    Modules of flsv that were deleted from an installation are skipped.
     """
     for package in PACKAGES:
         for name in _names_in(package):
@@ -346,7 +348,7 @@ def _raise_unless_of_flsv(error: ModuleNotFoundError) -> None:
         raise error
 
 
-#: Arguments of all parsers that are made here by jsonargparse.
+#: Arguments of all jsonargparse parsers in this module.
 PARSER_OPTIONS: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
 #: Sections of the configuration files of all commands.
 ALL_SECTIONS = ("trainer", "federation", "model", "optimizer", "lr_scheduler", "ckpt_path", "value")

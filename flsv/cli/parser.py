@@ -85,7 +85,7 @@ PARTS: dict[str, type] = {
     "flsv.sampling": ClientSampler,
     "flsv.uploads": Upload,
 }
-#: What the help of ``flsv fit`` begins with.
+#: The file with the beginning of the help of ``flsv fit``.
 FIT_HELP = Path(__file__).with_name("templates") / "fit_help.txt"
 #: Seconds that a stopped rank waits so that the script that started it can print its last messages.
 SECONDS_UNTIL_KILLED = 10.0
@@ -110,7 +110,7 @@ class SavedConfig(SaveConfigCallback):
     """Callback that saves ``config.yaml`` into the folder of a fit, with any logger."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Do nothing: other commands save no configuration, and a fit has a record first."""
+        """Do nothing: other commands save no configuration, and a fit saves it after its record."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
@@ -126,7 +126,7 @@ class SavedConfig(SaveConfigCallback):
 def check_unused(folder: Path, checkpoint: str | None) -> None:
     """Raise ConfigurationError if a fit would overwrite another run's files, or a file of the user.
 
-    A fit that goes on from a checkpoint in the folder is the same run.
+    A fit that resumes from a checkpoint in the folder is the same run.
     """
     if checkpoint is not None and folder.resolve() in Path(checkpoint).resolve().parents:
         return
@@ -137,13 +137,13 @@ def check_unused(folder: Path, checkpoint: str | None) -> None:
     table = folder / CONTRIBUTIONS
     if table.is_file() and len(whole_lines(table)) > 1:
         raise ConfigurationError(
-            f"{folder} holds a run already. {advice}. --ckpt_path last goes on with that run."
+            f"{folder} holds a run already. {advice}. --ckpt_path last resumes that run."
         )
     config = folder / CONFIG
     is_users_own = config.is_file() and not (folder / RECORD).is_file()
     if is_users_own:
         raise ConfigurationError(
-            f"{config} is not a run's, and would be replaced by the configuration of this run. {advice}."
+            f"{config} was not written by a run, and this run would replace it by its own configuration. {advice}."
         )
 
 
@@ -172,7 +172,7 @@ class FederatedCLI(LightningCLI):
         super().__init__(*arguments, **options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # a static method in Lightning
-        """Return only the subcommand that is used, because a parser is slow to make."""
+        """Return only the subcommand that is used, because it takes long to build a parser."""
         subcommands = LightningCLI.subcommands()
         if self._command in subcommands:
             return {self._command: subcommands[self._command]}
@@ -199,7 +199,7 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the command line. The data give what the model requires and the configuration leaves out."""
+        """Parse the command line. The model's required arguments may come from the data instead."""
         try:
             super().parse_arguments(parser, args)
         except OptionError as error:
@@ -222,7 +222,7 @@ class FederatedCLI(LightningCLI):
         ):
             if self._get(self.config, name, {}) is None:
                 raise ConfigurationError(
-                    f"{name}: null: expected its options; leave it out for the defaults."
+                    f"{name}: expected options, got null. Remove {name} to use the defaults."
                 )
 
     def instantiate_classes(self) -> None:
@@ -294,12 +294,12 @@ class FederatedCLI(LightningCLI):
             with _explained_optimizer_errors():
                 super()._run_subcommand(subcommand)
         except (SystemExit, OSError) as error_of_exit:
-            # On Ctrl-C, Lightning raises SystemExit, and TensorBoard's writer, which cannot be closed twice, OSError.
+            # On Ctrl-C, Lightning raises SystemExit. TensorBoard's writer raises OSError if it is closed twice.
             interrupt = error_of_exit.__context__
             if not isinstance(interrupt, KeyboardInterrupt):
                 raise
             if started_by_script():
-                # The script, which ends this rank, is killed once a rank has failed: wait for it.
+                # The script that started this rank is killed as soon as a rank fails, so wait for its messages.
                 time.sleep(SECONDS_UNTIL_KILLED)
             if subcommand == "fit" and self.trainer.is_global_zero and not self.quiet:
                 self._say_how_to_go_on()
@@ -319,7 +319,7 @@ class FederatedCLI(LightningCLI):
             print("\n".join(where_results_are(self.trainer)[:max_lines]), flush=True)
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would replace the configured model by the checkpoint's."""
+        """Do nothing: Lightning would replace the configured model by the one of the checkpoint."""
 
     def before_fit(self) -> None:
         """Find the checkpoint to start from, and check that the run's folder can be used."""
@@ -349,8 +349,8 @@ class FederatedCLI(LightningCLI):
             if not is_url and not Path(path).exists():
                 checkpoints = map(str, Path().glob("*/*/checkpoints/*.ckpt"))
                 raise ConfigurationError(
-                    f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last takes the newest "
-                    "of the run's folder."
+                    f"there is no checkpoint {path}.{nearest(path, checkpoints)} --ckpt_path last uses the newest one "
+                    "in the run's folder."
                 )
 
     def _prepare_run_folder(self, checkpoint: str | None) -> None:
@@ -372,11 +372,11 @@ class FederatedCLI(LightningCLI):
         has_csv_logger = any(isinstance(logger, CSVLogger) for logger in self.trainer.loggers)
         if has_csv_logger and logged_values.is_file():
             new_path = set_aside(logged_values)
-            warnings.warn(f"{logged_values} was there: it is kept in {new_path}.", stacklevel=2)
+            warnings.warn(f"{logged_values} existed and was moved to {new_path}.", stacklevel=2)
 
     def _leave_no_run(self, config: Any) -> None:
         """Prevent commands other than ``fit`` from writing into a run, except predictions."""
-        # Lightning warns that the run continues in another folder, but here nothing is saved.
+        # Lightning warns that checkpoints are saved in another folder, but these commands save none.
         warnings.filterwarnings("ignore", message="The dirpath has changed")
         remaining_loggers = [
             logger
@@ -389,7 +389,7 @@ class FederatedCLI(LightningCLI):
             self.prediction_writer.folder = folder
 
     def _folder_of_predictions(self, checkpoint: str | None) -> Path:
-        """Return the folder of the checkpoint's run, or else the trainer's, where no other file is overwritten."""
+        """Return the folder of the checkpoint's run, or else the trainer's. Older predictions in it are moved."""
         if checkpoint is not None:
             checkpoint_folder = Path(checkpoint).parent
             if checkpoint_folder.name == "checkpoints":
@@ -397,7 +397,7 @@ class FederatedCLI(LightningCLI):
         folder = run_folder(self.trainer)
         for path in folder.glob("predictions.*"):
             new_path = set_aside(path)
-            warnings.warn(f"{path} was there: it is kept in {new_path}.", stacklevel=2)
+            warnings.warn(f"{path} existed and was moved to {new_path}.", stacklevel=2)
         return folder
 
     before_validate = before_test = before_predict = before_fit

@@ -32,8 +32,8 @@ from flsv.cli.parser import make_cli
 from flsv.cli.saved_run import runs_with_seeds
 from flsv.results.basis import preferred_basis
 from flsv.results.reading import SUMMARY_FILE, Run, open_run, over_seeds, seed_summary
-from flsv.results.terminal import filled, print_table, verdict_lines
-from flsv.results.text import format_numbers, percent, shares_in, with_intervals
+from flsv.results.terminal import print_lines, print_table, share_column
+from flsv.results.text import format_numbers, with_intervals
 from flsv.utilities.atomic_files import FolderLock
 from flsv.utilities.csv_files import save_table
 from flsv.utilities.errors import ConfigurationError
@@ -97,15 +97,14 @@ def _show(run: Run) -> None:
     assert basis is not None  # a repeat has a metric
     for metric in sorted(run.metrics, key=lambda name: name != basis.key):
         summary = seed_summary(run.runs, [metric])
-        estimates = run.estimates(metric)
-        if metric == basis.key:
-            estimates = basis.estimates
+        is_basis = metric == basis.key
+        estimates = basis.estimates if is_basis else run.estimates(metric)
         columns = {
             "mean": with_intervals(estimates),
             "std of runs": format_numbers(summary["std"]),
         }
-        if metric == basis.key and not basis.verdict().forbids_payment:
-            columns["share"] = list(map(percent, shares_in(basis.values)))
+        if is_basis:
+            columns |= share_column(basis)
 
         title = f"{metric}, mean of {run.seeds} runs"
         if run.seeds == 1:
@@ -113,5 +112,4 @@ def _show(run: Run) -> None:
         if not run.metric_info(metric)["to_pay_by"]:
             title += ". Do not base payments on these values"
         print_table(title, run.client_names, columns)
-    for line in [basis.sentence_on_intervals, *verdict_lines(basis.verdict())]:
-        print(filled(line))
+    print_lines(basis.lines)

@@ -13,11 +13,11 @@ With --client, the page is for this participant. About the others it contains
 only means over all participants, and only if there are five or more and the
 run has ended.
 
-With --budget, the page says whether to pay by the values: yes, with certain
-sentences, or no. It shows each partner's share and its amount in whole cents,
-with intervals, unless the answer is no. shares.csv beside the page has the
-same numbers and the answer. Copies and outliers that the run has found are
-named beside the amounts, but no amount is held back for them.
+With --budget, the page says whether to pay by the values, with which
+reservations, and it shows each partner's share and its amount in whole cents,
+with intervals, unless it advises against a payment. shares.csv beside the page
+has the same numbers and the verdict. Samples of several partners and outliers
+among updates are named beside the amounts, but reduce no amount.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     from flsv.report import Budget, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results import open_run
-    from flsv.results.terminal import filled, verdict_lines
+    from flsv.results.terminal import print_lines
 
     budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
     check_writable(options.run if options.out is None else options.out.parent)
@@ -50,6 +50,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     files = [page] if budget is None or options.client else [page, shares_file(page)]
     print(f"Report: {', '.join(map(display_path, files))}")
     if budget is not None:
-        verdict = shares_of(open_run(options.run), budget).verdict
-        for line in verdict_lines(verdict):
-            print(filled(line))
+        print_lines(shares_of(open_run(options.run), budget).verdict.lines)

@@ -47,10 +47,10 @@ from flsv.federation import FederatedLoop
 from flsv.results.basis import RETRAINED_METRIC, basis_by_retraining
 from flsv.results.folder import OPTIONS, RECORD, RETRAINED, RUNS, find_config_of
 from flsv.results.reading import CHANGED, SUMMARY_FILE, Run, open_run, seed_summary
-from flsv.results.terminal import filled, print_table, verdict_lines
-from flsv.results.text import percent, shares_in, with_intervals
+from flsv.results.terminal import print_lines, print_table, share_column
+from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
-from flsv.retraining.utility_store import EARLIER_FOLDER, copy_store
+from flsv.retraining.coalition_store import EARLIER_FOLDER
 from flsv.scores.performance import CLASSIFICATION, Judges
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
@@ -59,6 +59,7 @@ from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import refuse_other_versions
 from flsv.utilities.result_file import stored_settings
+from flsv.values.coalition_files import copy_coalitions
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -289,7 +290,7 @@ def _copy_coalitions(run: Path, folder: Path) -> None:
     """Let a run in ``folder`` take over the coalitions that ``run`` has trained, if any."""
     earlier = folder / EARLIER_FOLDER
     shutil.rmtree(earlier, ignore_errors=True)
-    copy_store(run, earlier)
+    copy_coalitions(run, earlier)
 
 
 def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
@@ -358,12 +359,9 @@ def _check_data(run: Path, record: Mapping[str, Any], cli: FederatedCLI) -> None
 def _show(run: Run) -> None:
     basis = basis_by_retraining(run)
     columns = {"value": with_intervals(basis.estimates)}
-    verdict = basis.verdict()
-    if not verdict.forbids_payment:
-        columns["share"] = [percent(share) for share in shares_in(basis.values)]
+    columns |= share_column(basis)
     print_table(f"{basis.by}, by retraining ({basis.origin})", run.client_names, columns)
-    for line in [basis.sentence_on_intervals, *verdict_lines(verdict)]:
-        print(filled(line))
+    print_lines(basis.lines)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def value(
         data: the data module, set up or not.
         valuer: the method of valuation.
         out: the folder of the files.
-        seed: seed of the random points with which the protocol starts. None: the seed of ``seed_everything``.
+        seed: seed of the random points with which the protocol begins. None: the seed of ``seed_everything``.
         validation: whether to use the server's validation set, if there is one. False: use the clients' barycenter.
         device: the device on which features are computed, such as ``"cuda"`` for a backbone.
         table: whether to print the table.

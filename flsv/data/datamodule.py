@@ -367,7 +367,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.setup("fit")
 
     def train_dataloader(self) -> Any:
-        """Return a loader of all clients' samples, shuffled. In a federated fit it is ``trainer.train_dataloader``."""
+        """Return a loader of all clients' samples, shuffled, or of the members' while a coalition is trained.
+
+        In a federated fit it is ``trainer.train_dataloader``.
+        """
         if self.loader_in_fit is not None:
             return self.loader_in_fit()
         if self._module is not None and self.trainer is not None:
@@ -378,7 +381,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             )
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         generator = generator_for(self.splits.seed, "pooled", epoch)
-        return self._train_loader(range(self.num_clients), generator)
+        return self._train_loader(self.counted_clients or range(self.num_clients), generator)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation loader, or an empty list if there is none."""
@@ -431,6 +434,12 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._module is None:
             return
         assert self._source.train_loader is not None
+
+        def num_batches() -> int:
+            return len(self._train_loader(members, None))
+
+        # A module may have made its loader before.
+        vars(self._module)["train_dataloader"] = partial(self.shown_loader, members, num_batches)
         is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
         for client in set(range(self.num_clients)) - set(members):
             for indices in self._source.splits.clients[client].values():

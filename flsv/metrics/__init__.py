@@ -7,7 +7,7 @@ By the question that they answer:
   CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, OneRoundShapley, LeaveOneOut. Mixed
   with agreement, BlendedContribution.
 - How much does each client add to coalitions of others, by training each alone? ShadowShapley.
-- Whose updates lower the validation loss? GradientShapley, InRunShapley, GradientAgreement.
+- Whose updates lower the validation loss? GradientShapley, GradientAgreement.
 - Whose data resemble the validation data? WassersteinContribution, CalibratedOTGradient.
 - Who is useful to the other clients? ContributionEstimation, DomainRelevance.
 - How much does taking part cost a client? CommunicationCost, PrivacyLoss.

@@ -19,5 +19,5 @@ from .fedbary import (
     WassersteinContribution as WassersteinContribution,
 )
 from .gradient_agreement import GradientAgreement as GradientAgreement
-from .gradient_shapley import GradientShapley as GradientShapley, InRunShapley as InRunShapley
+from .gradient_shapley import GradientShapley as GradientShapley
 from .shadow import ShadowShapley as ShadowShapley

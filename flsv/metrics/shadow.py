@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from math import ceil
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,27 +16,24 @@ from annotated_types import Ge
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional import few_coalitions_shapley
-from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
-from flsv.functional.joint_shares import CaseValues
+from flsv.functional.intervals import t_quantile
 from flsv.functional.shapley.halvings import choose_halvings
-from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
-from flsv.games.output_score import NUM_UNTRAINED_MODELS, OutputScore
+from flsv.games.output_score import OutputScore
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
     NUM_RECENT_ROUNDS,
     Coalitions,
-    are_singles_only,
     check_halvings,
     spread_rounds,
 )
-from flsv.metrics.coalitions.evidence import coalitions_not_finite, evidence_of
 from flsv.metrics.coalitions.value import MeasuredMetric
 from flsv.scores.performance import Judges, Mode
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
-from flsv.utilities.host_copies import to_host
+from flsv.values.coalition_files import measure_name, outputs_name
+from flsv.values.evidence import are_singles_only
+from flsv.values.query import Game, RoundValues, SeedScores, value_after_round, values_by_round
 
 
 class ShadowShapley(MeasuredMetric):
@@ -122,7 +119,6 @@ class ShadowShapley(MeasuredMetric):
     cost = "one to three more fits, validations included."
     values: Tensor
     errors: Tensor
-    starts: Tensor
     recent: Tensor
     participations: Tensor
     evaluations: Tensor
@@ -157,8 +153,9 @@ class ShadowShapley(MeasuredMetric):
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
         self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
-        self._case_values: Callable[[], CaseValues | None] | None = None
-        self._evidence: dict[str, Any] = {}
+        # Private, as all that is no setting of the metric.
+        self._round_values: RoundValues | None = None
+        self._why_missing: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
         self._set_performance(performance, mode, per_class=per_class, judges=judges)
         super().__init__(num_clients, num_classes, **kwargs)
@@ -211,10 +208,6 @@ class ShadowShapley(MeasuredMetric):
         """Message that there are no values before the coalitions are trained after the run. None otherwise."""
         return self._pending
 
-    def store_starts(self, utilities: Tensor) -> None:
-        """Store the utilities of untrained models, which show how much initial weights change values."""
-        self.starts = utilities.to(self.starts).view(self.starts.shape)
-
     def await_training(self) -> None:
         """Have no values from now on until :meth:`complete` is called. It is called before a fit's first round."""
         self._pending = "there are no values before the coalitions are trained"
@@ -225,7 +218,11 @@ class ShadowShapley(MeasuredMetric):
 
     def explain_missing(self, reason: str, interrupted: bool = False) -> None:
         """Store why the coalitions' trainings have given no values, for :meth:`payment_record`."""
-        self._evidence = {"why_no_values": reason, "unfinished": True, "interrupted": interrupted}
+        self._why_missing = {
+            "why_no_values": reason,
+            "unfinished": True,
+            "interrupted": interrupted,
+        }
 
     def check_rounds(self, rounds: int) -> None:
         self._num_rounds = rounds
@@ -253,9 +250,7 @@ class ShadowShapley(MeasuredMetric):
         for name in ("values", "errors"):
             no_values = torch.full((num_clients, width), float("nan")).double()
             self.add_state(name, no_values, dist_reduce_fx=latest)
-        # Utilities of untrained models, and the values after the last rounds; NaN where they are not known.
-        no_utilities = torch.full((NUM_UNTRAINED_MODELS, width), float("nan")).double()
-        self.add_state("starts", no_utilities, dist_reduce_fx=latest)
+        # The values after the last rounds, NaN where they are not known.
         no_recent_values = torch.full((NUM_RECENT_ROUNDS, num_clients, width), torch.nan).double()
         self.add_state("recent", no_recent_values, dist_reduce_fx=last_values)
         self.add_state(
@@ -285,149 +280,105 @@ class ShadowShapley(MeasuredMetric):
                 f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}."
             )
         masks = coalitions.cpu()
-        self._compute_values(masks, utility(masks))
+        utilities = utility(masks).detach().cpu().double()
+        recent_values = self.recent.cpu()
+        is_known = recent_values.isfinite().all(2).all(1)
+        round_values = value_after_round(
+            self.game(masks, rounds=[0]),
+            utilities.view(len(masks), -1),
+            recent_estimates=[*recent_values[is_known]],
+        )
+        estimate = round_values.estimate[None].to(self.recent)
+        self.recent = torch.cat([self.recent[1:], estimate])
+        self._show(round_values)
         self.evaluations = self.evaluations + len(masks)
 
-    def _keep_client_scores(self, masks: Tensor, utilities: Tensor) -> None:
-        if self.judges == "clients":
-            self._client_scores = utilities[masks.all(1)].mean()
-
-    def _compute_values(
+    def game(
         self,
         masks: Tensor,
-        utilities: Tensor,
-        outputs: Tensor | None = None,
+        rounds: Sequence[int],
         weights: Tensor | None = None,
-        output_score: OutputScore | None = None,
-    ) -> None:
-        """Store the Shapley values of utilities ``[K]`` or ``[K, M]`` of ``masks [K, n]``: NaN if one is not finite."""
-        broken = coalitions_not_finite(masks, utilities, outputs)
-        if broken:
-            reason = f"The coalitions {broken} come to no finite performance."
-            warnings.warn(f"ShadowShapley: there are no values. {reason}", stacklevel=2)
-            self._evidence = {"why_no_values": reason}
-            self.values = self.values * torch.nan
-            self.errors = self.errors * torch.nan
-            return
-        shape = self.values.shape
-        are_all_trained = len(masks) == 2 ** masks.shape[1]
-        compute_prediction: Callable[[], PredictedValues] | None = None
-        self._case_values = None
-        if (
-            output_score is not None
-            and outputs is not None
-            and weights is not None
-            and favors_nobody(masks)
-        ):
-            if not are_all_trained:
-                compute_prediction = partial(
-                    output_score.shapley, masks, utilities.cpu(), outputs, weights
-                )
-            if not self.per_class:
-                self._case_values = partial(output_score.case_values, masks, outputs, weights)
+        score: OutputScore | None = None,
+    ) -> Game:
+        """Return the game whose values these are.
 
-        source = "outputs"
-        if compute_prediction is None:
-            source = "trainings" if are_all_trained else "scores"
-        design = f"{self.coalitions}"
-        self._evidence = evidence_of(masks, utilities, source, self.per_class, design)
-
-        if compute_prediction is not None:
-            prediction = compute_prediction()
-            new_values = prediction.values
-            fit = prediction_stderr(prediction.disagreement)
-            self._evidence["disagreement"] = prediction.disagreement.flatten().tolist()
-        else:
-            estimate = few_coalitions_shapley(masks, utilities)
-            new_values = estimate.values
-            fit = estimate.stderr
-            self._evidence["stderr"] = fit.flatten().tolist()
-        self.values = self._store_and_average(new_values.reshape(shape)).to(self.values)
-
-        device_tensors = [self.starts, self.recent, self.values, fit.reshape(shape)]
-        starts, recent, values, fit = to_host(device_tensors)
-        # Values that do not follow each other round by round differ by what was learned between them, too.
-        follow_each_other = self._rounds_per_value == 1 and compute_prediction is None
-        errors = one_seed_stderr(
-            values,
-            fit,
-            untrained_utilities=None if starts.isnan().any() else starts,
-            recent_values=recent if follow_each_other and recent.isfinite().all() else None,
+        Args:
+            masks: bool ``[K, n]``, the trained coalitions, with the empty and the full one.
+            rounds: the rounds after which there are values.
+            weights: ``[n]``, the clients' weights in the federation's average.
+            score: the score of predicted outputs. None: no outputs are predicted.
+        """
+        return Game(
+            masks,
+            rounds,
+            measure_name(self.measured_by),
+            weights=weights,
+            score=score,
+            outputs=outputs_name(self.measured_by),
+            averages=self.averages and self._rounds_per_value == 1,
+            per_class=self.per_class,
+            design=f"{self.coalitions}",
         )
-        self.errors = errors.to(self.errors).reshape(shape)
+
+    def _show(self, round_values: RoundValues) -> None:
+        """Take over the values after a round."""
+        self.values = round_values.values.to(self.values)
+        self.errors = round_values.stderr.to(self.errors)
+        self._round_values = round_values
+        self._why_missing = {}
+        self._computed = None
+        reason = round_values.evidence.get("why_no_values")
+        if reason is not None:
+            warnings.warn(f"ShadowShapley: there are no values. {reason}", stacklevel=2)
 
     @property
-    def evidence(self) -> dict[str, Any]:
+    def evidence(self) -> Mapping[str, Any]:
         """Facts on the latest values: where utilities come from, and what is not known."""
-        return self._evidence
+        if self._why_missing or self._round_values is None:
+            return self._why_missing
+        return self._round_values.evidence
+
+    @property
+    def round_values(self) -> RoundValues | None:
+        """The latest values and what is known of them, None before any."""
+        return self._round_values
 
     def payment_record(self) -> dict[str, Any]:
         """Return the evidence of the latest values, and how they depend on the validation samples if it is known."""
-        case_values = None if self._case_values is None else self._case_values()
-        return {**self._evidence, "case_values": case_values}
+        case_values = None
+        if self._round_values is not None and self._round_values.case_values is not None:
+            case_values = self._round_values.case_values()
+        return {**self.evidence, "case_values": case_values}
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle or copy, without the outputs of the coalitions' models."""
-        return {**super().__getstate__(), "_case_values": None}
+        state = super().__getstate__()
+        if self._round_values is not None:
+            state["_round_values"] = replace(self._round_values, case_values=None)
+        return state
 
-    def _store_and_average(self, values: Tensor) -> Tensor:
-        """Store a round's values. Return them, or with a sampler the last rounds' mean."""
-        latest_values = values[None].to(self.recent)
-        self.recent = torch.cat([self.recent[1:], latest_values])
-        # Which clients a round draws is luck, and the mean over successive rounds has less of it.
-        if self.averages and self._rounds_per_value == 1:
-            return self.recent.nanmean(0)
-        return values
-
-    def complete(
-        self,
-        masks: Tensor,
-        utilities: Tensor,
-        *,
-        rounds: Sequence[int],
-        outputs: Tensor | None = None,
-        weights: Tensor | None = None,
-        output_score: OutputScore | None = None,
-    ) -> dict[int, Tensor]:
-        """Compute the values from the utilities of coalitions that were trained after the run.
+    def complete(self, scores: SeedScores, game: Game) -> dict[int, Tensor]:
+        """Compute the values from coalitions that were trained after the run.
 
         Args:
-            masks: bool ``[K, n]``, the empty and the full coalition first.
-            utilities: ``[R, K, 1]`` or ``[R, K, M]``, the utilities of the coalitions after each of R rounds.
-            rounds: these rounds, ascending.
-            outputs: ``[R, K, V, ...]``, their models' outputs. None: they are not known.
-            weights: ``[n]``, the clients' weights in the federation's average.
-            output_score: the score of predicted outputs. None: no outputs are predicted.
+            scores: the coalitions' scored models.
+            game: the game, as :meth:`game` returns it.
 
         Returns:
-            ``{round's index: values}``, the values after each of these rounds, in the shape of ``compute``'s result.
-            ``compute`` returns the last of them from now on.
+            ``{round's index: values}``, the values after each of the game's rounds, in the shape of ``compute``'s
+            result. ``compute`` returns the last of them from now on.
         """
         self._pending = None
-        previous_round = None
-        self.evaluations = torch.zeros_like(self.evaluations)
-
-        values_by_round = {}
-        for row, round_index in enumerate(rounds):
-            if previous_round is None or round_index > previous_round + self._rounds_per_value:
-                self.recent = torch.full_like(self.recent, torch.nan)  # rounds lie between
-            previous_round = round_index
-
-            game = utilities[row].to(self.recent)
-            if not self.per_class:
-                game = game.squeeze(-1)
-            self._keep_client_scores(masks, game)
-            self._compute_values(
-                masks,
-                game,
-                outputs=None if outputs is None else outputs[row],
-                weights=weights,
-                output_score=output_score,
-            )
-            self._computed = None
-            values_by_round[round_index] = self.compute()
-            self.evaluations = self.evaluations + len(masks)
-        return values_by_round
+        shown_values = {}
+        for round_index, round_values in values_by_round(scores, game).items():
+            self._show(round_values)
+            shown_values[round_index] = self.compute()
+        num_evaluations = len(game.masks) * len(game.rounds)
+        self.evaluations = torch.full_like(self.evaluations, num_evaluations)
+        if self.judges == "clients":
+            utilities = scores.utilities(game, game.rounds[-1])
+            self._client_scores = utilities[game.masks.all(1)].mean()
+        return shown_values
 
     def compute(self) -> Tensor:
         """Return the latest values, ``[num_clients]`` or ``[num_clients, num_classes]``. NaN without a value."""

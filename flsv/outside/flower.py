@@ -68,7 +68,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
 
     Raises:
         ConfigurationError: the folder holds a run or cannot be written. Before any client trains:
-            :func:`flsv.value_round` refuses the arguments, because metrics need answers of clients or train coalitions,
+            :func:`flsv.value_round` refuses the arguments, because metrics need clients' responses or train coalitions,
             the arrays do not fit the module, or there is only one client.
 
     Example:
@@ -137,7 +137,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         self._round_start = self._entries(arrays)
         if is_first_round:
             self._num_clients = self._num_clients or len(nodes)
-            # A trial with a copy of the metrics: what does not fit is refused before clients train.
+            # A dry run with a copy of the metrics raises an error before clients train.
             unchanged_model = self._round_start
             self._value_round(
                 start=unchanged_model,
@@ -157,9 +157,10 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         values = {}  # by metric and client's name
         try:
             values = self._values(server_round - 1, replies)  # Flower counts rounds from 1
-        except Exception as error:  # training matters more
+        except Exception as error:  # training goes on whatever a metric raises
             warnings.warn(
-                f"round {server_round} could not be valued, and training goes on without: {error}",
+                f"The contributions to round {server_round} could not be computed, and training goes on without them: "
+                f"{error}",
                 stacklevel=2,
             )
         arrays, record = self._original_aggregate(server_round, replies)
@@ -203,7 +204,7 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
             name = self._name_of_node.get(node) or str(partition)
             if name in models:
                 raise ConfigurationError(
-                    f"two clients are called {name!r}: each needs a name of its own."
+                    f"Two clients have the name {name!r}. Give each client its own name."
                 )
             models[name] = self._entries(_only_record(reply.content.array_records))
             reported_samples[name] = numbers.get(key)
@@ -241,8 +242,8 @@ class Contributions(Strategy):  # type: ignore[misc]  # flwr is untyped where it
         num_names = len(self._client_names) + len(new_names)
         if num_names > (self._num_clients or 0):
             raise ConfigurationError(
-                f"{new_names} were not there in the first round, which had {self._num_clients} clients. Say how many "
-                "there may ever be: Contributions(num_clients=...)."
+                f"The clients {new_names} are new, and the first round already had {self._num_clients} clients. Pass "
+                "the number of all clients that may ever take part: Contributions(num_clients=...)."
             )
         self._client_names += new_names
         ids_and_names = enumerate(self._client_names)
@@ -261,7 +262,7 @@ def _only_record(records: Mapping[str, ArrayRecord]) -> ArrayRecord:
     """Return the only ArrayRecord in a reply."""
     if len(records) != 1:
         raise ConfigurationError(
-            f"a reply has the ArrayRecords {list(records)}: expected one, the trained model."
+            f"A client's reply has the ArrayRecords {list(records)}: expected exactly one, with the trained model."
         )
     (record,) = records.values()
     return record
@@ -275,7 +276,7 @@ def _sort_key(name: str) -> str:
 
 
 class _Files:
-    """Writer of the same files into a run's folder as a :class:`flsv.FederatedLoop` writes."""
+    """Writer of the files that a :class:`flsv.FederatedLoop` writes into a run's folder."""
 
     def __init__(
         self,
@@ -320,7 +321,7 @@ class _Files:
         names: Sequence[str],
         samples: Mapping[int, int | None],
     ) -> None:
-        """Write a round's values. ``samples`` are those of the round's clients, None or 0 if they are not told."""
+        """Write a round's values. ``samples`` are the counts that its clients report, None or 0 without a report."""
         num_clients = len(round_values.names)
         all_names = list(names)
         for client in range(len(names), num_clients):
@@ -344,7 +345,9 @@ class _Files:
         """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
-            weights[client] = count or 1  # a client that has not told its samples weighs as one
+            weights[client] = (
+                count or 1
+            )  # a client that reports no count has the weight of one sample
             self._samples[client] = count or 0
         return weights / weights.nansum()
 

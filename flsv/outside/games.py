@@ -60,12 +60,13 @@ def games_outside_fit(
     if isinstance(loader, list | tuple):
         are_loaders = all(isinstance(part, DataLoader) for part in loader)
         if not are_loaders:
-            loader = StoredBatches(loader)  # Lightning takes a list for several loaders
+            loader = StoredBatches(loader)  # Lightning would read a list as several loaders
     lightning_module: L.LightningModule
     if isinstance(module, L.LightningModule):
         if loss is not None:
             raise ConfigurationError(
-                "loss=... is for plain modules: name what the LightningModule logs, performance='val_loss', mode='min'."
+                "loss=... is for plain modules. For a LightningModule, name a value that it logs: "
+                "performance='val_loss', mode='min'."
             )
         lightning_module = copy.copy(module)
         detach_fabric(lightning_module)
@@ -129,6 +130,6 @@ def _trainer(module: L.LightningModule) -> L.Trainer:
     finally:
         log.setLevel(log_level)
     trainer.strategy.connect(module)
-    attach(module, trainer)  # to the copy only: its hooks ask the trainer whether it validates
+    attach(module, trainer)  # the copy's hooks read from the trainer whether it validates
     trainer.state.fn = TrainerFn.FITTING
     return trainer

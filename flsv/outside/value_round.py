@@ -123,8 +123,8 @@ def value_round(
     Raises:
         ConfigurationError: a model does not fit the module, or is not finite, a client or metric is unknown, there are
             fewer than 2 clients, the clients' names differ from those of a metric's earlier rounds, a metric evaluates
-            models, but there is no validation data, or the module does not log the value, a metric asks the clients
-            themselves, or reads a quantity that only a FederatedLoop has.
+            models, but there is no validation data, or the module does not log the value, a metric sends requests to
+            clients, or reads a quantity that only a FederatedLoop has.
 
     Example:
         >>> net = nn.Linear(2, 2, bias=False)
@@ -215,8 +215,9 @@ def _checked_names(clients: Sequence[Any], num_clients: int | None) -> list[str]
     is_repeated = len(set(names)) < len(names)
     if len(names) < 2 or has_other_number or is_repeated:
         raise ConfigurationError(
-            f"value_round: there are the clients {names[:20]}, and num_clients={num_clients}. Say num_clients, or name "
-            "all of them, at least 2, each once: a contribution is measured against other clients'."
+            f"value_round got the clients {names[:20]} and num_clients={num_clients}. Expected at least 2 clients with "
+            "different names, because a contribution is measured against other clients'. Pass num_clients, or the "
+            "names of all clients in client_names."
         )
     return names
 
@@ -225,7 +226,7 @@ def _check_form(argument: str, values: Any, updates: Any) -> None:
     """Raise ConfigurationError unless values are in a list as the updates, or by client as these."""
     if values is not None and isinstance(values, Mapping) != isinstance(updates, Mapping):
         raise ConfigurationError(
-            f"value_round({argument}=...): expected as updates are, all in lists, or all by client."
+            f"value_round({argument}=...): expected a list if updates is a list, and a mapping if it is a mapping."
         )
 
 
@@ -251,8 +252,9 @@ def _by_client(
     if not has_all or not value_by_id:
         known_clients = clients if expected is None else [clients[number] for number in expected]
         raise ConfigurationError(
-            f"value_round({argument}=...) is given of {len(values)} clients, {list(entries)[:20]}, expected of "
-            f"{list(known_clients)[:20]}. Name all clients in client_names, or say how many there are (num_clients)."
+            f"value_round({argument}=...) has values of {len(values)} clients, {list(entries)[:20]}, but expected "
+            f"those of {list(known_clients)[:20]}. Name all clients in client_names, or pass their number in "
+            "num_clients."
         )
     return {client_id: value_by_id[client_id] for client_id in expected_ids}
 
@@ -279,8 +281,8 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
     are_metrics = all(isinstance(metric, ContributionMetric) for metric in metric_list)
     if len(set(names)) < len(names) or not are_metrics:
         raise ConfigurationError(
-            f"value_round(metrics={metric_list}): expected contribution metrics, each made once and given after every "
-            "round; several of one class by names of their own, as a mapping."
+            f"value_round(metrics={metric_list}): expected contribution metrics. Create them once, and pass the same "
+            "objects after every round. To use several metrics of one class, pass a mapping from names to metrics."
         )
     return dict(zip(names, metric_list))
 
@@ -297,13 +299,13 @@ def _games(
     measures = {f"metric {name!r}": measure for name, measure in performances.items()}
     if measures and loader is None:
         raise ConfigurationError(
-            f"metrics {list(contribution_metrics.performances)} evaluate models on the server's validation data: give "
-            "val_loader, or take metrics of the updates alone, such as CosineGradientShapley."
+            f"The metrics {list(contribution_metrics.performances)} evaluate models on the server's validation data. "
+            "Pass val_loader, or use metrics that only read updates, such as CosineGradientShapley."
         )
     if loss is not None and not any(is_logged(measure) for measure in measures.values()):
         raise ConfigurationError(
-            f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures it. Make one "
-            f"with performance={LOSS!r}, mode='min', or leave loss out."
+            f"value_round(loss=...): none of the metrics {list(contribution_metrics.metrics)} measures the loss. "
+            f"Create one with performance={LOSS!r}, mode='min', or do not pass loss."
         )
     if not measures:
         return None
@@ -358,8 +360,8 @@ def _check_names(contribution_metrics: ContributionMetrics, names: list[str]) ->
         has_seen_rounds = int(metric.rounds) > 0
         if has_seen_rounds and earlier_names != names:
             raise ConfigurationError(
-                f"metric {name!r} has seen rounds of the clients {earlier_names[:20]}, and is given one of "
-                f"{names[:20]}. Name the same clients in the same order after every round."
+                f"The metric {name!r} has measured rounds of the clients {earlier_names[:20]}, but this round has the "
+                f"clients {names[:20]}. Pass the same clients in the same order after every round."
             )
 
 
@@ -375,8 +377,8 @@ def _check_metrics(
         unmet_needs = _unmet_needs(contribution_metrics, name, attributes)
         if unmet_needs:
             raise ConfigurationError(
-                f"metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) asks for {unmet_needs}, "
-                "which only a FederatedLoop has: it needs the clients themselves."
+                f"The metric {name!r} ({type(contribution_metrics.metrics[name]).__name__}) needs {unmet_needs}, "
+                "which only a FederatedLoop provides, because they come from the clients themselves."
             )
     check_space(space, contribution_metrics, [], head, num_classes_of_caller)
     metrics = contribution_metrics.metrics.items()
@@ -385,8 +387,8 @@ def _check_metrics(
     metrics_of_classes += [name for name, measure in measures if isinstance(measure, str)]
     if num_classes is None and metrics_of_classes:
         raise ConfigurationError(
-            f"metrics {metrics_of_classes} are of classes, and the module has no linear layer that tells how many "
-            "there are: say num_classes."
+            f"The metrics {metrics_of_classes} need the number of classes, and the module has no linear layer from "
+            "which it could be read. Pass num_classes."
         )
 
 
@@ -418,8 +420,8 @@ def _vector(
     if isinstance(model, Tensor):
         if model.shape != (space.size,):
             raise ConfigurationError(
-                f"the model of {owner} does not fit the module: expected a vector [{space.size}], as "
-                "flsv.ParameterSpace(module).read(module) gives it."
+                f"The model of {owner} does not fit the module: expected a vector [{space.size}], as "
+                "flsv.ParameterSpace(module).read(module) returns it."
             )
         vector = model.detach().to(space.dtype)
     else:
@@ -438,14 +440,14 @@ def _vector(
                 different_names.append(name)
         if different_names:
             raise ConfigurationError(
-                f"the model of {owner} does not fit the module: expected the module's state_dict, or its "
-                f"{len(module_tensors)} entries as arrays; {different_names[:5]} differ."
+                f"The model of {owner} does not fit the module: expected the module's state_dict, or its "
+                f"{len(module_tensors)} entries as arrays, but {different_names[:5]} differ."
             )
         vector = space.flatten(tensors)
 
     if not vector.isfinite().all():
         raise ConfigurationError(
-            f"the model of {owner} holds NaN or infinite entries: leave it out."
+            f"The model of {owner} contains NaN or infinite numbers. Do not pass this update."
         )
     return vector
 
@@ -468,7 +470,6 @@ def _check_variances(models: Tensor, space: ParameterSpace, owners: Sequence[str
         for owner, variances in zip(owners, entries):
             if (variances < 0).any():
                 raise ConfigurationError(
-                    f"{owner}: {name} has negative entries, which are no variances. If "
-                    "updates holds differences from start, set deltas=True. If it holds sums with start, leave deltas "
-                    "out."
+                    f"{owner}: {name} has negative numbers, which cannot be variances. If updates holds differences "
+                    "from start, set deltas=True. If it holds models, do not set deltas."
                 )

@@ -1,4 +1,4 @@
-"""Functions that make the report's HTML: tables, heatmaps, bars, and the page from its template."""
+"""Functions that create the report's HTML: tables, heatmaps, bars, and the page from its template."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def heatmap_table(values: DataFrame, caption: str) -> Table:
 def _heat_style(value: float, largest: float) -> str:
     if not math.isfinite(value):
         return ""
-    # At most half opaque: the text stays legible, on light and on dark.
+    # At most half opaque, so that the text stays legible on light and on dark backgrounds.
     opacity = 0.5 * abs(value) / largest
     return f"background: rgba({_color(value)}, {opacity:.2f})"
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pandas
 from pandas import DataFrame, Series
 
+from flsv.core.artifacts import client_folders
 from flsv.report.html import (
     Cell,
     Table,
@@ -61,8 +61,6 @@ from flsv.utilities.errors import ConfigurationError
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 30
-#: Largest number of hashes of samples that are shown.
-MAX_HASHES_SHOWN = 50
 #: With fewer clients, no number computed from all of them is shown to one of them.
 MIN_CLIENTS_OF_MEANS = 5
 
@@ -97,7 +95,7 @@ def write_report(
     folder = run.folder
     if client is not None:
         client_id = client_number(client, run.client_names)
-        folder = run.folder / "clients" / run.folders[client_id]
+        folder = run.folder / "clients" / client_folders(run.client_names)[client_id]
     file = folder / "report.html" if out is None else Path(out)
 
     if budget is None:
@@ -157,6 +155,8 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
     if any(faults):
         sentences.append(WORDS["findings"])
+    if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
+        sentences.append(WORDS["steps"])
     sentences += _sentences_on_performance(run, basis)
     sentences += _sentences_on_missing_values(run, basis)
     sentences.append(
@@ -183,12 +183,12 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
                 *_class_heatmaps(run, run.metrics, clients, names),
             ],
             "How to read the values": [_guide_table(run, basis)],
-            "Settings": _settings_section(run, basis),
+            "Settings": _settings_section(run, basis, clients),
         },
     }
     if basis is not None:
         content["values"] = _values_table(basis, clients, names, shares, faults)
-        content["source"] = f"{basis.title}; {basis.origin}"
+        content["source"] = f"{_source(basis)}; {basis.origin}"
         content["moved"] = {
             f"by {titled(score)}": fraction
             for score, fraction in fractions_moved_by_scores(run, basis).items()
@@ -196,11 +196,18 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
     return content
 
 
+def _source(basis: Basis) -> str:
+    return basis.title if basis.key == RETRAINED else f"the metric {basis.title}"
+
+
 def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
     """Return sentences on the model's performance, and on the samples it was evaluated on."""
     sentences = []
+    performances = run.performances
+    if basis is not None and basis.key == RETRAINED and run.retrained is not None:
+        performances = run.retrained.performances
     # The performance that the values distribute, or any if there are no values.
-    for change in run.performances.values():
+    for change in performances.values():
         if basis is None or change["by"] == basis.by:
             sentences.append(f"The model's {describe_change(change)}.")
             break
@@ -215,9 +222,9 @@ def _sentences_on_performance(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _sentences_on_missing_values(run: Run, basis: Basis | None) -> list[str]:
-    """Return sentences that tell why metrics beside the page's values have none."""
+    """Return sentences that say why metrics other than the page's have no values."""
     if basis is not None and basis.key == RETRAINED:
-        return []  # retrained values stand in the place of the metrics' values
+        return []  # the page shows retrained values instead of the metrics' values
     sentences = []
     reasons = dict(run.record.get("missing", {}))
     for metric, record in run.performances.items():
@@ -249,8 +256,12 @@ def _participation_table(run: Run, clients: Sequence[int], names: Sequence[str])
     return table_of_clients(names, columns)
 
 
-def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]:
-    """Return the settings, commands and hashes by which a run and its values can be repeated."""
+def _settings_section(
+    run: Run,
+    basis: Basis | None,
+    clients: Sequence[int],
+) -> list[str | Table | None]:
+    """Return settings, commands and some clients' hashes, by which a run and its values can be repeated."""
     commands = []
     config = run.folder / "config.yaml"
     if config.is_file():
@@ -264,11 +275,9 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
     if settings.get("data/server_val_samples") == 0:
         # The validation set is one of its own, and nothing was held out for it.
         settings.pop("data/splits.server_val", None)
-    hashes = run.hashes_by_owner()
-    shown_hashes = dict(islice(hashes.items(), MAX_HASHES_SHOWN))
-    further_hashes = ""
-    if len(shown_hashes) < len(hashes):
-        further_hashes = f"The first {len(shown_hashes)} of {len(hashes):,} hashes. All are in run.json, under hashes."
+    hashes = run.record["hashes"]
+    owner_by_key = {"server": "the server"} | {str(client): run.label(client) for client in clients}
+    shown_hashes = {owner: hashes[key] for key, owner in owner_by_key.items() if key in hashes}
 
     return [
         *commands,
@@ -277,7 +286,6 @@ def _settings_section(run: Run, basis: Basis | None) -> list[str | Table | None]
         table_of_texts(run.encoding),
         WORDS["hashes"],
         table_of_texts(shown_hashes),
-        further_hashes,
     ]
 
 
@@ -304,14 +312,14 @@ def _for_one(
             # Columns that are not classes may be other clients.
             "Class by class": _class_heatmaps(run, class_metrics, [client], ["you"]),
             "How to read the values": [_guide_table(run, basis)],
-            "What this page tells": _sentences_on_privacy(run, shows_means, shares is not None),
+            "What this page reveals": _sentences_on_privacy(run, shows_means, shares is not None),
             "The run": [_settings_for_one(run, client, shows_means)],
         },
     }
     if basis is not None:
         content["values"] = _values_for_one(run, client, basis, shares)
-        # No seeds: from the federation's, the others' parts of the data follow.
-        content["source"] = basis.title
+        # Without seeds: from the federation's seed, the others' parts of the data can be derived.
+        content["source"] = _source(basis)
         content["missing"] = math.isnan(basis.values[client])
     return content
 
@@ -333,7 +341,7 @@ def _other_measurements(
 
 
 def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list[str]:
-    """Return sentences on what a client's page tells of others."""
+    """Return sentences that say what a client's page reveals about the others."""
     if shows_means:
         return [WORDS["public"], WORDS["own_value_reveals"]]
     if run.ended:
@@ -348,7 +356,7 @@ def _sentences_on_privacy(run: Run, shows_means: bool, has_shares: bool) -> list
 
 
 def _participation(run: Run, client: int, finding: str) -> Table | None:
-    """Return a table of one client's rounds, samples and ``finding``, the faults of its updates."""
+    """Return a table of one client's rounds and samples, and the ``finding`` about its updates and data."""
     num_samples = run.record["samples"]
     num_rounds = run.taken_part()
     texts = {
@@ -389,7 +397,7 @@ def _values_table(
     shares: Shares | None,
     faults: Sequence[str],
 ) -> Table:
-    """Return the page's main table: values with bars, shares and amounts, and the ``faults`` of updates."""
+    """Return the page's main table: values with bars, shares and amounts, and findings (``faults``)."""
     estimates = basis.estimates.loc[clients]
     columns: dict[str, list[Any]] = {
         "value": with_intervals(estimates, between=" to "),
@@ -452,7 +460,7 @@ def _may_see_means(run: Run, values: Sequence[float]) -> bool:
 
 def _mean(run: Run, values: Sequence[float]) -> str:
     """Format the mean of all clients' values, a dash if it is hidden."""
-    # From more digits, or from several pages, others' values could be derived.
+    # With more digits, the values of others could be derived from several pages.
     if not _may_see_means(run, values):
         return NO_NUMBER
     return format_number(Series(values).mean(), digits=2)
@@ -495,7 +503,7 @@ def _metrics_beside(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _head_of(name: str, estimates: DataFrame) -> str:
-    """Return the head of a column of values, which says for what their intervals are."""
+    """Return the head of a column of values, which says what the intervals are for."""
     has_intervals = bool(estimates["low"].notna().any())
     return f"{name}, {WORDS['over_seeds']}" if has_intervals else name
 

@@ -205,7 +205,7 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
     if budget.rule == "refuse" and clients_below_0:
         names = joined(map(run.label, clients_below_0))
         raise ConfigurationError(
-            f"--rule refuse: {names}: values below 0. Choose --rule zero, shift or softmax."
+            f"Budget(rule='refuse'): the values of {names} are below 0. Choose the rule zero, shift or softmax."
         )
     intervals = joint_shares(values, basis.inputs.errors, budget.rule)
     table["share"] = _nan_where_unvalued(allocate(values, 1.0, budget.rule), values)
@@ -216,7 +216,7 @@ def _share_out(table: DataFrame, run: Run, budget: Budget, basis: Basis) -> None
     table["amount"] = _nan_where_unvalued(amounts, values)
     lowest = (table["share_low"] * budget.amount).round(budget.decimals)
     highest = (table["share_high"] * budget.amount).round(budget.decimals)
-    # An amount may be rounded beyond its interval.
+    # Rounding may move an amount out of its interval.
     table["amount_low"] = np.minimum(lowest, table["amount"])
     table["amount_high"] = np.maximum(highest, table["amount"])
 
@@ -227,7 +227,7 @@ def _nan_where_unvalued(amounts: torch.Tensor, values: torch.Tensor) -> list[flo
 
 
 def findings(run: Run, for_one_client: bool = False) -> list[str]:
-    """Describe the outliers among each client's updates, and the doubts about its samples, ``[n]`` texts.
+    """Describe each client's invalid updates and the data-quality warnings about its samples, ``[n]`` texts.
 
     A text is "" if there are none. With ``for_one_client`` it neither names nor describes other clients.
     """
@@ -239,7 +239,7 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
 
     for doubt in doubts_in(run.record["events"]):
         if doubt.client is None:
-            continue  # it is about all tables, and a sentence of the verdict
+            continue  # a warning about all tables is a reason of the verdict
         description = (
             f"{doubt.column}: doubtful" if for_one_client else f"{doubt.column}: {doubt.text}"
         )
@@ -251,7 +251,7 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
 
 
 def fractions_moved_by_scores(run: Run, basis: Basis) -> dict[str, float]:
-    """Return the fraction of a payment by retraining that each other score would give to other clients."""
+    """Return, for each other score of retrained models, the fraction of a payment that it would give to others."""
     if basis.key != RETRAINED or run.retrained is None:
         return {}
     shares = shares_in(run.retrained.final(RETRAINED_METRIC))

@@ -1,4 +1,4 @@
-"""Basis: the values, one per client, by which clients are ordered and paid, and all on which their verdict depends."""
+"""Basis: the values by which clients are ordered and paid, one per client, and the inputs of the verdict on them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Basis:
     #: seed from metrics that train no coalitions, the ends are NaN: such intervals are too narrow to contain the mean
     #: over many seeds often enough.
     estimates: DataFrame
-    #: All on which it depends whether a budget may be shared out by the values.
+    #: The facts that decide whether a budget may be shared out by the values.
     inputs: PaymentInputs
     client_names: Sequence[str] = ()
     #: The scores of the untrained model and of the model of all clients, NaN if they are not known.
@@ -85,6 +85,11 @@ class Basis:
         return verdict_of(inputs, rule)
 
     @property
+    def lines(self) -> list[str]:
+        """Return a sentence on the intervals and the verdict, as lines for a terminal."""
+        return [self.sentence_on_intervals, *self.verdict().lines]
+
+    @property
     def has_intervals(self) -> bool:
         """Return whether the interval of any value is known."""
         return bool(self.estimates["low"].notna().any())
@@ -101,14 +106,14 @@ class Basis:
 
     @property
     def adds_up(self) -> bool:
-        """Return whether the values are steps from the untrained model's score to the score of the model of all."""
+        """Return whether the values sum up to the difference between the untrained and the final model's scores."""
         total = self.final_score - self.initial_score
         sum_of_values = math.fsum(self.values)
         return abs(sum_of_values - total) <= MAX_DEVIATION_OF_SUM * abs(total)  # False for NaN
 
     @property
     def sentence_on_intervals(self) -> str:
-        """Return a sentence that tells what the intervals are for."""
+        """Return a sentence that says what the intervals contain, or why there are none."""
         sentences: Mapping[str, str] = WORDS["intervals"]
         if not self.has_intervals:
             return sentences["none"]
@@ -142,17 +147,17 @@ def _selected_key(
     """Return the values to share a budget by: ``values_name``, or the only ``suitable`` one."""
     if not candidates:
         raise ConfigurationError(
-            f"{run.folder}: no contribution was measured, so there is nothing to share out by."
+            f"{run.folder}: no contribution was measured, so a budget cannot be shared out. Train with a metric."
         )
     available = f"{run.folder} has values by {joined(candidates)}"
     if values_name is not None:
         if values_name not in candidates:
             raise ConfigurationError(
-                f"--by {values_name}: {available}. flsv retrain RUN adds {RETRAINED}."
+                f"Budget(by={values_name!r}): {available}. flsv retrain RUN adds {RETRAINED}."
             )
         return values_name
 
-    framework = run.record.get("of_rounds")  # which ran single rounds, or None
+    framework = run.record.get("of_rounds")  # another framework that has run the rounds
     if framework:
         reason = WORDS["against"]["rounds"].format(framework)
         raise ConfigurationError(f"{available}. {reason}")
@@ -162,8 +167,10 @@ def _selected_key(
             "adds suitable ones."
         )
     if len(suitable) > 1:
-        options = joined((f"--by {name}" for name in suitable), "or")
-        raise ConfigurationError(f"{available}. Choose one: {options}.")
+        options = joined(suitable, "or")
+        raise ConfigurationError(
+            f"{available}. Say which of them to share the budget out by: {options}."
+        )
     return suitable[0]
 
 
@@ -192,12 +199,9 @@ def preferred_basis(run: Run) -> Basis | None:
         *_metrics_to_share_by(run),
         *run.metrics,
     ]
-    for metric in preferred:
-        if metric in run.measured:
-            return _basis_by_metric(run, metric)
-    if not preferred:
-        return None
-    return _basis_by_metric(run, preferred[0])
+    measured = [metric for metric in preferred if metric in run.measured]
+    metrics = [*measured, *preferred]
+    return _basis_by_metric(run, metrics[0]) if metrics else None
 
 
 def _metrics_to_share_by(run: Run) -> list[str]:
@@ -214,8 +218,7 @@ def _metrics_to_share_by(run: Run) -> list[str]:
 
 def _suitable_metrics(run: Run) -> list[str]:
     """Return the metrics whose documentation does not advise against payments by them."""
-    candidates = _metrics_to_share_by(run)
-    return [metric for metric in candidates if run.metric_info(metric)["to_pay_by"]]
+    return [metric for metric in run.metrics if run.metric_info(metric)["to_pay_by"]]
 
 
 def _basis_by_metric(run: Run, metric: str) -> Basis:
@@ -319,7 +322,7 @@ def basis_by_retraining(run: Run) -> Basis:
     trainings = performance.get("trainings") or ""
     trained = WORDS["trainings"].get(trainings)
     event_inputs = inputs_of_events(run.record["events"], run.client_names)
-    # What a site missed in the run, it may have sent in the repetitions.
+    # A site may have sent in the repetitions what it did not send in the run.
     del event_inputs["incidents"]
     # A repetition may have taken coalitions over from the run.
     event_inputs["unlike_run"] = event_inputs["unlike_run"] or basis.inputs.unlike_run

@@ -1,4 +1,4 @@
-"""Curves of loggers, and the values that callbacks monitor, of a round's rows.
+"""Conversion of a round's rows to curves of loggers, and to values that callbacks monitor.
 
 A tag begins with the metric's name, so that tools that group curves by the first part keep a metric's curves together.
 If all clients' curves are in one place, the tag ends with the client: ``cssv/client_3_Lyon``,

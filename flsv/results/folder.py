@@ -1,4 +1,4 @@
-"""The folder of a run: its place, and its files' names."""
+"""The folder of a run: its path, and the names of its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = "config.yaml"
 DICTIONARY_FILE = "dictionary.yaml"
 #: The list of the finished runs of ``flsv repeat``, see :class:`flsv.utilities.result_file.ResultFile`.
 RUNS = "runs.csv"
-#: Options of ``flsv fit`` that its repetition does not have: it neither resumes nor is quiet.
+#: Options of ``flsv fit`` that are removed for a repetition of the run, which does not resume and is not quiet.
 _ONE_TIME_OPTIONS = re.compile(r" (--ckpt_path[ =]\S+|-q|--quiet)(?= |$)")
 
 
@@ -111,9 +111,9 @@ def find_config_of(run: Path) -> Path:
         return run / CONFIG
     if (run / RECORD).is_file():
         raise ConfigurationError(
-            f"{run} is of a run that was started from Python, and nothing tells how its module and its data are "
-            f"made (there is no {CONFIG}). Type this where trainer, module and data have been made as for the "
-            "fit, which has not begun:\n  print(flsv.retrain(trainer, module, data))"
+            f"{run} has no {CONFIG}, because the run was started from Python. Its module and its data cannot be made "
+            "from its folder. In your script, add this line after trainer, module and data are made, in place of "
+            "trainer.fit:\n  print(flsv.retrain(trainer, module, data))"
         )
     raise ConfigurationError(f"{run} has no {CONFIG}: name the folder of a run of flsv fit.")
 

@@ -15,7 +15,6 @@ from pandas import DataFrame, Series
 
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
-from flsv.core.artifacts import client_folders
 from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
@@ -42,7 +41,7 @@ from flsv.utilities.display import INTERVAL_LEVEL, client_label
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.result_file import stored_settings
 
-#: Setting in the list of the runs of ``flsv retrain``: a text about what differs from the run.
+#: Setting in the list of the runs of ``flsv retrain``: a description of the settings that differ from the run's.
 CHANGED = "changed"
 
 
@@ -73,11 +72,6 @@ class Run:
     def label(self, client: int) -> str:
         """Return a client's name, or "client" and its id if it has none."""
         return client_label(client, self.client_names)
-
-    @cached_property
-    def folders(self) -> tuple[str, ...]:
-        """Return the name of each client's folder below ``clients``."""
-        return tuple(client_folders(self.client_names))
 
     @property
     def rounds(self) -> int:
@@ -141,20 +135,9 @@ class Run:
         """Return the run's measurements as a data frame, see :func:`read_run`."""
         return tidy(self.table)
 
-    def hashes_by_owner(self) -> dict[str, str]:
-        """Return the samples' hashes by owner."""
-        hashes = {}
-        for server_or_client, data_hash in self.record["hashes"].items():
-            if server_or_client == "server":
-                name = "the server"
-            else:
-                name = self.label(int(server_or_client))
-            hashes[name] = data_hash
-        return hashes
-
     @cached_property
     def encoding(self) -> dict[str, str]:
-        """Return how each column of a table became inputs."""
+        """Return how each column of a table is converted to the model's inputs."""
         dictionary = self.record.get("dictionary") or {}
         texts = {}
         for name, column in dictionary.get("columns", {}).items():
@@ -254,7 +237,7 @@ def open_run(path: str | Path) -> Run:
     folder = file.parent
     record = read_record(folder / RECORD)
     table = read_contributions(file)
-    # A metric that has failed has only values of earlier rounds.
+    # A metric that has failed only has values of earlier rounds.
     names = table["metric"].str.split("/").str[0]
     is_missing = names.isin(list(record.get("missing", {})))
     return Run(folder, record=record, table=table[~is_missing])
@@ -299,8 +282,8 @@ def over_seeds(run: Run) -> Run:
     if not runs:
         return run
 
-    # The run's record, with means over all runs of two entries: "paid_in", the performances that metrics' values
-    # distribute, and "logged". Doubts are those of all runs.
+    # The run's record, in which two entries are means over all runs: "paid_in", the performances that metrics' values
+    # distribute, and "logged".
     mean_performances = {}
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
@@ -322,7 +305,7 @@ def over_seeds(run: Run) -> Run:
 
 
 def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
-    """Return what was found in other runs to speak against values, each sentence once."""
+    """Return the events of other runs that say how coalitions' trainings differ from the run, without repetitions."""
     texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
     differences = []
     for repeated in runs:
@@ -381,7 +364,7 @@ def seed_summary(
 def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) -> Series:
     """Compute half the widths of the intervals of a metric's means over runs.
 
-    Of trained coalitions it is known how much seeds usually differ, and how far predicted utilities are off.
+    For trained coalitions, the usual difference between seeds and the error of predicted utilities are known.
     """
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
     if not trains_coalitions:
@@ -389,12 +372,12 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
         degrees_of_freedom = torch.tensor(values.count().to_numpy("float64")) - 1
         widths = half_width(variances_of_means, degrees_of_freedom, INTERVAL_LEVEL)
         return Series(widths.tolist(), index=values.columns)
-    # Imported here: a run that scores no models shows its table without it.
-    from flsv.metrics.coalitions.evidence import untrained_stderr
+    # Imported here, so that the table of a run that scores no models is shown without this module.
+    from flsv.values.evidence import stderr_over_seeds
 
     known_clients = values.columns[values.notna().all()]
     known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
-    stderr = untrained_stderr([run.performances[metric] for run in runs])
+    stderr = stderr_over_seeds([run.performances[metric] for run in runs])
     half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
     return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
 
@@ -410,9 +393,8 @@ def repeated_runs(run: Run) -> list[Run]:
         differences = _differences_of_experiments(run, repetition)
         if differences:
             raise ConfigurationError(
-                f"{repetition.folder} is not {run.folder} with another seed, so that no mean over "
-                f"seeds can be computed: {listed(differences)}. Move {run.folder} out of the "
-                "folder of flsv repeat to read it alone."
+                f"{repetition.folder} is not {run.folder} with another seed, so means over seeds cannot be "
+                f"computed: {listed(differences)}. To read {run.folder} alone, move it out of flsv repeat's folder."
             )
     return repetitions
 
@@ -437,7 +419,7 @@ def _differences_of_experiments(run: Run, repetition: Run) -> list[str]:
         differences.append(f"it does not have the data of {run.folder}")
     if repetition.record["rounds"] != run.record["rounds"]:
         differences.append(
-            f"it is of {repetition.record['rounds']} rounds, and not of {run.record['rounds']}"
+            f"it has {repetition.record['rounds']} rounds, and not {run.record['rounds']}"
         )
 
     repeated = Identity(_options_of(repetition), samples={})

@@ -1,7 +1,7 @@
 """``run.json``: the record of a run, written when the run begins.
 
-It holds the names of clients and classes, the settings, descriptions of the metrics, and hashes that tell whether a
-second run is the same experiment. The numbers are in ``contributions.csv``.
+It holds the names of clients and classes, the settings, descriptions of the metrics, and hashes by which a second run
+is recognized as the same experiment. The numbers are in ``contributions.csv``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Record(Sink):
         self._folder = folder
         self._content = dict(content)
         self._events = events
-        # Those in the file, which does not exist yet.
+        # The events in the file. None: the file has not been written.
         self._written_events: list[Event] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._write_new_events(events())
@@ -61,7 +61,7 @@ class Record(Sink):
 
     def finish(self, result: RunResult) -> None:
         content = dict(result.record)
-        # Some events are known only now.
+        # Some events become known at the end of the run.
         content["events"] = [asdict(event) for event in content["events"]]
         if "paid_in" in content:
             content["paid_in"] = self._performances(content["paid_in"])
@@ -80,7 +80,7 @@ class Record(Sink):
     def close(self, failed: bool = False) -> None:
         """Write the events, including those of a failed round."""
         if failed:
-            with suppress(OSError):  # the first error matters more than this one
+            with suppress(OSError):  # the run's own error is raised instead
                 self._write_new_events(self._events())
 
     def _write_new_events(self, events: Sequence[Event]) -> None:

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 #: The name of the mean loss of a client's training, which only loggers get.
 TRAIN_LOSS = "train_loss"
-#: What an event is that holds a doubt about a client's table.
+#: :attr:`Event.what` of a data-quality warning about a client's table.
 DOUBT = "doubt"
-#: What an event is that holds a sentence on how coalitions' trainings differ from the run.
+#: :attr:`Event.what` of an event that says how the training of coalitions differs from the run.
 UNLIKE_RUN = "coalitions unlike the run"
-#: What an event is that tells of rounds in which no client has sent an update.
+#: :attr:`Event.what` of rounds in which no client has sent an update.
 NO_UPDATE = "no client of the cohort has sent an update that counts"
-#: What an event is that names a client of such a cohort.
+#: :attr:`Event.what` of a client of a cohort whose updates are all not finite.
 ALL_DIVERGED = "sent a model that is not finite, as all of its cohort"
 
 
 @dataclass(frozen=True)
 class Event:
-    """An incident at a client, a fault of its updates, in one round or in several, or a doubt about its table."""
+    """An incident at a client, an invalid update in some rounds, or a data-quality warning about its table."""
 
-    #: The client's id. None for what concerns all clients.
+    #: The client's id. None for an event that concerns all clients.
     client: int | None
-    #: The kind of fault that a filter found (`"not_finite"`, `"large"`), a description of the
+    #: The kind of invalid update that a filter found (`"not_finite"`, `"large"`), a description of the
     #: incident, `"doubt"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
@@ -40,19 +40,19 @@ class Event:
     times: int = 1
     #: The number of rounds in which the client has sent an update. None if that does not apply.
     of: int | None = None
-    #: For a doubt, the other clients with the same samples.
+    #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a doubt, what it is about: of samples "shared", "twice" or "empty", a
-    #: column, and a description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
+    #: For a data-quality warning, its kind (of samples "shared", "twice" or "empty"), the column, and a
+    #: description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
     text: str = ""
-    #: How far a doubt is beyond what is usual, 1 where doubts begin. None without a doubt.
+    #: How far a data-quality warning is above the threshold for warnings, which is 1. None for other events.
     strength: float | None = None
 
 
 def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
-    """Return ``{client: (rounds with a faulty update, rounds with an update)}`` of the clients with faults.
+    """Return ``{client: (rounds with an invalid update, rounds with an update)}`` of the clients with invalid updates.
 
     Example:
         >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
@@ -71,7 +71,7 @@ def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
 
 
 def doubts_in(events: Iterable[Event]) -> list[Event]:
-    """Return the doubts about the clients' tables.
+    """Return the data-quality warnings about the clients' tables.
 
     Example:
         >>> events = [Event(3, "large", 0, 2), Event(1, "doubt", 0, 0, text="9 of 80 are there twice")]
@@ -147,7 +147,7 @@ class Sink:
         ...         print(result.round_index, len(result.changes))
     """
 
-    #: Whether it writes to a logger, which cannot replace what it holds.
+    #: Whether the sink writes to a logger, which cannot replace values that were logged.
     is_logger = False
 
     def write_round(self, result: RoundResult) -> None:

@@ -1,4 +1,4 @@
-"""ResultBuilder: makes the rows of a run's table from the metrics' values after a round."""
+"""ResultBuilder: creates the rows of a run's table from the metrics' values after a round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ OVERALL = "overall"
 ENDS = "ends"
 #: A number for each client and column, `[n, M]`.
 COLUMNS = "columns"
-#: A function of metrics' names and of what is done with them. Within its context a metric's error does not end the run.
+#: A function of metrics' names and of a text that says what is done with them. It returns a context in which an error
+#: of a metric does not end the run.
 KeepingRun = Callable[[Sequence[str], str], AbstractContextManager[None]]
 
 
@@ -140,7 +141,7 @@ class ResultBuilder:
         self._client_names = client_names
         # {metric: names of its columns, None if they are classes}
         self.columns: dict[str, list[str] | None] = {}
-        # {metric: names of classes}, those of the data, or else those that the metric has
+        # {metric: names of classes}: the names in the data or, without these, in the metric
         self._class_names: dict[str, Sequence[str] | None] = {}
         for name, metric in metrics.items():
             self.columns[name] = column_names(metric)
@@ -148,7 +149,7 @@ class ResultBuilder:
         # The metrics' numbers after the round before.
         self._earlier_tensors: Mapping[TensorKey, Tensor] = {}
         self._federation_numbers: set[str] = set()
-        # Those that late results leave out.
+        # The numbers of the whole federation that late results do not repeat.
         self._written_numbers: set[str] = set()
 
     def rows(
@@ -171,9 +172,9 @@ class ResultBuilder:
         self._earlier_tensors = self._metric_tensors(values)
 
     def begin_late_results(self) -> None:
-        """Make results of earlier rounds from now on, whose values became known after the last round.
+        """From now on, build results of earlier rounds, whose values became known after the last round.
 
-        A number of the whole federation that the rounds' own results have is left out.
+        They do not repeat numbers of the whole federation that the earlier results of these rounds have.
         """
         self._written_numbers = set(self._federation_numbers)
         self._earlier_tensors = {}
@@ -187,7 +188,7 @@ class ResultBuilder:
                     tensors |= tensors_of(name, value)
         # One copy for all, since each copy would wait for the device.
         host_tensors = dict(zip(tensors, to_host(tensors.values())))
-        # Copies, since metrics change their states in place.
+        # Copies, because metrics change their states in place.
         return {key: tensor.to(torch.float64, copy=True) for key, tensor in host_tensors.items()}
 
     def _metric_rows(
@@ -195,7 +196,7 @@ class ResultBuilder:
         index: int,
         tensors: Mapping[TensorKey, Tensor],
     ) -> list[Row]:
-        """Return the rows of the metrics' numbers. Of a single number there is one row, of no client."""
+        """Return the rows of the metrics' numbers. A number of the whole federation has one row, without a client."""
         rows: list[Row] = []
         for (name, part), tensor in tensors.items():
             if tensor.ndim == 0:
@@ -241,7 +242,7 @@ class ResultBuilder:
     def _values_of(self, name: str, value: Tensor) -> dict[TensorKey, Tensor]:
         """Return a metric's overall values, the ends of their intervals, and its values by column, as far as it has
         any."""
-        if name in self._missing:  # what the metric tells of its values is not known
+        if name in self._missing:  # the metric's intervals and columns are not known
             return {(name, OVERALL): value if value.ndim == 1 else value.mean(-1)}
         metric = self._metrics[name]
         client_values = overall(metric, value)
@@ -383,7 +384,7 @@ def draw_metric(
     if metric.plot_lower_bound is not None and metric.plot_upper_bound is not None:
         options["limits"] = (metric.plot_lower_bound, metric.plot_upper_bound)
 
-    # Metrics of torchmetrics, and a user's own method, may take neither.
+    # The method of a metric of torchmetrics, or of the user, may have neither parameter.
     parameters = inspect.signature(metric.plot).parameters
     options_taken = {option: options[option] for option in options if option in parameters}
     figure, axis = metric.plot(value, **options_taken)

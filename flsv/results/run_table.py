@@ -1,7 +1,7 @@
 """The table of a run, and the CSV file that stores it.
 
 It has one row per round, metric, client and class. All other outputs of a run are views of this table. A client's
-value, once measured, is valid until it is measured again. The file holds a value only for the rounds in which the value
+value is valid until it is measured again. The file holds a value only for the rounds in which the value
 or its interval changes: with 10 of 1,000 clients in a round it gets 10 rows, not 1,000. A number that belongs to one
 round, such as a weight or a norm, is valid in that round only. During a run the rows are plain tuples. Readers get a
 data frame.
@@ -138,9 +138,9 @@ class CSV(Sink):
         first_round: int,
         earlier: Path | None = None,
     ) -> list[Row]:
-        """Keep the rows before ``first_round``, of this file or of an ``earlier`` run's file, and return the rows.
+        """Keep the rows before ``first_round`` of this file, or of the file of an ``earlier`` run, and return them.
 
-        If this drops rounds of an earlier run, the file is first copied.
+        If rounds of another run would be lost, the file is copied first.
         """
         earlier_path = earlier or self.path
         rows: list[Row] = []
@@ -148,7 +148,7 @@ class CSV(Sink):
             rows = _read(earlier_path)
         elif first_round > 0:
             warnings.warn(
-                f"{earlier_path} no longer exists: {self.path} starts at round {first_round + 1}.",
+                f"{earlier_path} no longer exists, so {self.path} starts at round {first_round + 1}.",
                 stacklevel=2,
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class CSV(Sink):
             # The file may have rows of another run, below its header.
             loses_rows = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         if loses_rows:
-            # A copy, since the file has to stand if the new one cannot be written.
+            # A copy, because the file must still exist if the new one cannot be written.
             earlier_file = shutil.copyfile(self.path, numbered(self.path))
             warnings.warn(
                 f"{self.path} holds rounds of an earlier run: they are kept in {earlier_file}.",

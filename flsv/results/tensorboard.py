@@ -56,7 +56,7 @@ LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)
 
 
 class LoggerSink(Sink):
-    """Sink that writes to loggers, which cannot replace what they hold."""
+    """Sink that writes to loggers, which cannot replace values that were logged."""
 
     is_logger = True
 
@@ -68,7 +68,7 @@ class LoggerSink(Sink):
 class TensorBoard(LoggerSink):
     """Sink that writes curves and pictures into a TensorBoard logger's folder."""
 
-    #: Of the final numbers. None without a run: rounds of another framework have no settings and no end.
+    #: The writer of the final numbers. None for rounds of another framework, which have no settings and no end.
     _result_writer: SummaryWriter | None = None
 
     def __init__(
@@ -99,14 +99,14 @@ class TensorBoard(LoggerSink):
         settings: Mapping[str, Any],
         partition: Callable[[], Figure],
     ) -> None:
-        """Write the settings and the picture of the partition before the first round."""
+        """Write the settings and a picture of the partition, before the first round."""
         self._first_round = first_round
         # purge_step=0 discards the result of an earlier process, whatever the round.
         result_writer = SummaryWriter(self._folder / self._result_folder, purge_step=0)
         self._result_writer = result_writer
         plain_settings: dict[str, str | float] = {}
         for name, setting in settings.items():
-            if name.startswith("_"):  # what the command line notes for itself
+            if name.startswith("_"):  # entries that the command line adds
                 continue
             is_plain = isinstance(setting, str | int | float)
             plain_settings[name] = setting if is_plain else str(setting)
@@ -138,7 +138,7 @@ class TensorBoard(LoggerSink):
         return not self._limits_drawing or self._seconds_of_drawing <= max_seconds
 
     def _draw_values(self, result: RoundResult | RunResult) -> None:
-        """Draw the metrics' values, but those of a round that are drawn."""
+        """Draw the metrics' values that were not yet drawn for this round."""
         for name, draw in result.pictures.items():
             if self._drawn_rounds.get(name) != result.round_index:
                 self._drawn_rounds[name] = result.round_index
@@ -230,7 +230,7 @@ class Trackers(LoggerSink):
             logger.log_metrics(scalars, step=result.round_index)
 
     def finish(self, result: RunResult) -> None:
-        """Send pictures to the loggers that accept them. A rejection is a warning."""
+        """Send pictures to the loggers that accept them. If a logger rejects a picture, warn."""
         for logger in self._loggers:
             if not isinstance(logger, LOGGERS_OF_SERVICES):
                 continue

@@ -1,7 +1,7 @@
 """Terminal: the sink that writes to Lightning's progress bar, and prints tables at the end.
 
 Columns that do not fit the terminal's width are printed in a second table below, with the clients' names again. Numbers
-are never cut. Into a pipe or a file tables are printed at full width.
+are never shortened. In a pipe or a file, tables have their full width.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ if TYPE_CHECKING:
 
     from flsv.results.basis import Basis
     from flsv.results.reading import Run
-    from flsv.results.verdict import Verdict
 
 #: Largest number of clients that are all shown. Of more, the ten highest and the ten lowest are shown.
 MAX_CLIENTS_SHOWN = 20
-#: Performances with a name of their own, which begins a sentence with a capital letter.
+#: Performances whose names are words, and get a capital letter at the beginning of a sentence.
 _TITLED_SCORES = {"accuracy", *WORDS["titles"]}
 
 
 def print_contributions(run: Run, where: Sequence[str]) -> None:
-    """Print a table of a run's values, sentences on them, and the lines ``where``.
+    """Print a table of a run's values, the verdict on them, and the lines ``where``.
 
     The values are those that the run's page shows, or of all metrics if none is suitable for payment.
     """
@@ -75,8 +74,7 @@ def print_contributions(run: Run, where: Sequence[str]) -> None:
                 class_columns(run, metric),
                 rows,
             )
-    for line in _sentences(run, basis):
-        print(filled(line))
+    print_lines(_sentences(run, basis))
     for line in where:
         print(line)
 
@@ -92,14 +90,11 @@ def shown_metrics(run: Run, basis: Basis | None) -> list[str]:
 
 
 def _sentences(run: Run, basis: Basis | None) -> list[str]:
-    """Return sentences on the values, the model's performance, and the values that it logged."""
-    lines = []
+    """Return the verdict on the values, the model's performance, and the values that the model logged."""
     if basis is None:
-        lines.append(f"{WORDS['no_metric']} {WORDS['name_one']}")
+        lines = [f"{WORDS['no_metric']} {WORDS['name_one']}"]
     else:
-        if not basis.inputs.unsuitable:
-            lines.append(basis.sentence_on_intervals)
-        lines += verdict_lines(basis.verdict())
+        lines = basis.lines
     lines += performance_lines(run.record)
     logged_values = run.record.get("logged", {})
     if logged_values:
@@ -108,12 +103,10 @@ def _sentences(run: Run, basis: Basis | None) -> list[str]:
     return lines
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """Return a verdict in lines: the decision, and each reason."""
-    lines = [verdict.title]
-    for text in verdict.reasons.values():
-        lines.append(f"- {text}")
-    return lines
+def print_lines(lines: Sequence[str]) -> None:
+    """Print lines, wrapped to the terminal's width."""
+    for line in lines:
+        print(filled(line))
 
 
 def filled(line: str) -> str:
@@ -138,9 +131,14 @@ def value_table(run: Run, basis: Basis | None) -> dict[str, list[str]]:
         if metric == basis.key:
             estimates = basis.estimates
         columns[metric] = with_intervals(estimates)
-    if not basis.inputs.unsuitable and not basis.verdict().forbids_payment:
-        columns["share"] = list(map(percent, shares_in(basis.values)))
-    return columns
+    return columns | share_column(basis)
+
+
+def share_column(basis: Basis) -> dict[str, list[str]]:
+    """Format the clients' shares as ``{column: cells}``, empty if the verdict forbids a payment."""
+    if basis.verdict().forbids_payment:
+        return {}
+    return {"share": list(map(percent, shares_in(basis.values)))}
 
 
 def class_columns(run: Run, metric: str) -> dict[str, list[str]]:
@@ -198,7 +196,7 @@ def performance_lines(record: Mapping[str, Any]) -> list[str]:
     Example:
         >>> verdict = {"by": "accuracy", "start": 0.1, "end": 0.3, "majority": 0.25}
         >>> performance_lines({"paid_in": {"sv": verdict, "value": verdict}})
-        ['Accuracy on the validation set: from 10.0 % to 30.0 % (the most frequent class alone: 25.0 %).']
+        ['Accuracy on the validation set: from 10.0 % to 30.0 % (always predicting the most frequent class: 25.0 %).']
     """
     lines = []
     performances = record.get("paid_in", {})  # by metric, what its values distribute

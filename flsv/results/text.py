@@ -1,4 +1,4 @@
-"""Functions that format numbers, names and sentences for the report, the terminal and Markdown."""
+"""Functions that format numbers, names and sentences for the report and the terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 NO_NUMBER = "\N{EN DASH}"
-#: Gain below which much more of a payment went to the wrong clients in trials.
+#: Gain below which payments differed much more from payments by many seeds in experiments.
 SMALL_GAIN = 0.15
 #: Classes of the metrics whose values were closest to those by retraining in the benchmark, the closest first.
 NEAREST_TO_RETRAINING = ("ShadowShapley", "BlendedContribution")
-#: The sentences of a report.
+#: The sentences of reports and terminals.
 WORDS: Mapping[str, Any] = yaml.safe_load(
     (Path(__file__).parent / "words.yaml").read_text(encoding="utf-8")
 )
@@ -85,7 +85,7 @@ def format_rows(numbers: DataFrame, digits: int = 3) -> list[list[str]]:
 
 
 def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
-    """Format the column ``value`` with the interval from ``low`` to ``high`` in brackets.
+    """Format the column ``value`` with the interval from ``low`` to ``high`` in square brackets.
 
     Example:
         >>> from pandas import DataFrame
@@ -103,7 +103,7 @@ def with_intervals(estimates: DataFrame, between: str = ", ") -> list[str]:
 
 
 def ends_of(order: Sequence[int], limit: int) -> list[int]:
-    """Return ``order`` if it has up to ``limit`` elements, or else its first and last ten."""
+    """Return the elements of ``order`` if there are at most ``limit``, or else the first and the last ten."""
     if len(order) <= limit:
         return [*order]
     return [*order[:10], *order[-10:]]
@@ -180,7 +180,7 @@ def describe_change(game: Mapping[str, Any]) -> str:
 
     Example:
         >>> describe_change({"by": "accuracy", "start": 0.1, "end": 0.9, "majority": 0.25})
-        'accuracy on the validation set: from 10.0 % to 90.0 % (the most frequent class alone: 25.0 %)'
+        'accuracy on the validation set: from 10.0 % to 90.0 % (always predicting the most frequent class: 25.0 %)'
         >>> describe_change({"by": "negative_loss", "start": None, "end": -0.5})
         'loss on the validation set: from – to 0.500'
     """
@@ -194,7 +194,7 @@ def describe_change(game: Mapping[str, Any]) -> str:
     sentence = f"{title}: from {initial_text} to {final_text}"
     accuracy_of_majority = game.get("majority")
     if accuracy_of_majority is not None:
-        sentence += f" (the most frequent class alone: {percent(accuracy_of_majority)})"
+        sentence += f" (always predicting the most frequent class: {percent(accuracy_of_majority)})"
     return sentence
 
 
@@ -213,7 +213,7 @@ def is_small_gain(measure: str, values: Iterable[float]) -> bool:
 
 
 def unbroken(text: str) -> str:
-    """Return a text in which no line ends between a number and its ``%``."""
+    """Replace the blanks before ``%`` by no-break spaces, so that no line ends between a number and its unit."""
     return text.replace(" %", "\u00a0%")
 
 

@@ -1,4 +1,4 @@
-"""Verdict: whether a budget may be shared out by values. Pages, files, the terminal and notebooks show the same one."""
+"""Verdict: whether a budget may be shared out by values. Pages, files, terminal and notebook show the same one."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ RECORDED_INPUTS = (
     "cases",
     "why_no_values",
 )
-#: Largest number of doubts that a sentence describes.
+#: Largest number of data-quality warnings that a reason describes.
 MAX_DOUBTS_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class PaymentInputs:
-    """Facts about values on which it depends whether a budget may be shared out by them."""
+    """Facts about values that decide whether a budget may be shared out by them."""
 
     #: `[n]`, the values, NaN for a client without one.
     values: Sequence[float]
-    #: The sources of their errors. NaN in a covariance: it is not known.
+    #: The sources of the values' errors. A covariance that is not known is NaN.
     errors: Sequence[ValueErrors] = ()
     #: The name of the performance that the values distribute.
     by: str = ""
@@ -73,7 +73,7 @@ class PaymentInputs:
     source: Source = "none"
     #: Whether only each client alone was trained, and all together.
     alone_only: bool = False
-    #: Whether only each client alone and halves of the clients were trained, and all together.
+    #: Whether only each client alone, complementary coalitions, and all clients together were trained.
     halved: bool = False
     #: Whether the trained coalitions only allow a ranking.
     ranks_only: bool = False
@@ -94,14 +94,14 @@ class PaymentInputs:
     accuracy: float = NAN
     majority: float = NAN
     cases: int | None = None
-    #: Descriptions of samples that several clients have, and of all else about their samples that is strongly doubted.
+    #: Descriptions of samples that several clients have, and of other strong data-quality warnings.
     shared_samples: str = ""
     doubts: str = ""
-    #: Sentences on how coalitions' trainings differ from the run.
+    #: Sentences that say how the training of coalitions differs from the run.
     unlike_run: str = ""
-    #: A description of what sites have missed, or did otherwise than asked, in training.
+    #: A description of replies that sites did not send in training, or that differ from what was requested.
     incidents: str = ""
-    #: A sentence that tells why no client has a value, if the metric knows it.
+    #: The metric's reason why no client has a value, if it knows one.
     why_no_values: str = ""
 
 
@@ -109,7 +109,7 @@ class PaymentInputs:
 class Verdict:
     """Whether a budget may be shared out by values, with the reasons against it."""
 
-    #: `{name: sentence}`, those that forbid payments first. A sentence says what to do, too.
+    #: `{name: reason}`, the reasons that forbid payments first. A reason also says what to do about it.
     reasons: Mapping[str, str]
     #: The number of seeds of the values.
     seeds: int = 1
@@ -137,8 +137,13 @@ class Verdict:
         sentences = [self.title, *self.reasons.values()]
         return " ".join(sentences)
 
+    @property
+    def lines(self) -> list[str]:
+        """Return the decision and each reason, as lines for a terminal."""
+        return [self.title, *(f"- {text}" for text in self.reasons.values())]
+
     def for_one_client(self) -> Verdict:
-        """Return this verdict in sentences that name no client and describe no client's table."""
+        """Return this verdict with reasons that neither name a client nor describe a client's table."""
         sentences: Mapping[str, str] = WORDS["against_for_one"]
         reasons = {name: sentences.get(name, text) for name, text in self.reasons.items()}
         return Verdict(reasons, self.seeds)
@@ -206,7 +211,7 @@ def _joint(inputs: PaymentInputs, rule: Negatives) -> JointShares:
 
 
 def _why_no_values(inputs: PaymentInputs) -> str:
-    """Return a sentence that tells why no client has a value, and what to do."""
+    """Return why no client has a value, and what to do."""
     if inputs.why_no_values:
         return inputs.why_no_values
     sentences: Mapping[str, str] = WORDS["why_no_values"]
@@ -234,7 +239,7 @@ def _is_like_majority(inputs: PaymentInputs) -> bool:
 
 
 def performance_inputs(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return the inputs of :class:`PaymentInputs` that a run's record has on a metric's game."""
+    """Return the inputs of :class:`PaymentInputs` that a run's record has about a metric's performance."""
     missing = record.get("missing", {})  # why metrics have no values
     if metric in missing:
         return {"why_no_values": missing[metric]}
@@ -255,7 +260,7 @@ def inputs_of_events(
     events: Sequence[Event],
     client_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the inputs of :class:`PaymentInputs` that a run's events have on the clients.
+    """Return the inputs of :class:`PaymentInputs` that follow from a run's events.
 
     Example:
         >>> shared = Event(0, "doubt", 0, 0, others=[1], text="80 of 80 are samples of Lyon, too", strength=40.0)

@@ -20,29 +20,20 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ranks_of
 from flsv.functional.shapley.predicted_outputs import favors_nobody
 from flsv.games.members import Members, members_of
+from flsv.games.output_score import OutputScore
 from flsv.metrics.coalitions.design import MAX_VALUED_ROUNDS
 from flsv.metrics.shadow import ShadowShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
+from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
-from flsv.retraining.stored_values import (
-    output_score,
-    score_of_stored_outputs,
-    stored_outputs,
-)
 from flsv.retraining.train_fits import CoalitionTraining
 from flsv.retraining.trial import Findings
-from flsv.retraining.utility_store import (
-    COALITIONS_FILE,
-    EARLIER_FOLDER,
-    Outputs,
-    UtilityStore,
-    column_name,
-    outputs_name,
-)
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
+from flsv.values.query import Game
 
 #: Seconds between two log lines about the trainings' progress.
 PAUSE_SECONDS = 10.0
@@ -52,7 +43,7 @@ MAX_STORED_OUTPUTS = 2**24
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
     """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
-    measures = {column_name(metric.measured_by): metric.measured_by for metric in metrics}
+    measures = {measure_name(metric.measured_by): metric.measured_by for metric in metrics}
     # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
     has_classification_measure = any(name in CLASSIFICATION for name in measures)
     if has_classification_measure:
@@ -75,7 +66,7 @@ class TrainingAfterTheRun:
     metrics: Mapping[str, ShadowShapley]
     #: The coalitions to train, bool ``[K, n]``, the empty and the full one first.
     masks: Tensor
-    store: UtilityStore
+    store: CoalitionStore
     run_copy: CopyOfRun
     findings: Findings
     #: A hash of the weights from which a resumed run has started. Coalitions must start from the same.
@@ -99,7 +90,7 @@ class TrainingAfterTheRun:
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
         _empty, grand, *_ = members_of(self.masks)
         if run.folder is not None:
-            self.store.take_over(run.folder / EARLIER_FOLDER / COALITIONS_FILE, run.seed, grand)
+            self.store.take_over(run.folder / EARLIER_FOLDER, Training(run.seed, grand))
 
         training = self._make_training(run)
         kept_run = KeptRun(run.trainer)
@@ -149,16 +140,13 @@ class TrainingAfterTheRun:
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
         """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``, often none."""
         metric, *_ = self.metrics.values()  # all metrics train the same coalitions
-        score = score_of_stored_outputs(metric, self.store, run)
-        if score is None:
+        game = game_of(metric, self.masks, self.store, run)
+        if game.score is None:
             return self.masks[:0]
-        outputs_by_round = stored_outputs(
-            metric, self.masks, self.store, run.seed
-        )  # [K, R, V, ...]
         return metric.next_coalitions(
             self.masks,
-            outputs_by_round[:, -1],
-            logits=score.logits,
+            self.store.scores(run.seed).outputs(game, self.store.rounds[-1]),
+            logits=game.score.logits,
             names=run.data.client_names,
             seed=run.seed,
         )
@@ -303,6 +291,27 @@ class TrainingAfterTheRun:
         return f"{percent:.2g} % of the way that training went, first in {first_name!r}"
 
 
+def game_of(
+    metric: ShadowShapley,
+    masks: Tensor,
+    store: CoalitionStore,
+    run: MeasuredRun,
+) -> Game:
+    """Return the game of a metric, of coalitions ``masks [K, n]`` after those rounds of a store that it values."""
+    due_rounds = metric.rounds_to_value(store.rounds[-1] + 1)
+    rounds = [round_index for round_index in store.rounds if round_index in due_rounds]
+    score = None
+    if outputs_name(metric.measured_by) in store.measures_with_outputs:
+        score = output_score(metric, run)
+    return metric.game(masks, rounds, weights=run.weights, score=score)
+
+
+def output_score(metric: ShadowShapley, run: MeasuredRun) -> OutputScore | None:
+    """Return the score of ``metric`` as a function of outputs, None if there are none."""
+    evaluator = run.games.evaluator_of(metric.measured_by)
+    return OutputScore.for_evaluator(evaluator, metric.measured_by)
+
+
 def open_store(
     run: MeasuredRun,
     metrics: Mapping[str, ShadowShapley],
@@ -310,7 +319,7 @@ def open_store(
     start_hash: str,
     # A model's outputs, of as many entries as each has.
     outputs: Outputs,
-) -> UtilityStore:
+) -> CoalitionStore:
     """Open the store of a run's coalitions ``masks``. A file of other settings is replaced."""
     names = list(measures_of(metrics.values()))
     num_coalitions, num_clients = masks.shape
@@ -325,18 +334,12 @@ def open_store(
         is_cheap = not metric.per_class and num_entries <= MAX_STORED_OUTPUTS
         if is_cheap or not are_all_trained:
             measures_with_outputs.add(name)
-    return UtilityStore(
-        None if run.folder is None else run.folder / COALITIONS_FILE,
-        names=names,
-        settings={
-            **_settings_of_training(run),
-            "run": start_hash,
-            "scores": " ".join(names),
-        },
-        by_round=True,
+    return CoalitionStore(
+        run.folder,
+        names,
+        settings={**_settings_of_training(run), "run": start_hash},
         ranks=ranks_of(run.trainer),
         outputs=measures_with_outputs,
-        anew=True,
     )
 
 

@@ -41,11 +41,11 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
 from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.utility_store import NO_ROUND, ScoredModel, column_name
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
 from flsv.utilities.silent_logger import SilentLogger
+from flsv.values.coalition_files import NO_ROUND, ScoredModel, measure_name
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
@@ -119,7 +119,7 @@ class CoalitionScoring(L.Callback):
         that has tried scoring, one of a seed's coalitions tries it.
         """
         module = trainer.lightning_module
-        effects = self._order.effects.get(column_name(measure))
+        effects = self._order.effects.get(measure_name(measure))
         if effects is None and not self._order.scores_untrained:
             effects = ScoringEffects()
         if isinstance(measure, ModelScore) and measure.judged:

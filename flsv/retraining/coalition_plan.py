@@ -6,16 +6,15 @@ A coalition is the same run with its members only. Sites train coalitions beside
 
 from __future__ import annotations
 
-import shutil
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional.shapley.predicted_outputs import favors_nobody, has_complete_sizes
 from flsv.games.coalition_utility import utility_of
 from flsv.games.members import EMPTY, Members, members_of
+from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.output_score import NUM_UNTRAINED_MODELS, OutputScore, untrained_models
 from flsv.metrics.coalitions.design import (
     NO_OUTPUTS_FOR_HALVES,
@@ -38,7 +38,13 @@ from flsv.metrics.coalitions.design import (
     with_any_halves,
 )
 from flsv.metrics.shadow import ShadowShapley
-from flsv.retraining.after_the_run import NoValues, TrainingAfterTheRun, measures_of, open_store
+from flsv.retraining.after_the_run import (
+    NoValues,
+    TrainingAfterTheRun,
+    game_of,
+    measures_of,
+    open_store,
+)
 from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
     callbacks_left_out,
@@ -47,21 +53,22 @@ from flsv.retraining.coalition_refusals import (
     check_shared,
     checked_mean_cohort,
 )
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
 from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.stored_values import values_of_rows
 from flsv.retraining.trial import Findings, NotRepeatable, client_on_trial, try_coalition
-from flsv.retraining.utility_store import (
-    COALITIONS_FILE,
-    NO_ROUND,
-    ScoredModel,
-    UtilityStore,
-    copy_store,
-)
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.values.coalition_files import (
+    COALITIONS_FOLDER,
+    NO_ROUND,
+    Models,
+    copy_coalitions,
+    measure_name,
+    remove_coalitions,
+)
 
 #: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
@@ -115,7 +122,7 @@ class CoalitionPlan(RunExtension):
         self._scoring: ModelScoring | None = None
         self._memory: dict[str, Any] = {}
         # The coalitions' utilities, from the run's first round on.
-        self._store: UtilityStore | None = None
+        self._store: CoalitionStore | None = None
         self._sites: CoalitionsAtSites | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,8 +220,6 @@ class CoalitionPlan(RunExtension):
         self._first_round_time = time.monotonic()
         self._check_outputs(run.games)
         self._open_store(run)
-        if not run.resumed:
-            self._score_untrained(run)
         num_clients = run.data.num_clients
         if self._why_no_values:
             rank_zero_warn(
@@ -242,7 +247,8 @@ class CoalitionPlan(RunExtension):
 
         if is_new_run:
             self._memory["start"] = hash_of_start(module)
-            self._remove_stale_coalitions(run)
+            if run.trainer.is_global_zero and run.folder is not None:
+                remove_coalitions(run.folder)
         self._find_rows(run)
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
@@ -251,6 +257,8 @@ class CoalitionPlan(RunExtension):
         is_kept = self._store is not None and self._store.settings == store.settings
         if is_new_run or run.folder is not None or not is_kept:
             self._store = store
+        self._store_labels(run.games)
+        self._score_untrained(run)
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: model})
         elif self._trains_at_sites and self._federation.state.round_index:
@@ -258,14 +266,32 @@ class CoalitionPlan(RunExtension):
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
-        """Score models with other initial weights, unless clients would be asked to judge these, too."""
-        module = run.trainer.lightning_module
-        build = untrained_models(module, self._federation.space, run.seed)
+        """Score models with other initial weights before the first round, unless clients score models."""
+        assert self._store is not None
+        if not run.resumed:
+            self._memory["untrained"] = {}
+            module = run.trainer.lightning_module
+            build = untrained_models(module, self._federation.space, run.seed)
+            for metric in self._metrics.values():
+                if build is not None and metric.judges == "server":
+                    evaluator = run.games.evaluator_of(metric.measured_by)
+                    scores = evaluator.evaluate(build, NUM_UNTRAINED_MODELS)
+                    utilities = utility_of(scores, metric.measured_by).cpu().double()
+                    name = measure_name(metric.measured_by)
+                    self._memory["untrained"][name] = utilities.view(NUM_UNTRAINED_MODELS, -1)
+        self._store.add_untrained(self._memory.get("untrained", {}))
+
+    def _store_labels(self, games: Any) -> None:
+        """Store the labels of the validation samples if outputs are stored. Those of sites stay at the sites."""
+        assert self._store is not None
+        if self._trains_at_sites or not self._store.measures_with_outputs:
+            return
         for metric in self._metrics.values():
-            if build is not None and metric.judges == "server":
-                evaluator = run.games.evaluator_of(metric.measured_by)
-                scores = evaluator.evaluate(build, NUM_UNTRAINED_MODELS)
-                metric.store_starts(utility_of(scores, metric.measured_by))
+            evaluator = games.evaluator_of(metric.measured_by)
+            if isinstance(evaluator, ModelEvaluator) and self._has_outputs(metric, games):
+                labels = [labels.cpu() for _inputs, labels in evaluator.batches]
+                self._store.add_labels(torch.cat(labels))
+                return
 
     def _check_outputs(self, games: Any) -> None:
         if self._coalitions != "halves":
@@ -279,21 +305,14 @@ class CoalitionPlan(RunExtension):
         evaluator = games.evaluator_of(metric.measured_by)
         return OutputScore.for_evaluator(evaluator, metric.measured_by) is not None
 
-    def _remove_stale_coalitions(self, run: MeasuredRun) -> None:
-        """Remove the coalitions of an earlier run in the folder of one that begins."""
-        if run.trainer.is_global_zero and run.folder is not None:
-            path = run.folder / COALITIONS_FILE
-            path.unlink(missing_ok=True)
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-
     def _find_rows(self, run: MeasuredRun) -> None:
         """Copy the rows of a run that goes on in another folder, and remember the folder."""
         if run.folder is None:
             return
         earlier_folder = self._memory.get("folder")
-        is_new_folder = not (run.folder / COALITIONS_FILE).exists()
+        is_new_folder = not (run.folder / COALITIONS_FOLDER).exists()
         if earlier_folder is not None and is_new_folder and run.trainer.is_global_zero:
-            copy_store(Path(earlier_folder), run.folder)
+            copy_coalitions(Path(earlier_folder), run.folder)
         self._memory["folder"] = str(run.folder.absolute())
 
     def _plan_in_words(self, num_clients: int) -> str:
@@ -386,7 +405,7 @@ class CoalitionPlan(RunExtension):
             return True
         return any(metric.is_due(index) for metric in metrics)
 
-    def _add(self, members: Members, models: Mapping[int, ScoredModel]) -> None:
+    def _add(self, members: Members, models: Models) -> None:
         """Store models of the run."""
         assert self._store is not None
         self._store.add(self._federation.state.seed, members, models)
@@ -416,6 +435,8 @@ class CoalitionPlan(RunExtension):
                 self._explain_missing(
                     f"{type(error).__name__} at {file_and_line}: {error}. flsv retrain trains the coalitions."
                 )
+        if self._store is not None:
+            self._store.write_table(run.data.client_names)
         return values, self._lines(run.data.num_clients)
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
@@ -438,7 +459,16 @@ class CoalitionPlan(RunExtension):
         else:
             masks = self._sites.masks
             self._leave_out_rounds(masks, run.seed)
-        return values_of_rows(metrics, masks, self._store, run)
+
+        values: dict[int, dict[str, Tensor]] = {}
+        for round_index in self._store.rounds:
+            values[round_index] = {}
+        scores = self._store.scores(run.seed)
+        for name, metric in metrics.items():
+            game = game_of(metric, masks, self._store, run)
+            for round_index, values_of_round in metric.complete(scores, game).items():
+                values[round_index][name] = values_of_round
+        return values
 
     def _train(self, run: MeasuredRun) -> Tensor:
         """Train the coalitions that the store lacks. Return all, bool ``[K, n]``."""
@@ -475,11 +505,12 @@ class CoalitionPlan(RunExtension):
         missing_rounds = sorted(set(rounds).difference(self._store.rounds))
         if missing_rounds:
             numbers = [index + 1 for index in missing_rounds]
-            sentence = f"{COALITIONS_FILE} lacks scores of rounds {numbers}, and sites train no round again"
+            sentence = (
+                f"coalitions have no scores of rounds {numbers}, and sites train no round again"
+            )
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
-        self._store.sort()
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv._lightning.rounding import ROUNDINGS, Rounding
 from flsv.games.members import Members
 from flsv.games.module_copies import ScoringEffects
-from flsv.retraining.utility_store import NO_ROUND, ScoredModel
+from flsv.values.coalition_files import NO_ROUND, ScoredModel
 
 
 @dataclass(frozen=True, eq=False)

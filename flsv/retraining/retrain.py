@@ -15,8 +15,6 @@ from torchmetrics import Metric
 from flsv._lightning.patches import callbacks_of, find_loop
 from flsv.configuration.federation_config import Reporting
 from flsv.data import FederatedDataModule
-from flsv.functional.intervals import interval_over_seeds
-from flsv.metrics.coalitions.evidence import untrained_stderr
 from flsv.metrics.shadow import ShadowShapley
 from flsv.results.text import shares_in
 from flsv.retraining.coalition_fit import (
@@ -37,6 +35,7 @@ from flsv.utilities.seeding import (
     restore_global_rngs,
     seed_or_default,
 )
+from flsv.values.query import mean_over_seeds
 
 #: Default number of seeds.
 NUM_SEEDS = 3
@@ -127,20 +126,17 @@ def retrain(
             run_copy = copy_of_run(trainer, module, data)
         games.append(_fit(run_copy, game, seed))
 
-    evidence = [game.evidence for game in games]
-    for seed_evidence in evidence:
-        if "why_no_values" in seed_evidence:
-            raise ConfigurationError(seed_evidence["why_no_values"])
-    values = torch.stack([game.compute() for game in games])
-    mean_values = values.mean(0)
-    interval = games[0].intervals()
-    if seeds > 1:
-        half_widths = interval_over_seeds(values, untrained_stderr(evidence))
-        interval = mean_values - half_widths, mean_values + half_widths
-    assert interval is not None
-    low, high = interval
+    values_of_seeds = []
+    for game in games:
+        if "why_no_values" in game.evidence:
+            raise ConfigurationError(game.evidence["why_no_values"])
+        assert game.round_values is not None
+        values_of_seeds.append(game.round_values)
+    mean_values, low, high = mean_over_seeds(values_of_seeds)
+    has_taken_part = torch.stack([game.participations > 0 for game in games]).all(0)
+    mean_values = mean_values.where(has_taken_part, torch.nan)
     shares = [NAN] * len(mean_values)
-    if not evidence[0]["ranks_only"]:
+    if not games[0].evidence["ranks_only"]:
         shares = shares_in(mean_values.tolist())
     return DataFrame(
         {

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from flsv.games.coalition_utility import check_untrained, utility_of
 from flsv.games.vector_evaluator import Scores, VectorEvaluator, row_builder
 from flsv.models.classifier import ClassifierClient
-from flsv.retraining.utility_store import ScoredModel, outputs_name
 from flsv.scores.performance import ModelScore
+from flsv.values.coalition_files import ScoredModel, outputs_name
 
 
 class ModelScoring:
@@ -67,12 +67,12 @@ class ModelScoring:
         scores_by_key: Mapping[Hashable, Scores],
         index: int,
     ) -> ScoredModel:
-        utilities = []
+        utilities = {}
         outputs = {}
-        for measure in self._measures.values():
+        for measure_name, measure in self._measures.items():
             scores = scores_by_key[_key(measure)]
             utility = utility_of(scores, measure)[index]
-            utilities.append(utility.view(-1).tolist())
+            utilities[measure_name] = utility.view(-1).tolist()
             if scores.outputs is not None:
                 output = scores.outputs[index].cpu()
                 name = outputs_name(measure)

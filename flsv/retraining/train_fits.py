@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from flsv.core import ALONE, Ranks
 from flsv.core.ranks import balance_load
 from flsv.games.members import EMPTY, Members
+from flsv.retraining.coalition_store import CoalitionStore, clients_text
 from flsv.retraining.copied_fits import CopiedFits
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
-from flsv.retraining.utility_store import NO_ROUND, UtilityStore, clients_text
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.values.coalition_files import NO_ROUND, Training
 
 #: Errors if weights are drawn anew.
 NOT_THE_SAME_START = (
@@ -28,13 +29,6 @@ NOT_THE_RUNS_START = (
     "as for the run, under the same seed_everything."
 )
 Result = TypeVar("Result")
-
-
-class Training(NamedTuple):
-    """A coalition to train, and the seed of its fit."""
-
-    seed: int
-    members: Members
 
 
 class FitsFailed(ConfigurationError):
@@ -95,7 +89,7 @@ class CoalitionTraining:
         self,
         coalitions: Sequence[Members],
         seeds: Sequence[int],
-        store: UtilityStore,
+        store: CoalitionStore,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Train the coalitions that a store lacks. Successful results are stored, even if other fits fail."""
@@ -119,7 +113,6 @@ class CoalitionTraining:
                 self.first_updates[training.members] = result.first_updates
             self._store_scores(training, result, store, coalitions)
             say(store.progress(training.seed, coalitions))
-        store.sort()
         if failures:
             raise FitsFailed(failures)
 
@@ -136,7 +129,7 @@ class CoalitionTraining:
         self,
         training: Training,
         result: FitResult,
-        store: UtilityStore,
+        store: CoalitionStore,
         coalitions: Sequence[Members],
     ) -> None:
         """Store the scores of a fit's models that the store lacks of ``coalitions``."""

@@ -162,7 +162,7 @@ def check_needs(
     readers_of_validation = _name_parts(metrics, config, _needs_validation)
     if readers_of_validation and not data.val_dataloader():
         raise ConfigurationError(
-            f"{readers_of_validation} need the server's validation set, which is empty. Set "
+            f"the server's validation set is empty, but these need it: {readers_of_validation}. Set "
             "FederatedDataModule(splits=Splits(server_val=0.1)), remove them, or let clients evaluate the models of "
             'metrics that have this argument (judges="clients").'
         )

@@ -21,7 +21,6 @@ from flsv.metrics import ClassSpecificShapley, PartialFederatedShapley
 from flsv.models.classifier import ClassifierClient
 from flsv.sampling import ClientSampler
 from flsv.testing.checks import Case, ensure, equal
-from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for, isolated_rngs
 
 NUM_CLIENTS = 4
@@ -144,13 +143,6 @@ class Fit(L.Callback):
         if self.checkpoint is not None and num_rounds == self.saved_after:
             trainer.save_checkpoint(self.checkpoint)
 
-    def of_rounds(self, count: int) -> dict[str, Any]:
-        """Return the models and values after each of the first ``count`` rounds."""
-        return {
-            "models": self.models[:count],
-            "contributions": self.contributions[:count],
-        }
-
     def results(self) -> dict[str, Any]:
         """Return the final model, the metrics' results and the loop's state, by name."""
         metrics = {}
@@ -172,8 +164,6 @@ class FitCase(Case):
 
     #: Name of the loop's argument that takes the part.
     role: str
-    #: Whether the part uses clients. Otherwise it uses only the data of a round that the server has.
-    sees_clients = True
     #: Number of rounds of a fit, and the round after which it is interrupted.
     num_rounds = NUM_ROUNDS
     interrupted_after = 2
@@ -271,25 +261,6 @@ class FitCase(Case):
         """Return the record of a fit of all rounds, to compare others with."""
         return self.fit(self.make(), checkpoint=self.folder / "last.ckpt")
 
-    def expect_the_same(
-        self, fit: Callable[[FederatedLoop], Fit], rounds: int, rtol: float, **changes: Any
-    ) -> None:
-        """Raise AssertionError if a fit differs from :attr:`uninterrupted`, or is refused."""
-        loop = None
-        try:
-            loop = self.make(**changes)
-            changed_fit = fit(loop)
-        except ConfigurationError as error:  # of make() or of the fit
-            rounds_done = 0 if loop is None else loop.round_index
-            ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
-            raise AssertionError(
-                f"a refusal: {error} If it is meant, name this check in expected_failures, with the reason"
-            ) from error
-
-        results = changed_fit.of_rounds(rounds)
-        expected = self.uninterrupted.of_rounds(rounds)
-        expect_same(results, expected, rtol)
-
 
 def resumes(case: FitCase) -> None:
     """Check that a resumed fit ends bitwise like an uninterrupted one. Return everything that the next round needs from
@@ -297,15 +268,6 @@ def resumes(case: FitCase) -> None:
     uninterrupted = case.uninterrupted
     resumed = case.fit(case.make(), ckpt_path=uninterrupted.checkpoint)
     expect_same(resumed.results(), uninterrupted.results())
-
-
-def vmap_is_equal(case: FitCase) -> None:
-    """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding. A part that cannot
-    be batched raises ConfigurationError in set_up(federation), and its author declares that."""
-    # The engine refuses every client algorithm.
-    arguments = {**case.loop, **case.loop_arguments(case.part)}
-    if case.sees_clients and "client_algorithm" not in arguments:
-        case.expect_the_same(lambda loop: case.fit(loop, 2), rounds=2, rtol=1e-3, engine="vmap")
 
 
 def expect_same(
@@ -324,6 +286,3 @@ def expect_same(
         not names_of_different,
         f"other {', '.join(names_of_different)}: {different_results} instead of {expected_results}",
     )
-
-
-IN_A_FIT = (resumes, vmap_is_equal)

@@ -23,8 +23,6 @@ NUM_SAMPLES = 6
 #: half.
 COHORTS = ((0, 1, 2), (0, 2), (2, 3), (0, 2, 3))
 NEVER = 4
-#: New numbers of all clients, to check that results do not depend on the numbers.
-ORDER = (3, 0, 4, 1, 2)
 #: Clients of rounds in which clients learn, always the same four. Two are equal.
 LEARNERS = (0, 1, 2, 3)
 TWINS = (0, 1)
@@ -56,11 +54,9 @@ class PreparedRounds:
     def __init__(
         self,
         fields: Given | None = None,
-        order: Sequence[int] = range(NUM_CLIENTS),
         kind: RoundKind | None = None,
     ) -> None:
         self._fields = dict(fields or {})
-        self.order = list(order)
         self._kind = kind
         self._learns = kind in LEARNING_KINDS
         self._module = self._new_module()
@@ -71,11 +67,10 @@ class PreparedRounds:
         federation_class_counts = NUM_CLIENTS * class_counts
         self.locals: list[LocalData] = []
         self.clients = []
-        for client_id in range(NUM_CLIENTS):
-            client = self.order.index(client_id)  # whose samples the client of this id has
-            local = self._local_data(f"client {client_id}", client, federation_class_counts)
+        for client in range(NUM_CLIENTS):
+            local = self._local_data(f"client {client}", client, federation_class_counts)
             self.locals.append(local)
-            self.clients.append(Client(client_id, local, self.channel))
+            self.clients.append(Client(client, local, self.channel))
         self.server = self._local_data(
             "the server", NUM_CLIENTS, federation_class_counts, guarded=False
         )
@@ -176,13 +171,11 @@ class PreparedRounds:
 
     def __getitem__(self, index: int) -> Round:
         """Return round number ``index``, from 0, after its aggregation."""
-        cohort = self.cohorts[index]
+        clients = self.cohorts[index]
         if self._learns:
-            cohort = LEARNERS
+            clients = LEARNERS
         if self._kind == "alone":
-            cohort = cohort[:1]
-        clients = sorted(cohort, key=lambda client: self.order[client])
-        client_ids = [self.order[client] for client in clients]
+            clients = clients[:1]
         initial_model = self.normal(self.space.size, key=("start", index))
         models = [
             initial_model + self._update_of(client, index, initial_model) for client in clients
@@ -191,14 +184,14 @@ class PreparedRounds:
         samples = torch.tensor([self._num_samples(client) for client in clients])
         round = Round(
             round_index=index,
-            client_ids=torch.tensor(client_ids),
+            client_ids=torch.tensor(clients),
             num_samples=samples,
             global_vector=initial_model,
             client_vectors=torch.stack(models),
             space=self.space,
             losses=torch.tensor([1.0 + client for client in clients]),
             num_steps=torch.tensor([2 + client for client in clients]),
-            clients=[self.clients[client_id] for client_id in client_ids],
+            clients=[self.clients[client] for client in clients],
             all_clients=self.clients,
             server_data=self.server,
             seed=0,
@@ -238,11 +231,10 @@ class PreparedRounds:
         self.channel.begin_round()
         num_down = 3 + index
         for client, model in zip(clients, models):
-            client_id = self.order[client]
-            self.locals[client_id].set_models(initial_model, model)
+            self.locals[client].set_models(initial_model, model)
             num_up = 2 + client
-            self.channel.send(client_id, "down", "start", initial_model[:num_down])
-            self.channel.send(client_id, "up", "update", model[:num_up])
+            self.channel.send(client, "down", "start", initial_model[:num_down])
+            self.channel.send(client, "up", "update", model[:num_up])
 
 
 ROUND_INDICES = range(len(COHORTS))

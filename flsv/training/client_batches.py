@@ -184,7 +184,7 @@ class LocalSteps:
 
     def largest_lengths(self) -> tuple[float, int]:
         """Return the largest numbers of steps and batches of any client, which the trainer reports between clients."""
-        lengths = [self.lengths_of(client) for client in self.work_by_client]
+        lengths = [self.lengths_of(client) for client in self._clients_to_train()]
         numbers_of_steps, numbers_of_batches = zip(*lengths)
         return max(numbers_of_steps), max(numbers_of_batches)
 
@@ -232,7 +232,7 @@ class LocalSteps:
         if is_configuring:
             self.length_was_read = True
             if client is None:  # the fit's schedule is made for the client with the most batches
-                client = max(self.work_by_client, key=self._count_batches)
+                client = max(self._clients_to_train(), key=self._count_batches)
         return self.loader_of(client)
 
     def loader_of(self, client: int | None) -> DataLoader[Any]:
@@ -270,7 +270,7 @@ class LocalSteps:
         if self.client is not None:
             return count(self.client)
 
-        counts = [count(client) for client in self.work_by_client]
+        counts = [count(client) for client in self._clients_to_train()]
         largest = max(counts)
         smallest = min(counts)
         # These hooks are not called again for each client, as configure_optimizers is.
@@ -282,6 +282,13 @@ class LocalSteps:
                 stacklevel=2,
             )
         return largest
+
+    def _clients_to_train(self) -> list[int]:
+        """Return all clients, or in a coalition its members."""
+        members = None
+        if isinstance(self._data, FederatedDataModule):  # not at a site
+            members = self._data.counted_clients
+        return list(members or self.work_by_client)
 
     def _count_steps(self, client: int) -> float:
         if self._trainer.max_epochs in (None, -1):

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from flsv.utilities.atomic_files import append, replacing, whole_lines
-from flsv.utilities.csv_files import Cell, csv_text, parse_int, read_rows
+from flsv.utilities.csv_files import Cell, csv_text, read_rows
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.formats import (
     VERSION_PREFIX,
     stored_package_versions,
-    version_changes,
     warn_of_versions,
 )
 
@@ -23,8 +22,8 @@ from flsv.utilities.formats import (
 class ResultFile:
     """CSV file of results to which rows are appended.
 
-    The first line stores the ``settings``. A file of other settings is an error, or with ``anew`` overwritten. Other
-    versions of packages are a warning, since numbers may change. A row that a kill has cut off is dropped.
+    The first line stores the ``settings``. A file of other settings is an error. Other versions of packages are a
+    warning, since numbers may change. A row that a kill has cut off is dropped.
     """
 
     def __init__(
@@ -32,8 +31,6 @@ class ResultFile:
         path: Path,
         columns: Mapping[str, Cell],
         settings: Mapping[str, Any] | None = None,
-        *,
-        anew: bool = False,
     ) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
@@ -49,19 +46,19 @@ class ResultFile:
         lines = []
         if path.is_file():
             lines = whole_lines(path)
-        if not lines or (self._has_settings and not self._go_on_from(lines[0], anew)):
+        if not lines:
             return
+        if self._has_settings:
+            self._go_on_from(lines[0])
         header_index = 1 if self._has_settings else 0
         if len(lines) > header_index:
             self._read_rows(lines[header_index], skip=header_index)
 
-    def _go_on_from(self, first_line: str, anew: bool) -> bool:
-        """Take over the settings of the file, or raise an error. Return whether its rows stay."""
+    def _go_on_from(self, first_line: str) -> None:
+        """Take over the settings of the file, or raise an error."""
         settings_of_file = self._parse_settings(first_line)
         differences = self._differences(settings_of_file)
         versions_of_file = stored_package_versions(settings_of_file)
-        if anew and (differences or version_changes(versions_of_file)):
-            return False
         if differences:
             raise ConfigurationError(
                 f"{self.path} holds results of other settings: {listed(differences)}. Go on with those, move the file "
@@ -70,7 +67,6 @@ class ResultFile:
         warn_of_versions(str(self.path), versions_of_file)
         # The file keeps rows of the stored versions, so it keeps their names.
         self._settings |= settings_of_file
-        return True
 
     def _read_rows(self, header: str, skip: int) -> None:
         """Read the file's rows, and cut off the beginning of a row without its line end."""
@@ -136,18 +132,3 @@ def stored_settings(path: Path) -> dict[str, str]:
         return {}
     first_line, *_lines = whole_lines(path)
     return _settings_in(first_line)
-
-
-def read_members(cell: str) -> tuple[int, ...]:
-    """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one."""
-    if cell == "-":
-        return ()
-    members = tuple(map(parse_int, cell.split("+")))
-    if list(members) != sorted(set(members)):
-        raise ValueError("clients' numbers, ascending, with + between them, or -")
-    return members
-
-
-def members_text(coalition: Iterable[int]) -> str:
-    """Format a coalition as text that :func:`read_members` parses."""
-    return "+".join(map(str, coalition)) or "-"

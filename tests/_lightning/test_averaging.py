@@ -254,7 +254,7 @@ class PerBatch(averaging.WeightAveraging):
     ("callbacks", "match"),
     [
         ([PerBatch], "PerBatch has its own on_train_batch_end"),
-        ([WeightAveraging, make_moving_average], "a checkpoint has room"),
+        ([WeightAveraging, make_moving_average], "a checkpoint can hold"),
     ],
 )
 def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(

@@ -44,7 +44,7 @@ def read_error(capsys, *arguments):
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
         (
             "fit --config shapfed_wa --federation.aggregator.metric nope",
-            "reads a metric that is called 'nope'",
+            "reads the metric 'nope'",
         ),
         ("fit --model helpers.models.OfOtherPackage", "write `import lightning.pytorch as pl`"),
         ("fit --data.source lacks.Data", "lacks cannot be imported"),
@@ -166,7 +166,7 @@ MISSPELT = {
     "own class": ("model: helpers.models.Plainn", "Plainn", "Did you mean Plain or"),
     "own module": ("model: helperss.models.Plain", "helperss", "No module named 'helperss'"),
     "yaml": ("federation:\n  metrics: :", "metrics: :", "there is a colon too many"),
-    "value": ("federation:\n  local_epochs: two", "two", "expected a number of passes"),
+    "value": ("federation:\n  local_epochs: two", "two", "expected a number of epochs"),
     "value in a class": (
         "model:\n  class_path: ClassifierClient\n  init_args:\n    optimizer:\n"
         "      class_path: torch.optim.SGD\n      init_args:\n        lr: fast",
@@ -215,13 +215,13 @@ def test_uploads_of_several_configuration_files_are_merged(configs, uploads, agg
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        (b"federation: {seed: 1}\n# \x07\n", "this is no valid YAML: unacceptable character"),
+        (b"federation: {seed: 1}\n# \x07\n", "this is not valid YAML: unacceptable character"),
         (bytes(range(256)), "mine.yaml: 'utf-8' codec can't decode"),
         (
             b"federation:\n  server_lr: 1\n  server_lr: 0.5\n",
             "line 3: the key 'server_lr' is in line 2",
         ),
-        (b"federation: {evaluation: null}\n", "evaluation: null: expected its options"),
+        (b"federation: {evaluation: null}\n", "federation.evaluation: expected options, got null"),
     ],
 )
 def test_unusable_configuration_file_is_a_one_line_error(content, advice, tmp_path, capsys):

@@ -10,6 +10,7 @@ import pytest
 
 from flsv.cli import main
 from helpers.forked import Forked, processes
+from helpers.retrained import stored_coalitions
 from helpers.runs import write_config
 
 pytestmark = pytest.mark.slow
@@ -51,14 +52,8 @@ def uninterrupted_run(tmp_path_factory):
 
 
 def num_trained_coalitions(run):
-    count = 0
-    for file in run.glob("retrained/seed_*/coalitions.csv"):
-        _settings, _columns, *rows = file.read_text().splitlines()
-        for row in rows:
-            _seed, coalition, *_numbers = row.split(",")
-            if coalition not in ("'-", "0+1+2"):  # those of the run itself
-                count += 1
-    return count
+    folders = run.glob("retrained/seed_*")
+    return sum(len(stored_coalitions(folder)) for folder in folders)
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from flsv.metrics import (
 from flsv.report import write_report
 from flsv.results import open_run
 from flsv.results.basis import basis_by_retraining
+from flsv.values.coalition_files import Training, remove_coalition
 from helpers import refused
 from helpers.forked import Forked
 from helpers.pages import text_of_page, words_in
@@ -62,10 +63,8 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     expected = pytest.approx([float(row["value"]) for row in shadow_rows[-3:]], abs=1e-6)
 
     # Killed in the last coalition.
-    stored = run / "coalitions.csv"
-    lines = stored.read_text().splitlines(keepends=True)
-    # It has two rounds.
-    stored.write_text("".join(line for line in lines if not line.startswith("3,1+2,1,")))
+    stored = run / "coalitions"
+    remove_coalition(stored, Training(3, (1, 2)))
     trained = record_fits(monkeypatch)
     retrain(run, "all", seeds=1)
 
@@ -74,7 +73,7 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
 
     # Without what is stored, all are trained.
     trained.clear()
-    stored.unlink()
+    shutil.rmtree(stored)
     shutil.rmtree(run / "retrained")
     retrain(run, "all", seeds=1)
 

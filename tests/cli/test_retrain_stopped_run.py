@@ -45,7 +45,7 @@ def stopped_run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_rounds_of_a_stopped_run_are_trained_and_compared(stopped_run, capsys):
-    (stopped_run / "coalitions.csv").unlink()  # so that they are trained
+    shutil.rmtree(stopped_run / "coalitions")  # so that they are trained
     assert main(["retrain", str(stopped_run), *QUICKLY]) == 0
 
     output = read_output(capsys)

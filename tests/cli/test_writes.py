@@ -113,7 +113,7 @@ def test_fit_refuses_a_folder_with_a_configuration_that_is_not_a_runs(folder, pr
     options = [f"--trainer.default_root_dir={folder}", "--trainer.logger=false"]
 
     assert main(["fit", "--config=federation.yaml", *options]) == 2
-    assert "config.yaml is not a run's, and would be replaced" in capsys.readouterr().err
+    assert "config.yaml was not written by a run" in capsys.readouterr().err
     assert digests_of_files(project_copy) == files
 
 

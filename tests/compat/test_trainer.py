@@ -226,7 +226,7 @@ def assert_same_bits(folder, kind, expected, **options):
 
 
 def test_fit_without_training_batches_is_refused(tmp_path):
-    with refused("limit_train_batches=0: nobody would train"):
+    with refused("limit_train_batches=0: no client would train"):
         train_federated(make_small_kind(limit_train_batches=0), tmp_path)
 
 

@@ -100,16 +100,13 @@ def test_discarded_aggregate_leaves_no_step_to_continue_from():
     assert not aggregator._center.any()
 
 
-@pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*model_is_kept", "*moves_little", "*resumes")
+@pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little", "*resumes")
 @parametrize_with_checks([CenteredClipping()])
 def test_centered_clipping_passes_the_checks_of_aggregators(check):
     check()
 
 
-@pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*model_is_kept", "*moves_little")
-@parametrize_with_checks(
-    [CenteredClipping(radius=0.01, iterations=3)],
-    expected_failures={"common_model_is_kept": "updates of all clients are clipped"},
-)
+@pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little")
+@parametrize_with_checks([CenteredClipping(radius=0.01, iterations=3)])
 def test_centered_clipping_with_a_small_radius_passes_the_checks(check):
     check()

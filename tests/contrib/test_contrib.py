@@ -110,7 +110,7 @@ def has_checks(part, test):
     """Return whether a test runs the checks of flsv.testing on a part, if there are any for its kind."""
     if not issubclass(part, CHECKED):
         return True
-    call = rf"(parametrize_with_checks|check_\w+)\(.*\b{part.__name__}\("
+    call = rf"(parametrize_with_checks|check_\w+)\(\s*\[?{part.__name__}\("
     return re.search(call, test) is not None
 
 

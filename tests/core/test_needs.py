@@ -190,9 +190,12 @@ def test_an_aggregator_that_declares_it_asks_clients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": {"mine": ByGame()}}, r"is empty: metrics \['mine'\]"),
-        ({"aggregator": ByValidationLoss()}, r"is empty: aggregator ByValidationLoss\(\)"),
-        ({"filters": [NeedsPlay(10)]}, r"is empty: filter NeedsPlay\(cap=10\)"),
+        ({"metrics": {"mine": ByGame()}}, r"is empty, but these need it: metrics \['mine'\]"),
+        (
+            {"aggregator": ByValidationLoss()},
+            r"is empty, but these need it: aggregator ByValidationLoss\(\)",
+        ),
+        ({"filters": [NeedsPlay(10)]}, r"is empty, but these need it: filter NeedsPlay\(cap=10\)"),
     ],
 )
 def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, message, tmp_path):
@@ -203,7 +206,7 @@ def test_a_part_without_the_validation_set_that_it_needs_is_refused(options, mes
 def test_an_aggregator_that_asks_private_clients_is_refused_when_the_loop_is_made():
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
-    with refused("aggregator AskingAggregator.*but a noised"):
+    with refused("aggregator=AskingAggregator.*only their noised updates"):
         FederatedLoop(aggregator=AskingAggregator(), uploads=[privacy])
 
 
@@ -211,7 +214,7 @@ def test_a_need_that_no_round_has_is_refused(tmp_path):
     class Misspelt(FedAvg):
         needs = ("plays",)
 
-    with refused(r"\['plays'\], which a round does"):
+    with refused(r"\['plays'\], but a round has no such"):
         fit_loop(tmp_path, aggregator=Misspelt())
 
 
@@ -242,7 +245,7 @@ def test_private_clients_do_not_answer_a_part_that_has_not_declared_that_it_asks
     role = "sampler" if isinstance(part, UniformSampler) else "aggregator"
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
 
-    with refused("nothing but a noised update"):
+    with refused("only its noised update"):
         fit_loop(tmp_path, uploads=[privacy], **{role: part})
 
 

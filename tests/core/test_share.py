@@ -180,7 +180,7 @@ class HasATargetNetwork(Plain):
 
 
 def test_frozen_parameters_that_training_changes_are_refused_unless_private(tmp_path):
-    message = r"'target.weight', 'target.bias' required no gradient .* and training changes them"
+    message = r"'target.weight', 'target.bias' required no gradient .* but training changes them"
     loop = make_loop_of_three_clients(share="trainable")
     with refused(message):
         fit(loop, tmp_path, HasATargetNetwork(), make_unequal_data())
@@ -269,7 +269,7 @@ def test_other_frozen_layers_are_refused_on_resume(tmp_path):
 
     unfrozen = Plain(network(), optimizer)
     # Weight and bias of the last layer and two statistics of BatchNorm were shared: three or four tensors more now.
-    message = r"another part of the module shared \(shared 7 tensors .*was 4 tensors"
+    message = r"another shared part of the module \(shared 7 tensors .*was 4 tensors"
     loop = make_loop_of_three_clients(share="trainable")
 
     with refused(message):

@@ -9,10 +9,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from flsv import FederatedLoop
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, OneClient, Splits, Stream
-from flsv.metrics import InRunShapley
 from flsv.sampling import PowerOfChoice
-from flsv.training.algorithms import InRunValues
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 from helpers.fits import fit
@@ -128,6 +127,6 @@ BY_SAMPLE = {
 @pytest.mark.parametrize("arguments", [BY_SAMPLE, {"sampler": PowerOfChoice(1, 2)}])
 def test_what_reads_single_samples_is_refused_before_the_first_round(arguments, tmp_path):
     data = FederatedDataModule(clients=STREAMS, val=VAL)
-    message = "one by one, which cannot be done with a client's stream"
+    message = "by index, but a client's data are a stream"
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(**arguments), tmp_path, Plainest(), data)

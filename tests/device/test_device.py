@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassF1Score
 import flsv
 from flsv import Reporting
 from flsv.aggregation import CGSV, FedAdam, ShapFedWA
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
 from flsv.federation import FederatedLoop
@@ -24,13 +25,12 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
-    InRunShapley,
     ShadowShapley,
 )
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedEM, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.training.algorithms import SCAFFOLD, InRunValues
+from flsv.training.algorithms import SCAFFOLD
 from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone

@@ -49,7 +49,7 @@ REFUSED = [
     (
         steps(lambda module, loss, batch, idx: loss * (2 if idx <= 0 else 1)),
         {},
-        "looks at batch_idx",
+        "reads batch_idx",
     ),
     (steps(lambda *_: None), {}, "gives NoneType, and a loss"),
     # Not what it is under torch.func: the trial's own work.

@@ -97,7 +97,7 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     files = read_files(tmp_path)
     values = loop.contributions["cosine"].clone()
 
-    with warns("2 rounds are run already"):
+    with warns("2 rounds have been run already"):
         trainer.fit(module, make_three_clients())
 
     assert read_files(tmp_path) == files
@@ -155,7 +155,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
     trainer.callbacks = [make_loop()]
     plan_more_rounds(trainer)
 
-    with refused("rounds, and its FederatedLoop none"):
+    with refused("rounds, but its FederatedLoop has run none"):
         trainer.fit(module, make_three_clients())
 
 

@@ -45,7 +45,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
 
     sentence = describe_change(record)
     page = text_of_page(write_report(tmp_path))
-    names_majority = "the most frequent class alone: " in sentence
+    names_majority = "always predicting the most frequent class: " in sentence
     assert names_majority is (performance == "accuracy")
     assert sentence[1:] in read_output(capsys)
     assert f"The model's {sentence}." in page

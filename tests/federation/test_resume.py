@@ -131,7 +131,7 @@ def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
         2,
     )  # callbacks save by the epoch that was
 
-    with refused("validation: make a new Trainer"):
+    with refused("validation. Make a new Trainer"):
         trainer.fit(Plain(), toy_data())
 
 

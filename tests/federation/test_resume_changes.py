@@ -109,7 +109,7 @@ def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, chan
 def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
     with refused("of round 2, and max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
-    with warns("2 rounds.*already: raise max_epochs"):
+    with warns("2 rounds.*already. Raise max_epochs"):
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
@@ -258,7 +258,7 @@ def test_checkpoint_without_a_federation_or_of_weights_only_is_refused(tmp_path)
 
     with refused("plain.ckpt.*was not saved.*FederatedLoop"):
         resume_fit(tmp_path / "plain.ckpt", tmp_path / "a")
-    with refused("weights.ckpt holds weights.*not resumed"):
+    with refused("weights.ckpt cannot be resumed.*only weights"):
         resume_fit(tmp_path / "weights.ckpt", tmp_path / "b")
 
     trainer_for(make_loop(), tmp_path / "c").test(

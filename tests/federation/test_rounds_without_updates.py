@@ -1,4 +1,4 @@
-"""A round without updates is an event: the model stays, and other clients are drawn."""
+"""A round without updates is an event: the model does not change, and other clients are drawn."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def make_module():
 def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_path):
     loop = make_loop(metrics={"shapley": CumulativeShapley()})
     recorder = ModelsAfterRounds()
-    with warns("model stays, and other clients"):
+    with warns("model does not change, and other clients"):
         fit(loop, tmp_path, make_module(), rounds=3, callbacks=[recorder])
 
     models = recorder.models
@@ -54,7 +54,7 @@ def test_round_in_which_the_only_client_diverges_leaves_the_model_as_it_is(tmp_p
 
 
 @pytest.mark.fast_rows
-@pytest.mark.filterwarnings("ignore:.*The model stays")
+@pytest.mark.filterwarnings("ignore:.*The global model does not change")
 @pytest.mark.parametrize("first_rounds", [1, 2])
 def test_run_that_resumes_around_a_round_without_updates_equals_one_without_a_break(
     tmp_path, first_rounds
@@ -93,7 +93,7 @@ def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path)
     assert event_of_site.first == event_of_all.first == second_round
 
 
-@pytest.mark.filterwarnings("ignore:.*The model stays")
+@pytest.mark.filterwarnings("ignore:.*The global model does not change")
 @pytest.mark.filterwarnings("ignore:.*is left out")
 def test_run_ends_when_every_site_has_failed_since_the_last_update(tmp_path):
     failing = set()
@@ -101,5 +101,5 @@ def test_run_ends_when_every_site_has_failed_since_the_last_update(tmp_path):
         for round_index in (1, 2, 3):
             failing.add((address, round_index))
 
-    with pytest.raises(RuntimeError, match="client is left that could"):
+    with pytest.raises(RuntimeError, match="All clients that could be drawn have failed"):
         fit_with_failing_sites(tmp_path, failing)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import FederatedDataModule
+from flsv._lightning.data_source import data_of
 from flsv.data import GroupPartitioner
 from flsv.functional import exact_shapley
 from flsv.metrics import ShadowShapley
@@ -139,3 +140,84 @@ def test_users_data_module_has_all_samples_after_coalitions(tmp_path):
 
     assert len(source.train) == len(source.y) == 60
     assert source.train.tensors[1] is source.y
+
+
+# ---- loaders in hooks
+
+
+class ReadsLoaders(Net):
+    """Raises an error if the data module's training loader has samples of clients that are not in the coalition."""
+
+    def check_loader(self):
+        members = data_of(self.trainer).counted_clients
+        if members is None:
+            return
+        loader = self.trainer.datamodule.train_dataloader()
+        clients = torch.cat([x[:, 0] for x, _ in loader]).long()
+        if not set(clients.tolist()) <= set(members):
+            raise RuntimeError(f"the coalition {members} reads samples of {clients.unique()}")
+
+    def setup(self, stage):
+        self.check_loader()
+
+    def configure_model(self):
+        self.check_loader()
+
+    def configure_optimizers(self):
+        self.check_loader()
+        return super().configure_optimizers()
+
+    def on_fit_start(self):
+        self.check_loader()
+
+    def on_train_epoch_start(self):
+        self.check_loader()
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.check_loader()
+
+    def on_train_end(self):
+        self.check_loader()
+
+
+def make_clients():
+    """Return three clients' samples, of which A has the most. The first input is the client's number."""
+    clients = {}
+    for number, (name, size) in enumerate({"A": 30, "B": 20, "C": 10}.items()):
+        x, y = make_samples(size, seed=number)
+        x[:, 0] = number
+        clients[name] = (x, y)
+    return clients
+
+
+class HoldsLoader(L.LightningDataModule):
+    """Makes its training loader once, before a coalition begins."""
+
+    def __init__(self):
+        super().__init__()
+        inputs, labels = zip(*make_clients().values())
+        samples = TensorDataset(torch.cat(inputs), torch.cat(labels))
+        self.loader = DataLoader(samples, 60, shuffle=True)
+
+    def train_dataloader(self):
+        return self.loader
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(*make_samples(30, seed=9)), 30)
+
+
+def make_data_by_client():
+    return FederatedDataModule(clients=make_clients(), val=make_samples(30, seed=9))
+
+
+def make_wrapped_data():
+    return by_hospital(HoldsLoader())
+
+
+@pytest.mark.parametrize("make_data", [make_data_by_client, make_wrapped_data])
+def test_loader_of_a_coalitions_data_module_has_the_members_samples_in_every_hook(
+    tmp_path, make_data
+):
+    loop = fit(ReadsLoaders(), make_data(), tmp_path, metrics={"value": exact_values()})
+
+    assert loop.contributions["value"].isfinite().all()

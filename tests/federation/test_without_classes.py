@@ -116,14 +116,14 @@ def test_a_task_without_classes_is_trained_and_measured(module, data, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "component"),
     [
-        ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] work with classes"),
+        ({"metrics": {"cssv": ClassSpecificShapley()}}, r"metrics \['cssv'\] need classes"),
         (
             {"metrics": {"ssv": PartialFederatedShapley(per_class=True)}},
-            r"metrics \['ssv'\] work with classes",
+            r"metrics \['ssv'\] need classes",
         ),
         (
             {"aggregator": DivergenceWeighted()},
-            r"aggregator DivergenceWeighted\(.*\) works with classes",
+            r"aggregator DivergenceWeighted\(.*\) needs classes",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
 
     assert "client 1 sent an update far larger" in message
     assert "in round 2 " in message
-    assert "left out of the round" in message
+    assert "excluded from the round" in message
     (event,) = loop.events  # and nobody later
     assert event.what == "large"
     assert event.client == 1
@@ -209,7 +209,7 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
     Overflows.rounds = (1, 2)
     with (
         warns("the round before"),
-        pytest.raises(RuntimeError, match="round 3:.*second time running"),
+        pytest.raises(RuntimeError, match="round 3:.*second time in a row"),
     ):
         fit(
             FederatedLoop(aggregator=Overflows(), seed=1),
@@ -230,7 +230,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
         seed=1,
     )
 
-    with warns("left out of the round"):
+    with warns("excluded from the round"):
         module = fit(loop, tmp_path, data=data, rounds=1)
 
     assert state_vector(module).abs().max() < 100
@@ -278,7 +278,7 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update():
 
     (line,) = cohort.warnings
     assert "3 of 4 clients returned" in line
-    assert "further back: client 1 sent an update far larger" in line
+    assert "earlier round: client 1 sent an update far larger" in line
     rounds_of_client_1 = {1: 1}
     assert watch.notices.state_dict() == {"not_finite": {}, "large": rounds_of_client_1}
 
@@ -376,13 +376,13 @@ def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):
         ),
         (
             {"filters": [NormCap(1.0)], "metrics": {"others": ContributionEstimation()}},
-            "take their own updates",
+            "subtract their own updates",
         ),
         (
             {"filters": [MultiKrum(1)], "personalizer": Standalone()},
             "all clients start from the global model",
         ),
-        ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
+        ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "two filters of the same class"),
         ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
 )

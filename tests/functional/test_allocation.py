@@ -46,7 +46,7 @@ def test_shares_follow_the_rule_for_negative_values():
     [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]],
 )
 def test_shares_without_a_positive_claim_raise(values):
-    with refused("no client has a claim"):
+    with refused("no client gets a share"):
         allocate_shares(values)
 
 
@@ -90,7 +90,7 @@ def test_large_budgets_are_in_whole_cents(budget):
     ).tolist()
     assert all(Decimal(str(amount)) % Decimal("0.01") == 0 for amount in paid)
     assert sum(Decimal(str(amount)) for amount in paid) == Decimal(f"{budget:.2f}")
-    with refused("no multiple"):
+    with refused("must be a multiple"):
         allocate(torch.tensor([1.0]), budget + 0.001, unit=0.01)
 
 
@@ -117,7 +117,7 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget, unit):
     without_unit = allocate_shares([1.0, 1.0], budget)
     assert sum(without_unit) == budget
 
-    with refused("units are not exact in"):
+    with refused("units, but float64 is exact"):
         allocate_shares([1.0, 1.0], budget, unit=unit)
 
 
@@ -145,7 +145,7 @@ def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing():
         ({"values": torch.zeros(2, 2)}, "per_client"),
         (
             {"values": torch.tensor([1.0, math.inf])},
-            "not all finite",
+            "expected finite values",
         ),
     ],
 )

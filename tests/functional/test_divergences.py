@@ -28,7 +28,7 @@ def test_label_divergence_equals_that_of_scipy():
     [[[1, 2], [0, 0]], [2, -1], [[[1, 2]]]],
 )
 def test_label_divergence_of_wrong_counts_raises(counts):
-    with pytest.raises(ValueError, match="not negative,.*them above 0"):
+    with pytest.raises(ValueError, match="of at least 0, with a sample at every client"):
         label_divergence(torch.tensor(counts))
 
 
@@ -66,7 +66,7 @@ def test_divergence_weights_equal_numpys(a, b, normalize):
 
 
 def test_divergence_weights_all_clipped_to_0_fall_back_to_samples():
-    with warns("falling back to shares.*samples"):
+    with warns("so shares of samples are returned"):
         weights = divergence_weights(
             torch.tensor([100, 300]),
             torch.ones(2),

@@ -215,7 +215,9 @@ def test_impossible_scores_of_a_client_are_refused(kind):
     lie = lies[kind]
     client = AnsweringClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
     models = torch.zeros(2, 3)
-    impossible = pytest.raises(ValueError, match="expected numbers from 0|do not fit together")
+    impossible = pytest.raises(
+        ValueError, match="expected numbers from 0|consistent with each other"
+    )
 
     judgment = expected_answer(judge)(client, models)
     judgment.check(answer)
@@ -290,7 +292,7 @@ REFUSED = [
     (
         {"uploads": [GaussianPrivacy(1.0, 1.0)]},
         {},
-        r"metrics \['m'\] need what clients tell beside their updates",
+        r"metrics \['m'\] need reports or responses of clients",
     ),
 ]
 

@@ -89,7 +89,7 @@ METRICS: list[Fault] = [
             value=lambda self, updates: updates.norm(dim=1) * torch.rand(len(updates)),
         ),
     ),
-    ("clients_permuted", ByPosition()),
+    ("one_row_per_client", ByPosition()),
     (
         "odd_rounds_have_values",
         faulty(Norm, value=lambda self, updates: updates.norm(dim=1) / updates.norm()),
@@ -131,7 +131,6 @@ def the_first_alone(self, round, contributions) -> Tensor:
 AGGREGATORS: list[Fault] = [
     ("pickles", Nameless()),
     ("equal_clients_weigh_the_same", faulty(FedAvg, weights=the_first_alone)),
-    ("common_model_is_kept", faulty(FedAvg, weights=opposite_weights)),
     ("learns", faulty(FedAvg, weights=opposite_weights)),
     ("attack_moves_little", faulty(FedAvg, robust=True)),
 ]

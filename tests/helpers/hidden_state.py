@@ -225,7 +225,7 @@ def fit_with_values(kind: Kind, **options) -> FitWithValues:
     doubts = [message for message in messages if message.startswith("shadow: ")]
     game = {}
     if "members" in vars(metric_of_run):
-        utilities = metric_of_run.game.flatten().tolist()
+        utilities = metric_of_run.utilities.flatten().tolist()
         game = dict(zip(metric_of_run.members, utilities))
     return FitWithValues(game, doubts, state_vector(module).tolist())
 

@@ -13,11 +13,10 @@ from torch.func import functional_call, grad, vmap
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.core.parameter_space import ParameterSpace
 from flsv.federation import FederatedLoop
-from flsv.metrics import InRunShapley
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms import InRunValues
 from flsv.utilities.seeding import generator_for
 from helpers.data import toy_data
 from helpers.fits import client_tensors, fit

@@ -18,8 +18,7 @@ from flsv.testing import fits
 from flsv.testing.checks import PartCheck, checks_of, ensure, equal
 from flsv.testing.metric import MetricCase, results_of
 from flsv.testing.rounds import HALF, NEVER, NUM_CLIENTS, ROUND_INDICES, PreparedRounds
-from flsv.training.algorithms import InRunValues
-from helpers.part_cases import remote_is_equal
+from helpers.part_cases import remote_is_equal, vmap_is_equal
 
 
 def raises_value_error(call: Callable[[], Any]) -> bool:
@@ -46,14 +45,11 @@ class MoreRounds(PreparedRounds):
 
     def __getitem__(self, index):
         round = super().__getitem__(index)
-        numbers = round.client_ids.tolist()
-        cohort = [self.order.index(number) for number in numbers]
         views = self.normal(NUM_CLIENTS, NUM_CLIENTS, key=("views", index))
-        peer_values = torch.full_like(views, float("nan"))
-        peer_values[:, self.order] = views.masked_fill(views < -1, float("nan"))
-        peer_values[:, self.order[NEVER]] = float("nan")
+        peer_values = views.masked_fill(views < -1, float("nan"))
+        peer_values[:, NEVER] = float("nan")
 
-        round = round.personalized(peer_values[cohort])
+        round = round.personalized(peer_values[round.client_ids])
         reports = {}
         for name, report_of in self._fields.items():
             reports[name] = report_of(round)
@@ -68,6 +64,16 @@ class OwnMetricCase(MetricCase):
         super().__init__(part, **options)
         contributes = isinstance(part, metrics.ContributionMetric)
         self.checks = (*self.checks, *OF_ALL, *(OF_CONTRIBUTIONS if contributes else ()))
+
+    @property
+    def sees_clients(self) -> bool:
+        """Whether the metric asks clients for evaluations, or reads reports that a part of the loop makes."""
+        reported_names = set[str]()
+        for part in self.loop.values():
+            reported_names.update(getattr(part, "reports", ()))
+        has_reports = reported_names.issuperset(self.round_functions)
+        fields_from_clients = {"clients", "all_clients", *self.round_functions}
+        return has_reports and not fields_from_clients.isdisjoint(self.fields)
 
     def rounds(self, **options) -> PreparedRounds:
         return MoreRounds(self.round_functions, **options)
@@ -144,7 +150,7 @@ def bad_clients_are_refused(case: MetricCase):
 OF_ALL = (inference_mode_is_no_matter, bad_clients_are_refused)
 
 
-OF_CONTRIBUTIONS = (remote_is_equal,)
+OF_CONTRIBUTIONS = (vmap_is_equal, remote_is_equal)
 
 
 def checks_of_metric(metric, **options) -> list[PartCheck]:
@@ -176,11 +182,6 @@ METRICS = [
     ),
     checks_of_metric(metrics.GradientAgreement()),
     checks_of_metric(metrics.GradientShapley(momentum=0.5)),
-    checks_of_metric(
-        metrics.InRunShapley(),
-        given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
-        client_algorithm=InRunValues(),
-    ),
     checks_of_metric(metrics.LeaveOneOut(momentum=0.3)),
     checks_of_metric(metrics.OneRoundShapley(2, coalition_weights="fixed")),
     checks_of_metric(metrics.PartialFederatedShapley(momentum=0.5)),

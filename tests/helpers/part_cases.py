@@ -2,7 +2,7 @@
 clients at sites, whose packets go through JSON."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from flsv.filters import Cohort, UpdateFilter
 from flsv.personalization import Personalizer
 from flsv.testing import fits
 from flsv.testing.checks import Case, PartCheck, ensure, equal, pickles, untouched_rngs
-from flsv.testing.fits import IN_A_FIT
 from flsv.testing.rounds import COHORTS, NUM_CLIENTS, PreparedRounds
 from flsv.testing.samplers import federation_of
 from flsv.uploads import Upload, UploadContext
+from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import generator_for
 from helpers.sites import BOSTON_ADDRESS, SiteTransport, data_at_sites, gather_sites
 
@@ -72,8 +72,47 @@ def repr_is_code(case: Case):
 
 def remote_is_equal(case: fits.FitCase):
     """With the clients at sites, from which nothing but messages comes, the first round ends alike, or is refused."""
-    if case.sees_clients:
-        case.expect_the_same(partial(train_at_sites, case), rounds=1, rtol=1e-5)
+    if sees_clients(case):
+        expect_the_same(case, partial(train_at_sites, case), rounds=1, rtol=1e-5)
+
+
+def vmap_is_equal(case: fits.FitCase):
+    """Check that two rounds with engine="vmap" end like those of the default engine, up to rounding."""
+    # The engine refuses every client algorithm.
+    arguments = {**case.loop, **case.loop_arguments(case.part)}
+    if sees_clients(case) and "client_algorithm" not in arguments:
+        expect_the_same(case, partial(case.fit, rounds=2), rounds=2, rtol=1e-3, engine="vmap")
+
+
+def sees_clients(case: fits.FitCase) -> bool:
+    """Whether the part uses clients. Otherwise it uses only the data of a round that the server has."""
+    return getattr(case, "sees_clients", True)
+
+
+def expect_the_same(
+    case: fits.FitCase,
+    fit: Callable[[FederatedLoop], fits.Fit],
+    rounds: int,
+    rtol: float,
+    **changes: Any,
+):
+    """Raise AssertionError if a fit differs from the case's uninterrupted one, or is refused."""
+    loop = None
+    try:
+        loop = case.make(**changes)
+        changed_fit = fit(loop)
+    except ConfigurationError as error:  # of make() or of the fit
+        rounds_done = 0 if loop is None else loop.round_index
+        ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
+        raise AssertionError(f"a refusal: {error}") from error
+
+    results = results_of_rounds(changed_fit, rounds)
+    fits.expect_same(results, results_of_rounds(case.uninterrupted, rounds), rtol)
+
+
+def results_of_rounds(fit: fits.Fit, count: int) -> dict[str, Any]:
+    """The models and values after each of the first ``count`` rounds."""
+    return {"models": fit.models[:count], "contributions": fit.contributions[:count]}
 
 
 class ServerData(L.LightningDataModule):
@@ -124,7 +163,7 @@ def make_sites(case: fits.FitCase, names: Sequence[str], folder: Path) -> dict[i
 
 
 #: Of aggregators and client algorithms, beside those of flsv.testing.
-MORE = (repr_is_code, remote_is_equal)
+MORE = (repr_is_code, vmap_is_equal, remote_is_equal)
 OF_ALL = (pickles, repr_is_code)
 
 
@@ -150,7 +189,7 @@ def starts_are_models(case: PersonalizerCase):
         ensure(is_same, "another one, or another state")
 
 
-PersonalizerCase.checks = (*OF_ALL, starts_are_models, *IN_A_FIT, remote_is_equal)
+PersonalizerCase.checks = (*OF_ALL, starts_are_models, fits.resumes, vmap_is_equal, remote_is_equal)
 
 
 # Uploads and filters.
@@ -217,7 +256,7 @@ def clients_are_apart(case: UploadCase):
 
 UploadCase.checks = (
     *OF_ALL, gives_an_update, clients_are_apart, fits.resumes,
-    fits.vmap_is_equal, remote_is_equal,
+    vmap_is_equal, remote_is_equal,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Attack, InnerProductManipulation, Scaling, SignFlip
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
@@ -24,7 +25,6 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     GradientAgreement,
-    InRunShapley,
     LeaveOneOut,
     OneRoundShapley,
     PartialFederatedShapley,
@@ -34,7 +34,7 @@ from flsv.metrics import (
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice, UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
+from flsv.training.algorithms import SCAFFOLD, Ditto
 from flsv.uploads import TopK
 from helpers.data import CLASSES, toy_data, toy_sets
 from helpers.hospitals import make_module, make_tables

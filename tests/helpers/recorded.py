@@ -1,8 +1,9 @@
 """ShadowShapley that keeps the game of the last round."""
 
+import torch
 from torch import Tensor
 
-from flsv.games.members import Members, members_of
+from flsv.games.members import Members
 from flsv.metrics import ShadowShapley
 
 
@@ -15,22 +16,17 @@ class Recorded(ShadowShapley):
     #: Of the model of all clients after each valued round, [R, 1].
     grand_utilities: Tensor
 
-    game: Tensor
+    utilities: Tensor
     first_round: Tensor
     members: list[Members]
     trained: Tensor | None
 
-    def complete(
-        self,
-        masks,
-        utilities,
-        *,
-        outputs=None,
-        **how,
-    ):
+    def complete(self, scores, game):
+        utilities_by_round = [scores.utilities(game, index) for index in game.rounds]
+        utilities = torch.stack(utilities_by_round)  # [R, K, 1]
         self.grand_utilities = utilities[:, 1]
         self.first_round = utilities[0].flatten()
-        self.game = utilities[-1].flatten()
-        self.members = members_of(masks)
-        self.trained = None if outputs is None else outputs[-1]
-        return super().complete(masks, utilities, outputs=outputs, **how)
+        self.utilities = utilities[-1].flatten()
+        self.members = game.coalitions
+        self.trained = scores.outputs(game, game.rounds[-1]) if game.has_outputs else None
+        return super().complete(scores, game)

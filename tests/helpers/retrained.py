@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flsv.retraining.copied_fits import CopiedFits
+from flsv.values.coalition_files import read_coalitions
 from helpers.runs import SCHEMA, read_rows, save_csv
 
 CLASS = {
@@ -86,6 +87,13 @@ def retrained_rows(run: Path, metric="value") -> list[dict[str, str]]:
 
 def retrained_values(run: Path) -> list[float]:
     return [float(row["mean"]) for row in retrained_rows(run)]
+
+
+def stored_coalitions(run: Path) -> set[tuple[int, ...]]:
+    """The coalitions whose models are stored in a run's folder, without the empty one and the run's own."""
+    trainings = read_coalitions(run / "coalitions")
+    coalitions = {training.members for training in trainings if training.members}
+    return coalitions - {max(coalitions, key=len, default=())}
 
 
 def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:

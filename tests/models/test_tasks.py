@@ -104,7 +104,7 @@ def test_regressor_with_wrong_shapes_is_refused(fit_module):
 
     with refused("input_shape is not known"):
         fit_module(data=Lines(shape=None))
-    with refused("has no network yet"):
+    with refused("has no network before training starts"):
         RegressorClient()(torch.rand(3, 4))
 
     model = RegressorClient(input_shape=(4,))

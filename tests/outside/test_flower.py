@@ -196,7 +196,7 @@ def test_client_beyond_num_clients_leaves_only_its_round_without_values():
     with_a_third = {**sizes, 3: 30}
     grid = Grid(sizes, with_a_third, sizes)
 
-    message = r"round 2 could not be valued.*\['3'\] were not there .*num_clients"
+    message = r"round 2 could not be computed.*\['3'\] are new.*num_clients"
     with warns(message):
         records = run_with_values(grid, rounds=3)
 

@@ -355,17 +355,17 @@ STATE = NET.state_dict()
             r"client 1 does not fit.*'1.weight'",
         ),
         ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
-        ({"updates": [], "num_clients": 2}, "is given of 0 clients"),
+        ({"updates": [], "num_clients": 2}, "has values of 0 clients"),
         ({"updates": {"Lyon": VECTOR, 1: VECTOR}}, r"\['Lyon', 1\], expected of.*client_names"),
         (
             {"updates": {0: VECTOR, 1: VECTOR}, "client_names": ["Lyon", "Kyoto"]},
             r"expected of \['Lyon', 'Kyoto'\]",
         ),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
-        ({"weights": [1.0]}, r"weights=...\) is given of 1 clients"),
+        ({"weights": [1.0]}, r"weights=...\) has values of 1 clients"),
         (
             {"updates": {1: VECTOR, 0: VECTOR}, "num_samples": [3, 5]},
-            r"num_samples=...\): expected as updates are",
+            r"num_samples=...\): expected a list if updates is",
         ),
         (
             {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
@@ -410,7 +410,7 @@ def test_value_round_of_a_module_without_a_head_and_num_classes_is_refused():
     model = ParameterSpace(convolution).read(convolution)
     batches = [(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]))]
 
-    with refused("say num_classes"):
+    with refused("Pass num_classes"):
         value_round(convolution, model, [model, model], batches)
 
     values = value_round(convolution, model, [model, model], batches, num_classes=2)

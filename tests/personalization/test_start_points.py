@@ -236,7 +236,7 @@ def test_fedem_shares_components_and_keeps_weights(tmp_path):
 
 
 def test_fedem_with_a_module_that_is_no_mixture_is_refused(tmp_path):
-    with refused(r"train flsv\.models\.MixtureClient"):
+    with refused(r"Train a flsv\.models\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
 
 

@@ -202,7 +202,7 @@ def test_a_private_client_answers_only_questions_that_return_nothing_by_their_ty
         counts_at_client.append(local.class_counts)
         return local.class_counts
 
-    with refused("'class_counts_of'.*but a noised update"):
+    with refused("'class_counts_of'.*only its noised update"):
         client.ask(class_counts_of)
     with refused("'<lambda>'"):
         client.ask(lambda local: local.class_counts)

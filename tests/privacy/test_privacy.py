@@ -264,7 +264,7 @@ def test_spent_privacy_budget_stays_spent_on_resume(tmp_path, how):
         return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
     if how == "min_epochs":
-        with warns("stops"), refused("no budget for"):
+        with warns("stops"), refused("does not allow another round"):
             fit(loop(), tmp_path, make_plain(), rounds=5, min_epochs=4)
         return
 

@@ -18,7 +18,6 @@ from helpers.runs import (
     make_fault_event,
     make_game,
     make_run,
-    value_of_cell,
 )
 
 NUM_ROUNDS = 4
@@ -193,27 +192,6 @@ def test_report_for_one_client_has_no_numbers_of_all_before_the_end(folder_of_fi
 
 
 FEDERATION_SEED = "77123"  # of a run by make_run
-
-
-def test_report_for_one_client_shows_its_own_values(tmp_path):
-    text = text_of_page(write_report(make_run(tmp_path, clients=5, rounds=5), client="Oslo"))
-
-    oslo = NAMES.index("Oslo")
-    last_values = [value_of_cell(client, column=0, round_index=4) for client in range(5)]
-    mean = sum(last_values) / 5
-    num_samples = 100 + 7 * oslo
-    count_of_class_2 = 1100 * (oslo + 1) + 2
-    facts = {
-        "name": "Oslo",
-        "value": f"{last_values[oslo]:.3f}",
-        "samples": str(num_samples),
-        "samples of a class": str(count_of_class_2),
-        "hash of its update": f"{oslo:02d}" * 8,
-        "mean of all": f"{mean:.2g}",
-        "rounds": "5 of 5",
-    }
-    for fact, shown_text in facts.items():
-        assert shown_text in text, fact
 
 
 @pytest.mark.parametrize("budget", [None, Budget(100.0, "cssv")])

@@ -4,7 +4,6 @@ import html
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pandas
@@ -13,13 +12,13 @@ import torch
 
 import flsv.metrics
 from flsv.functional.joint_shares import CaseValues
-from flsv.report import Budget, page, write_report
+from flsv.report import Budget, write_report
 from flsv.report.html import Cell, bar_cells, heatmap_table
 from flsv.report.shares import fraction_moved
 from flsv.results import open_run
 from flsv.results.basis import preferred_basis
 from flsv.results.record import write_case_values
-from flsv.results.text import NO_NUMBER, WORDS, format_number
+from flsv.results.text import NO_NUMBER, WORDS
 from flsv.utilities.csv_files import NAN
 from helpers.pages import text_of_page
 from helpers.retrained import add_retrained_runs
@@ -29,7 +28,6 @@ from helpers.runs import (
     make_game,
     make_repeated_runs,
     make_run,
-    value_of_cell,
 )
 
 NO_VALUES = (math.nan, math.nan, math.nan, math.nan)
@@ -240,39 +238,21 @@ def test_page_of_a_repeated_run_has_means_over_its_seeds(tmp_path):
     assert re.search(
         rf"\| Lyon \| {mean_of_lyon} \[.*\| Boston \| {mean_of_boston}", front, re.DOTALL
     )
-    assert "Source of the values: sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds." in front
+    assert (
+        "Source of the values: the metric sv, mean of 3 runs; seeds 0, 1 and 2, 3 of 5 rounds."
+        in front
+    )
     assert WORDS["intervals"]["seeds"] in front.replace("\n", " ")
     # From 0.25 by the sum of the mean values: 0.2 + 0.4 + 0.05.
     assert "accuracy on the validation set: from 25.0 % to 90.0 %" in front
 
 
-def test_page_of_a_single_run_of_a_repeat_has_no_brackets(tmp_path):
-    run = make_repeated_runs(tmp_path, [0.4, 0.3, 0.05], [0.2, 0.4, 0.05])
-    (tmp_path / "runs.csv").unlink()
-    assert WORDS["intervals"]["none"] in front_page_of(run).replace("\n", " ")
-
-
-def test_page_of_all_has_every_clients_name_value_and_hash(tmp_path):
+def test_page_of_all_has_values_by_class_and_the_metrics_guide(tmp_path):
     page = text_of_page(write_report(make_run(tmp_path, clients=4, rounds=5)))
-    for client in range(4):
-        last_value = value_of_cell(client, column=0, round_index=4)
-        hash_of_update = f"{client:02d}" * 8
-        assert NAMES[client] in page
-        assert format_number(last_value) in page or f"{last_value:.3f}" in page
-        assert hash_of_update in page
 
     # As make_run writes them.
-    texts = {
-        "title of a table": "cssv by class",
-        "name of a class": "class 2",
-        "samples of the last client and class": str(1100 * 4 + 2),
-        "logged accuracy": "0.875",
-        "seed": "77123",
-        "unit": "cosine",
-        "sign": "more is better",
-    }
-    missing_parts = [part for part, text in texts.items() if text not in page]
-    assert not missing_parts
+    for text in ("cssv by class", "class 2", "cosine", "more is better"):
+        assert text in page, text
 
 
 def test_numbers_of_a_heatmap_have_equally_many_decimals():
@@ -334,16 +314,6 @@ def test_steps_lead_from_the_untrained_models_score_to_that_of_all():
     assert ") 75.0% 100.0%, transparent" in second_step.style
 
 
-def test_page_of_values_that_add_up_has_the_models_two_scores(tmp_path):
-    front = front_page_of(make_game(tmp_path, {"sv": [0.3, 0.2, 0.1]}, initial=0.25))
-
-    names = re.findall(r"\| ([\w ]+) \| [\d.]+", front)
-    clients = ["Boston", "Lyon", "Graz"]
-    assert names == ["untrained model", *clients, "model of all"]
-    assert "| untrained model | 25.0 % |" in front
-    assert "| model of all | 85.0 % |" in front  # 0.25 + 0.3 + 0.2 + 0.1
-
-
 def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     page = write_report(make_run(tmp_path, names=NASTY)).read_text(encoding="utf-8")
     fetched = r"<(script|link|img|iframe|object|b|a)\b|<[^>]* (src|href|on\w+)=|url\(|@import"
@@ -352,11 +322,8 @@ def test_report_is_reproducible_loads_no_other_file_and_escapes_names(tmp_path):
     assert write_report(tmp_path).read_text(encoding="utf-8") == page
 
 
-def test_page_of_a_killed_run_says_that_it_was_stopped(tmp_path):
-    assert "2 of 2 rounds (stopped)" in front_page_of(
-        make_run(tmp_path / "killed", ended=False, rounds=2)
-    )
-    assert "0 rounds" in front_page_of(make_run(tmp_path / "early", ended=False, rounds=0))
+def test_page_of_a_run_that_was_killed_in_its_first_round_says_so(tmp_path):
+    assert "0 rounds (stopped)" in front_page_of(make_run(tmp_path, ended=False, rounds=0))
 
 
 def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
@@ -371,41 +338,9 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
     assert WORDS["dash"] in front
 
 
-def test_page_says_that_its_intervals_leave_out_validation_samples_if_their_part_is_not_known(
-    tmp_path,
-):
-    folder = add_case_covariance(make_game(tmp_path / "with", VALUES), deviation=0.04)
-    metrics = json.loads((folder / "run.json").read_text())["metrics"]
-    without_covariance = make_game(tmp_path / "without", VALUES)
-    change_record(without_covariance, metrics=metrics)
-    shutil.copy(folder / "contributions.csv", without_covariance)
-
-    page = front_page_of(without_covariance, budget=Budget(1000.0))
-
-    assert WORDS["intervals"]["seeds"] in page.replace("\n", " ")
-
-
 def test_every_metric_has_caveats_for_the_report():
     exported = {*flsv.metrics.__all__} - {"ContributionMetric"}
     for name in exported:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"
     assert WORDS["caveats"].keys() <= exported
-
-
-def test_page_shows_the_first_hashes_and_says_where_the_others_are(tmp_path, monkeypatch):
-    make_run(tmp_path)
-    hashes = {"server": "hash of the server"}
-    for client in range(4):
-        hashes[str(client)] = f"hash of client {client}"
-    change_record(tmp_path, hashes=hashes)
-
-    whole_page = text_of_page(write_report(tmp_path))
-    monkeypatch.setattr(page, "MAX_HASHES_SHOWN", 2)
-    short_page = text_of_page(write_report(tmp_path))
-
-    assert "hash of client 3" in whole_page
-    assert "hashes. All are in run.json" not in whole_page
-    assert "hash of client 0" in short_page
-    assert "hash of client 1" not in short_page
-    assert f"The first 2 of {len(hashes)} hashes. All are in run.json" in short_page

@@ -135,9 +135,9 @@ def test_pages_and_file_have_the_same_amounts(fitted_run, tmp_path, capsys):
         (
             ["sv", "decayed", "cssv"],
             None,
-            "has values by sv, decayed and cssv. Choose one: --by sv or --by decayed",
+            "has values by sv, decayed and cssv. Say which of them to share the budget out by: sv or decayed",
         ),
-        (["sv"], "cssv", "--by cssv: .* has values by sv"),
+        (["sv"], "cssv", r"Budget\(by='cssv'\): .* has values by sv"),
         (["sv"], "retrained", "flsv retrain RUN adds retrained"),
         ([], None, "no contribution was measured"),
     ],

@@ -11,10 +11,9 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from flsv import Reporting
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.federation import FederatedLoop
-from flsv.metrics import InRunShapley
 from flsv.results.folder import where_results_are
-from flsv.training.algorithms import InRunValues
 from flsv.utilities.atomic_files import FolderLock
 from helpers import refused
 from helpers.data import toy_data

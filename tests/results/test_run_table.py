@@ -276,17 +276,6 @@ def test_values_computed_after_training_replace_earlier_ones_in_their_rounds(tmp
         assert len(table) == num_earlier_rows + num_late_rows
 
 
-def test_writing_no_late_values_changes_nothing(tmp_path):
-    path = write_rounds(tmp_path / "c.csv", range(2))
-    file = CSV(path)
-    file.write_late_rounds(make_late_rounds(5.0))
-    table = read_contributions(path)
-
-    file.write_late_rounds([])
-
-    assert read_contributions(path).equals(table)
-
-
 def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):
     path = write_rounds(tmp_path / "c.csv", range(2))
     file = CSV(path)

@@ -205,15 +205,6 @@ def test_table_has_values_and_shares_and_says_for_what_intervals_are():
     assert max(map(len, with_intervals.splitlines())) <= 100
 
 
-def test_values_of_a_small_gain_are_printed_with_a_reservation():
-    tenth = [value / 10 for value in VALUES]
-    game = {"paid_in": {"value": {"by": "accuracy", "start": 0.1, "end": 0.2}}}
-
-    printed = print_of_run(tenth, half_width=0.004, **game)
-
-    assert "raised this score by less than 0.15." in words_in(printed)
-
-
 def test_values_that_are_mostly_chance_are_printed_without_shares():
     tenth = [value / 10 for value in VALUES]
 
@@ -221,9 +212,3 @@ def test_values_that_are_mostly_chance_are_printed_without_shares():
 
     assert printed.splitlines()[1].split() == ["client", "samples", "value"]
     assert "Do not pay by these values: All data together did not" in words_in(printed)
-
-
-def test_values_without_trained_coalitions_are_printed_with_a_reservation():
-    printed = print_of_run(VALUES, metric_class="CumulativeShapley")
-
-    assert "No model was trained without any of the partners." in words_in(printed)

@@ -7,14 +7,15 @@ import torch
 
 from flsv.metrics import CumulativeShapley
 from flsv.report import write_report
-from flsv.retraining import utility_store
+from flsv.retraining import coalition_store
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.utility_store import UtilityStore
-from flsv.utilities.result_file import ResultFile, read_members
+from flsv.values.coalition_files import read_coalitions
 from helpers import warns
 from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
 from helpers.pages import text_of_page
+from helpers.retrained import stored_coalitions
 
 
 class FailingAlone(Base):
@@ -48,48 +49,27 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert "no batch norm" in record["why_no_values"]
 
 
-def fail_for(members, function, find_members):
-    """Return ``function`` on a disk that is full whenever it is called for a coalition."""
-
-    def write(*args):
-        if find_members(*args) == members:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return function(*args)
-
-    return write
-
-
-def members_of_lines(file, lines):
-    _seed, coalition, *_ = lines[0]
-    return read_members(coalition)
-
-
-def members_of_outputs(folder, training, round_index, outputs):
-    _seed, members = training
-    return members
-
-
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("writer", "members", "coalition"),
+    ("members", "coalition"),
     [
-        ("outputs", (1,), "client 1"),
-        ("rows", (1,), "client 1"),
-        ("outputs", (0, 1, 2), "clients 0, 1 and 2"),  # the run itself
-        ("rows", (0, 1, 2), "clients 0, 1 and 2"),
+        ((1,), "client 1"),
+        ((0, 1, 2), "clients 0, 1 and 2"),  # the run itself
     ],
 )
 def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
-    tmp_path, monkeypatch, writer, members, coalition
+    tmp_path, monkeypatch, members, coalition
 ):
     expected = fit_valued(tmp_path / "expected", Base())
+    write_coalition = coalition_store.write_coalition
+
+    def write_on_full_disk(folder, training, models):
+        if training.members == members:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_coalition(folder, training, models)
 
     with monkeypatch.context() as patch:
-        if writer == "rows":
-            patch.setattr(ResultFile, "add", fail_for(members, ResultFile.add, members_of_lines))
-        else:
-            write = fail_for(members, utility_store.write_outputs, members_of_outputs)
-            patch.setattr(utility_store, "write_outputs", write)
+        patch.setattr(coalition_store, "write_coalition", write_on_full_disk)
         with warns(f"could not be stored: {coalition} with seed .*No space left"):
             loop = fit_valued(tmp_path / "full", Base())
 
@@ -98,21 +78,16 @@ def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
     assert torch.equal(loop.contributions["shadow"], values)
 
 
-def test_rows_that_cannot_be_sorted_stay_as_they_are(tmp_path, monkeypatch):
-    replace = ResultFile.replace
+def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
+    def fail_to_write(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def replace_once(file, rows):
-        if file._is_begun:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(file, rows)
-
-    monkeypatch.setattr(ResultFile, "replace", replace_once)
-    with warns("rows of coalitions are not sorted.*No space left"):
+    monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
+    with warns("table of the coalitions' scores could not be written.*No space left"):
         loop = fit_valued(tmp_path, Base())
 
     assert loop.contributions["shadow"].isfinite().all()
-    _settings, _head, *rows = (tmp_path / "coalitions.csv").read_text().splitlines()
-    assert {row.split(",")[1] for row in rows} >= {"'-", "0", "1", "2", "0+1+2"}
+    assert stored_coalitions(tmp_path) == {(0,), (1,), (2,)}
 
 
 def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
@@ -121,7 +96,7 @@ def test_coalitions_without_scores_end_no_run(tmp_path, monkeypatch):
     def fail_to_read(*args, **kwargs):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(UtilityStore, "rows", fail_to_read)
+    monkeypatch.setattr(CoalitionStore, "scores", fail_to_read)
     with warns("no values. OSError .*Input/output error"):
         loop = fit_valued(tmp_path, Base(), loop={"metrics": {"rounds": CumulativeShapley()}})
 
@@ -141,10 +116,10 @@ def test_metric_that_has_failed_trains_no_coalition(tmp_path, monkeypatch):
         return score(scoring, module, **options)
 
     monkeypatch.setattr(ModelScoring, "score", fail_in_the_second_round)
-    with warns("values are missing.*round 2.*out of memory"):
+    with warns("has failed: .*round 2.*out of memory"):
         loop = fit_valued(tmp_path, Base(), rounds=3)
 
     assert loop.contributions["shadow"].isnan().all()
     assert len(scored_models) == 4
-    _settings, _head, *rows = (tmp_path / "coalitions.csv").read_text().splitlines()
-    assert [row.split(",")[1] for row in rows] == ["'-", "0+1+2"]
+    trained = read_coalitions(tmp_path / "coalitions")
+    assert {training.members for training in trained} == {(), (0, 1, 2)}

@@ -12,7 +12,8 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from flsv import Reporting
 from flsv.metrics import ShadowShapley
-from flsv.retraining.utility_store import UtilityStore
+from flsv.retraining.coalition_store import CoalitionStore
+from flsv.values.coalition_files import read_settings
 from helpers import warns
 from helpers.coalition_kinds import Manual
 from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
@@ -20,13 +21,13 @@ from helpers.fits import fit
 from helpers.forked import Forked
 from helpers.hidden_state import Base, fit_valued
 from helpers.models import loop_of
-from helpers.retrained import record_fits
+from helpers.retrained import record_fits, stored_coalitions
 
 
 @pytest.fixture
 def interrupted_after_one(monkeypatch):
     """Ctrl-C once the first client's coalition is trained and stored."""
-    add = UtilityStore.add
+    add = CoalitionStore.add
 
     def add_and_interrupt(store, seed, members, models):
         add(store, seed, members, models)
@@ -34,7 +35,7 @@ def interrupted_after_one(monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(UtilityStore, "add", add_and_interrupt)
+        patch.setattr(CoalitionStore, "add", add_and_interrupt)
         yield patch
 
 
@@ -59,33 +60,36 @@ def test_interrupted_trainings_are_kept_and_the_rest_is_named(writes_files, mess
     assert len(stored) == writes_files
 
 
-class Looks(L.Callback):
-    """Reads a file's first line in each round."""
+class LooksForCoalitions(L.Callback):
+    """Notes the stored coalitions and the settings in the first round of a fit."""
 
-    def __init__(self, path):
-        self.path = path
-        self.first_lines: list[str] = []
+    def __init__(self, folder):
+        self.folder = folder
+        self.coalitions = None
+        self.settings = None
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self.first_lines.append(self.path.read_text().splitlines()[0])
+        if self.coalitions is None:
+            self.coalitions = stored_coalitions(self.folder)
+            self.settings = read_settings(self.folder / "coalitions")
 
 
 @pytest.mark.slow
 def test_coalitions_of_an_earlier_run_leave_the_folder_when_another_begins(tmp_path):
-    path = tmp_path / "coalitions.csv"
     checkpoint = tmp_path / "first.ckpt"
-    rows_by_run = []
-    for rounds, ckpt_path in ((1, None), (2, checkpoint)):
-        if ckpt_path is None:
-            path.write_text("of an earlier run\n")
-        looks = Looks(path)
-        module = Base()
-        fit_valued(tmp_path, module, rounds, callbacks=[looks], ckpt_path=ckpt_path)
-        module.trainer.save_checkpoint(checkpoint)
-        rows_by_run.append(looks.first_lines)
+    fit_valued(tmp_path, Base(), rounds=1)
+    assert stored_coalitions(tmp_path)
 
-    (first_head,), (second_head,) = rows_by_run
-    assert first_head == second_head != "of an earlier run"
+    first_look = LooksForCoalitions(tmp_path)
+    module = Base()
+    fit_valued(tmp_path, module, rounds=1, callbacks=[first_look])
+    module.trainer.save_checkpoint(checkpoint)
+    second_look = LooksForCoalitions(tmp_path)
+    fit_valued(tmp_path, Base(), rounds=2, callbacks=[second_look], ckpt_path=checkpoint)
+
+    assert first_look.coalitions == set()
+    assert second_look.coalitions == {(0,), (1,), (2,)}  # of the run that goes on
+    assert first_look.settings == second_look.settings
 
 
 @pytest.mark.slow
@@ -158,18 +162,14 @@ def test_ended_run_resumes_to_the_bit_and_trains_only_the_rest(tmp_path, name, m
     assert (status == 0) == is_trained, output
     assert ("there are no values" in output) == is_trained
 
-    stored_members = members_in_store(folder)
-    assert stored_members
-
+    stored_parts = stored_coalitions(folder)
     trained = record_fits(monkeypatch)
     checkpoint = folder / "checkpoints" / "last.ckpt"
     values = fit_with_values(folder, str(checkpoint))
 
-    # The run's own row is stored, too, and the twin repeats the run.
-    stored_parts = stored_members - {"0+1+2"}
+    # The fit of all clients, which the run's comparison trains, is the run's.
     assert stored_parts
-    trained_members = {"+".join(map(str, members)) for members in trained}
-    assert not stored_parts & trained_members
+    assert not stored_parts & trained
     assert values == fit_with_values(tmp_path / "whole")
 
 
@@ -227,21 +227,11 @@ def test_rows_that_a_kill_has_lost_are_trained_again_to_the_bit(tmp_path):
     whole = fit_with_checkpoints(folder, every=None, rounds=2)
     path = folder / "coalitions.csv"
     content = path.read_bytes()
-    lines = content.splitlines(keepends=True)
 
-    path.write_bytes(b"".join(lines[:2]))  # settings and columns
+    for file in folder.glob("coalitions/*/*.pt"):
+        file.unlink()
     checkpoint = folder / "checkpoints" / "last.ckpt"
     resumed = fit_with_checkpoints(folder, every=None, rounds=2, ckpt_path=checkpoint)
 
     assert torch.equal(resumed, whole)
     assert path.read_bytes() == content
-
-
-def members_in_store(folder):
-    """The coalitions in the store's file, whose first two lines are no rows."""
-    members = set()
-    lines = (folder / "coalitions.csv").read_text().splitlines()
-    for line in lines[2:]:
-        cells = line.split(",")
-        members.add(cells[1])
-    return members

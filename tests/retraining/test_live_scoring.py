@@ -32,7 +32,7 @@ def test_scores_of_the_first_round_are_those_of_a_run_of_one_round(
     run = record_game(tmp_path / "run", TunesItsTemperature())
     run_of_one_round = record_game(tmp_path / "one", TunesItsTemperature(), rounds=1)
 
-    torch.testing.assert_close(run.first_round, run_of_one_round.game, rtol=0, atol=1e-6)
+    torch.testing.assert_close(run.first_round, run_of_one_round.utilities, rtol=0, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -64,5 +64,5 @@ def test_logged_value_is_of_all_validation_batches(
     )
 
     expected = scored_on_all_batches
-    assert torch.equal(few_batches.game, expected.game)
+    assert torch.equal(few_batches.utilities, expected.utilities)
     assert torch.equal(few_batches.first_round, expected.first_round)

@@ -147,10 +147,10 @@ class Elsewhere(UniformSampler):
 
 
 REFUSED = {
-    "by values": ("it chooses by values or losses", lambda: SoftmaxSampler(2, "rounds")),
-    "by losses": ("it chooses by values or losses", lambda: PowerOfChoice(1, 2)),
+    "by values": ("it draws by values or losses", lambda: SoftmaxSampler(2, "rounds")),
+    "by losses": ("it draws by values or losses", lambda: PowerOfChoice(1, 2)),
     "of one's own": ("has no method `among`", OwnSampler),
-    "nobody": (r"draws none of the clients \[1\]", lambda: FixedCohort([0, 2])),
+    "nobody": (r"never draws the clients \[1\]", lambda: FixedCohort([0, 2])),
 }
 
 

@@ -47,7 +47,7 @@ def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path)
     for module in (Manual, DivergesForClient1Alone):
         recorded = Recorded(coalitions="all", performance="negative_loss")
         fit_module(tmp_path, recorded, module())
-        utilities = recorded.game.flatten().tolist()
+        utilities = recorded.utilities.flatten().tolist()
         utilities_by_module[module] = dict(zip(recorded.members, utilities, strict=True))
 
     finite_utilities = utilities_by_module[Manual]
@@ -71,7 +71,7 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     recorded = Recorded(coalitions="all", performance="luck", mode="max")
     fit_module(tmp_path, recorded, DrawsItsScore())
 
-    utilities_of_trained = recorded.game[1:]  # those of the seven coalitions but the empty one
+    utilities_of_trained = recorded.utilities[1:]  # those of the seven coalitions but the empty one
     assert len(utilities_of_trained) == 7
     assert (utilities_of_trained == utilities_of_trained[0]).all()
 
@@ -111,7 +111,7 @@ def test_coalition_trains_as_many_rounds_as_the_run_whatever_stops_it(tmp_path):
     for callbacks in ([], [StopsAlone()]):
         metric = Recorded(coalitions="all", performance="negative_loss")
         fit_module(tmp_path, metric, callbacks=callbacks)
-        games.append(metric.game)
+        games.append(metric.utilities)
 
     game, game_with_stops = games
     assert torch.equal(game_with_stops, game)

@@ -50,7 +50,7 @@ def test_classifier_head_that_is_not_linear_can_be_named(tmp_path):
 
 def test_ddp_and_plain_dataloaders_are_refused(tmp_path):
     trainer = trainer_for(FederatedLoop(), tmp_path)
-    message = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
+    message = r"needs a FederatedDataModule, but got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
 
     with refused(message):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
@@ -106,13 +106,13 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             Bare,
             ELSEWHERE,
-            r"ShapFedWA\(\) reads a metric that is called 'cssv', and federation.metrics has only \['shapley'\]",
+            r"ShapFedWA\(\) reads the metric 'cssv', but federation.metrics has only \['shapley'\]",
             {},
         ),
         (
             lambda: NeverTrained(WIDE),
             {"metrics": make_cssv_options()},
-            "head 'net.0' has 7 rows and the data have 3 classes",
+            "head 'net.0' has 7 outputs, but the data have 3 classes",
             {},
         ),
         (
@@ -130,7 +130,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             Calls,
             {},
-            "val_check_interval=0.5: in the middle of a round there is no",
+            "val_check_interval=0.5: would validate during a round",
             {"val_check_interval": 0.5},
         ),
         (Bare, {"metrics": OF_LOSS}, r"validation_step, .*\. Define it, or", {}),
@@ -143,7 +143,7 @@ ELSEWHERE = {"aggregator": ShapFedWA("cssv"), "metrics": {"shapley": ClassSpecif
         (
             Calls,
             {"metrics": {"mine": OF_CLIENTS}},
-            r"metrics \['mine'\] ask .* Define it, or measure by forward",
+            r"metrics \['mine'\] need a value .* Define it, or set performance",
             {},
         ),
         (Bare, EVALUATED, r"every=1\): Bare.forward\(x\) ends in NotImplementedError", {}),
@@ -217,22 +217,22 @@ CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRel
         (
             {"aggregator": ShapFedWA("m")},
             CLIENTS,
-            r"aggregator ShapFedWA\(metric='m'\) needs a metric \[n, M\] =",
+            r"aggregator ShapFedWA\(metric='m'\) needs a metric of shape \[n, M\] =",
         ),
         (
             {"aggregator": CGSV("m")},
             CLASSES,
-            r"CGSV.* needs a metric \[n\] = \[4\], and 'm' .* gives \[4, 3\]",
+            r"CGSV.* needs a metric of shape \[n\] = \[4\], but the values of 'm' .* have shape \[4, 3\]",
         ),
         (
             {"sampler": SoftmaxSampler(2, "m")},
             PAIRS,
-            r"gives \[4, 4\]. Name a metric with one value per client",
+            r"have shape \[4, 4\]. Name a metric with one value per client",
         ),
         (
             {"personalizer": ShapFedPersonalizer("m")},
             CLIENTS,
-            r"ShapFedPersonalizer.* = \[4, 3\].* gives \[4\]",
+            r"ShapFedPersonalizer.* = \[4, 3\].* have shape \[4\]",
         ),
     ],
 )
@@ -319,23 +319,23 @@ class ReportsAnUndeclaredName(ReportsHeight):
     [
         (
             {"metrics": {**make_cssv_options("b"), "other": ClassSpecificShapley(head="a")}},
-            "name different heads",
+            "name different classifier heads",
         ),
         ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
-        ({"uploads": [AddsNoise()]}, "derive it from flsv.uploads.PrivateUpload"),
-        ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
+        ({"uploads": [AddsNoise()]}, "Derive its class from flsv.uploads.PrivateUpload"),
+        ({"metrics": {"weight": ClassSpecificShapley()}}, "reports use the name 'weight'"),
         (
             {"metrics": {"mine": Asks()}},
-            r"asks for \['raw_images'\].*It may ask for \['aggregation_weights'",
+            r"update\(\) takes \['raw_images'\].*It may have \['aggregation_weights'",
         ),
         (
             {"aggregator": ReportsHeight(), "sampler": AlsoReportsHeight()},
             r"sampler AlsoReportsHeight.* and .* reports = 'height'",
         ),
-        ({"aggregator": ReportsUnderATakenName()}, "a name in every round"),
+        ({"aggregator": ReportsUnderATakenName()}, "an attribute of every round"),
         (
             {"metrics": {"heights": KeepsHeights()}, "personalizer": Standalone()},
-            r"asks for \['height'\]",
+            r"update\(\) takes \['height'\]",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def fit_run(folder, metrics, module=None, **options):
     messages = []
     for warning in caught_warnings:
         message = str(warning.message)
-        if "values are missing" in message:
+        if "has failed: " in message:
             messages.append(message)
     return loop, module, messages
 
@@ -262,7 +262,7 @@ def test_missing_values_stay_missing_in_a_resumed_run(tmp_path):
     data = toy_data(server_val=0.2)
     folder = tmp_path / "a"
     loop = make_weighted_loop()
-    with warns("values are missing"):
+    with warns("has failed: "):
         fit(
             loop,
             folder,

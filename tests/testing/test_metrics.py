@@ -21,7 +21,6 @@ SHARED = (
     "odd_rounds_have_values",
     "equal_clients_are_equal",
     "one_row_per_client",
-    "clients_permuted",
     "resumes",
     "inference_mode_is_no_matter",
     "inputs_stay",

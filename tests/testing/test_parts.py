@@ -13,7 +13,6 @@ from flsv.metrics import (
     ContributionEstimation,
     CosineGradientShapley,
     DomainRelevance,
-    InRunShapley,
 )
 from flsv.models.mixture import MixtureClient
 from flsv.privacy import GaussianPrivacy
@@ -52,39 +51,26 @@ algorithm, upload, update_filter = (
     partial(make_checks, UploadCase),
     partial(make_checks, FilterCase),
 )
-#: The server's optimizer or the method scales the step.
-OWN_STEP = {"common_model_is_kept": "its step has a length of its own"}
 AGGREGATORS = [
     aggregator(aggregation.Bucketing(aggregation.GeometricMedian())),
-    aggregator(
-        aggregation.CGSV("cgsv"),
-        metrics={"cgsv": CosineGradientShapley()},
-        expected_failures=OWN_STEP,
-    ),
+    aggregator(aggregation.CGSV("cgsv"), metrics={"cgsv": CosineGradientShapley()}),
     aggregator(
         aggregation.DivergenceWeighted(),
         expected_failures={"remote_is_equal": "a site knows no class counts of the others"},
     ),
-    aggregator(aggregation.FedAdam(), expected_failures=OWN_STEP),
+    aggregator(aggregation.FedAdam()),
     aggregator(aggregation.FedAvg("uniform", server_lr=0.5)),
     aggregator(aggregation.FedAvg()),
     aggregator(aggregation.FedCE(), metrics={"fedce": ContributionEstimation()}),
-    aggregator(
-        algorithms.FedDynServer(),
-        client_algorithm=algorithms.FedDyn(),
-        expected_failures=OWN_STEP,
-    ),
+    aggregator(algorithms.FedDynServer(), client_algorithm=algorithms.FedDyn()),
     aggregator(
         aggregation.FedNova(),
         expected_failures={"remote_is_equal": "a site could state another number of steps"},
     ),
-    aggregator(aggregation.FedYogi(), expected_failures=OWN_STEP),
-    aggregator(
-        aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.02, amsgrad=True)),
-        expected_failures=OWN_STEP,
-    ),
+    aggregator(aggregation.FedYogi()),
+    aggregator(aggregation.ServerOptimizer(partial(torch.optim.Adam, lr=0.02, amsgrad=True))),
     aggregator(aggregation.ShapFedWA("cssv")),
-    aggregator(aggregation.ShapleySoftmax(), expected_failures=OWN_STEP),
+    aggregator(aggregation.ShapleySoftmax()),
     aggregator(
         aggregation.TrimmedMean(trim=0.34),
         expected_failures={"equal_clients_weigh_the_same": "of equal entries it keeps some"},
@@ -111,11 +97,6 @@ SAMPLERS = [
 ALGORITHMS = [
     algorithm(algorithms.FedDyn(), aggregator=algorithms.FedDynServer()),
     algorithm(algorithms.FedRep(), share=["!head"], local_epochs=2),
-    algorithm(
-        algorithms.InRunValues(),
-        metrics={"in_run": InRunShapley()},
-        expected_failures={"odd_rounds_end": "BatchNorm has no gradient of one sample"},
-    ),
     algorithm(algorithms.PerFedAvg(hessian="free")),
 ]
 UPLOADS = [
@@ -146,7 +127,7 @@ FILTERS = [
 #: That train federations.
 IN_FITS = (
     *("remote_is_equal", "vmap_is_equal", "resumes", "odd_rounds_end"),
-    *("equal_clients_weigh_the_same", "common_model_is_kept", "learns", "attack_moves_little"),
+    *("equal_clients_weigh_the_same", "learns", "attack_moves_little"),
     *("starts_are_models", "trains_alone"),
 )
 

@@ -163,9 +163,9 @@ def test_many_clients_at_once_train_as_long_as_one_after_the_other(tmp_path, wor
     [
         (0, "local_epochs=0"),
         (1.5, "local_epochs=1.5"),
-        ({}, "expected a number of passes"),
-        ("0 steps", "expected a number of passes"),
-        ("fast", "expected a number of passes"),
+        ({}, "expected a number of epochs"),
+        ("0 steps", "expected a number of epochs"),
+        ("fast", "expected a number of epochs"),
         ({"0": 1, "1": 0}, "1=0.: expected a whole number of at least 1"),
     ],
 )
@@ -177,7 +177,7 @@ def test_invalid_local_epochs_are_refused_by_the_loop(work, words):
 def test_unknown_and_missing_clients_are_refused_before_training(tmp_path):
     loop = FederatedLoop(local_epochs={0: 1, 1: 2, "Boston": 1})
 
-    message = "the clients are '0', '1', '2', so that '2', 'Boston' is missing or"
+    message = "the clients are '0', '1', '2', but '2', 'Boston' is missing or"
     with refused(message):
         fit(loop, tmp_path)
 
@@ -187,7 +187,7 @@ def test_client_without_an_epoch_for_the_shared_part_is_refused(tmp_path):
         client_algorithm=FedRep(), share=["!net.4.*"], local_epochs={0: 2, 1: 1, 2: 3}
     )
 
-    with refused("for the shared part: local_epochs=1"):
+    with refused("to train the shared parameters, since local_epochs=1"):
         fit(loop, tmp_path)
 
 

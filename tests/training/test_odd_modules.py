@@ -160,7 +160,7 @@ class WithOwnSchedule(Plain):
         (
             Grows,
             {},
-            r"have changed since the fit began: \['late_layer.bias', 'late_layer.weight'\] have come",
+            r"have changed since the fit began: \['late_layer.bias', 'late_layer.weight'\] are new",
         ),
         (Bank, {}, r"changes the sizes of .* bank was \[0\] and is"),
         (BankOfEpoch, {}, r"changes the sizes of .* bank was \[0\] and is \[4, 2\]"),

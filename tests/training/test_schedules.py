@@ -215,13 +215,13 @@ class Foreign(Plain):
     [
         (
             lambda: StepsTwice(make_stairs, manual="batch"),
-            "StepLR is stepped while a client trains and between rounds",
+            "StepLR is stepped both while a client trains and between rounds",
         ),
         (
             lambda: Hidden(make_stairs, manual="batch"),
-            "scheduler is a learning-rate scheduler that configure_opti",
+            "configure_optimizers does not return the learning-rate scheduler",
         ),
-        (Foreign, r"trains tensors of shape \[\[2\]\] that are no parameters"),
+        (Foreign, r"trains tensors of shape \[\[2\]\] that are not parameters"),
     ],
 )
 def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, message):
@@ -284,7 +284,7 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp
         def setup(self, stage):
             self.length_in_setup = self.length()
 
-    with warns("setup, where no client trains:"):
+    with warns("setup, before any client trains."):
         module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(WAYS[:-1]), rounds=2)
 
     longest = max(len(rates) for rates in module.rates.values())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,14 +21,17 @@ from flsv.federation import FederatedLoop
 from flsv.filters import OutlierFilter
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
-from flsv.games.members import members_of
+from flsv.games.members import Members, members_of
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, copy_of_run
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.utility_store import UtilityStore
 from flsv.scores.performance import performance_of
+from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.result_file import ResultFile
 from flsv.utilities.seeding import isolated_rngs
+from flsv.values.coalition_files import NO_ROUND, Models, ScoredModel, Training
 
 FOLDER = Path(__file__).parent / "truths"
 #: Column of the utilities in a table.
@@ -83,6 +86,59 @@ class Truth:
         return fmean(correlations)
 
 
+class TruthTable(CoalitionStore):
+    """Store of one utility for each coalition, in a CSV file with a row for each coalition and seed."""
+
+    def __init__(self, path: Path, settings: Mapping[str, str]) -> None:
+        super().__init__(None, [UTILITY_NAME])
+        columns: dict[str, Cell] = {"seed": parse_int, "coalition": _read_members}
+        columns[UTILITY_NAME] = parse_float
+        self._file = ResultFile(path, columns, settings)
+        for row in self._file.rows:
+            model = ScoredModel({UTILITY_NAME: [row[UTILITY_NAME]]})
+            super().add(row["seed"], row["coalition"], {NO_ROUND: model})
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds with utilities, ascending."""
+        return sorted({training.seed for training in self._models})
+
+    def coalitions(self, seed: int) -> set[Members]:
+        """Return the coalitions that have utilities for a seed."""
+        return {training.members for training in self._models if training.seed == seed}
+
+    def add(self, seed: int, members: Members, models: Models) -> None:
+        super().add(seed, members, models)
+        (model,) = models.values()
+        if model.is_finite:  # others are trained again by the next command
+            self._file.add([self._row(Training(seed, members))])
+
+    def sort(self) -> None:
+        """Write the rows in an order that does not depend on that of the trainings."""
+
+        def sort_key(training: Training) -> tuple[int, int, Members]:
+            return training.seed, len(training.members), training.members
+
+        trainings = sorted(self._models, key=sort_key)
+        self._file.replace([self._row(training) for training in trainings])
+
+    def _row(self, training: Training) -> list[object]:
+        (model,) = self._models[training].values()
+        (utility,) = model.utilities[UTILITY_NAME]
+        coalition = "+".join(map(str, training.members)) or "-"
+        return [training.seed, coalition, repr(float(utility))]
+
+
+def _read_members(cell: str) -> Members:
+    """Parse the text of a coalition, such as ``0+2``, or ``-`` for the empty one."""
+    if cell == "-":
+        return ()
+    members = tuple(map(parse_int, cell.split("+")))
+    if list(members) != sorted(set(members)):
+        raise ValueError("clients' numbers, ascending, with + between them, or -")
+    return members
+
+
 def exact_truth(seeds: Sequence[int], utilities: Tensor) -> Truth:
     """Compute the clients' exact Shapley values from all coalitions' utilities ``[s, 2^n]`` for s training seeds."""
     values = shapley_of_table(utilities.T.contiguous()).T
@@ -101,7 +157,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
         raise ConfigurationError(
             f"there is no truth of {federation.name} ({path}): make it, {command}"
         )
-    store = UtilityStore(path, [UTILITY_NAME], truth_settings(federation, folder))
+    store = TruthTable(path, truth_settings(federation, folder))
     if not store.seeds:
         raise ConfigurationError(
             f"{path} holds no coalition yet. Go on with the command that makes it, {command}."
@@ -123,7 +179,7 @@ def truth_table(federation: Federation, folder: Path = FOLDER) -> Truth:
             f"{list(members)} of seed {seed}. Go on with the command that makes it, {command}."
         )
 
-    utilities = [store.table(seed, masks)[:, 0] for seed in store.seeds]
+    utilities = [stored_utilities(store, seed, masks) for seed in store.seeds]
     return exact_truth(store.seeds, torch.stack(utilities))
 
 
@@ -149,12 +205,13 @@ def make_truth(federation: Federation, folder: Path = FOLDER, seeds: Sequence[in
             f"limit is {MAX_CLIENTS} clients."
         )
     path = folder / f"{federation.name}.csv"
-    store = UtilityStore(path, [UTILITY_NAME], truth_settings(federation, folder))
+    store = TruthTable(path, truth_settings(federation, folder))
     masks = all_coalitions(num_clients)
     num_trained = 0
     for seed in seeds:
         num_trained += len(store.missing(seed, members_of(masks)))
         _train(federation, masks, seed, store)
+    store.sort()
     federation.release()
     return num_trained
 
@@ -185,16 +242,26 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> Tensor
     Raises:
         ConfigurationError: a training failed.
     """
-    store = UtilityStore(path=None, names=[UTILITY_NAME])
+    store = CoalitionStore(None, [UTILITY_NAME])
     _train(federation, masks, seed, store)
-    return store.table(seed, masks)[:, 0]
+    return stored_utilities(store, seed, masks)
+
+
+def stored_utilities(store: CoalitionStore, seed: int, masks: Tensor) -> Tensor:
+    """Return the utilities of K coalitions after training, float64 ``[K]``, or raise KeyError."""
+    utilities = []
+    for members in members_of(masks):
+        (model,) = store.models(seed, members).values()
+        (utility,) = model.utilities[UTILITY_NAME]
+        utilities.append(utility)
+    return torch.tensor(utilities, dtype=torch.float64)
 
 
 def _train(
     federation: Federation,
     masks: Tensor,
     seed: int,
-    store: UtilityStore,
+    store: CoalitionStore,
 ) -> None:
     """Train the coalitions that are missing in a store."""
     measure = performance_of("make_truth", federation.performance, federation.mode)

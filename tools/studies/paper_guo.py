@@ -20,7 +20,7 @@ from own_models import OwnModels
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from benchmark.truth import UTILITY_NAME
+from benchmark.truth import UTILITY_NAME, stored_utilities
 from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     ShapleyEstimate,
@@ -30,10 +30,10 @@ from flsv.functional import (
 )
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.members import members_of
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, copy_of_run
 from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.utility_store import UtilityStore
 from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
@@ -101,9 +101,9 @@ def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
         num_samples=data.num_samples.tolist(),
     )
     masks = all_coalitions(data.num_clients)
-    store = UtilityStore(None, [UTILITY_NAME])
+    store = CoalitionStore(None, [UTILITY_NAME])
     training.train(members_of(masks), [seed], store)
-    return store.table(seed, masks)[:, 0]
+    return stored_utilities(store, seed, masks)
 
 
 def tested(cell: Cell, root: str) -> Measured:

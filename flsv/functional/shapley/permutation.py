@@ -151,8 +151,8 @@ def permutation_shapley(
 
     The value of a player is the mean, over all permutations, of its contribution to the players before it (Castro et
     al. 2009). A permutation and its reverse form an antithetic pair, in which the effects of few and of many
-    predecessors cancel. The standard error treats pairs as independent samples. With ``truncation`` this is TMC (Ghorbani and Zou
-    2019), whose bias is at most ``truncation`` for each player and not in the standard error.
+    predecessors cancel. The standard error treats pairs as independent samples. With ``truncation`` this is TMC
+    (Ghorbani and Zou 2019), whose bias is at most ``truncation`` for each player and not in the standard error.
 
     Args:
         utility: the game, from masks bool ``[K, n]`` to utilities ``[K]``, or ``[K, M]`` for M games at once.

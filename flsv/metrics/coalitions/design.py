@@ -14,6 +14,7 @@ from flsv.functional.shapley.halvings import choose_halvings
 from flsv.scores.performance import Judges
 from flsv.utilities.choices import Trainings
 from flsv.utilities.errors import ConfigurationError
+from flsv.values.query import NUM_RECENT_ROUNDS
 
 #: A set of coalitions: the name of a design of :func:`flsv.functional.few_coalitions`, each coalition's members, or
 #: halves, which are chosen when each client alone has been trained.
@@ -122,14 +123,6 @@ def check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> Non
         )
 
 
-def are_singles_only(masks: Tensor) -> bool:
-    """Return whether coalitions ``[K, n]`` are each a client alone, beside the empty one and the full one."""
-    is_single = masks.sum(1) == 1
-    return len(masks) == 2 + int(is_single.sum())
-
-
-#: The number of last rounds whose values' spread enters the intervals.
-NUM_RECENT_ROUNDS = 3
 #: The largest number of rounds that have values by default.
 MAX_VALUED_ROUNDS = 10
 #: How often values are computed in a run by default, if their performance is not one of the cheap ones.

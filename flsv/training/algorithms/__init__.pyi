@@ -3,7 +3,6 @@ from .ditto import Ditto as Ditto
 from .feddyn import FedDyn as FedDyn, FedDynServer as FedDynServer
 from .fedprox import FedProx as FedProx
 from .fedrep import FedRep as FedRep
-from .in_run import InRunValues as InRunValues
 from .per_fedavg import PerFedAvg as PerFedAvg
 from .pfedme import MoreauSGD as MoreauSGD
 from .scaffold import SCAFFOLD as SCAFFOLD

@@ -23,7 +23,7 @@ from flsv.metrics import (
     ShadowShapley,
     WassersteinContribution,
 )
-from flsv.retraining.utility_store import UtilityStore
+from flsv.retraining.coalition_store import CoalitionStore
 from flsv.sampling import UniformSampler
 from flsv.training.algorithms import FedProx
 from flsv.uploads import TopK
@@ -377,14 +377,14 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     tmp_path, uninterrupted_run, monkeypatch
 ):
     killed = SitesInProcess(tmp_path, make_halving_loop, make_momentum_module)
-    add = UtilityStore.add
+    add = CoalitionStore.add
 
     def kill_in_round_2(store, seed, members, models):
         if 2 in models:
             raise KilledAtOnce
         add(store, seed, members, models)
 
-    monkeypatch.setattr(UtilityStore, "add", kill_in_round_2)
+    monkeypatch.setattr(CoalitionStore, "add", kill_in_round_2)
     with pytest.raises(KilledAtOnce):
         killed.go_on_until(4, server_data=ServerData())
     monkeypatch.undo()
@@ -392,11 +392,10 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
     resumed_run = killed.go_on_until(4, server_data=ServerData())
     whole_folder, whole_run = uninterrupted_run
     assert_same_runs(resumed_run, whole_run)
-    rows_of_runs = []
-    for folder in (whole_folder, tmp_path):
-        _settings, *rows = (folder / "coalitions.csv").read_text().splitlines()
-        rows_of_runs.append(rows)
-    assert rows_of_runs[0] == rows_of_runs[1]
+    table, whole_table = [
+        (folder / "coalitions.csv").read_text() for folder in (tmp_path, whole_folder)
+    ]
+    assert table == whole_table
 
 
 @pytest.mark.fast_rows

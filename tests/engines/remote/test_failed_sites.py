@@ -255,7 +255,7 @@ def test_power_of_choice_candidate_that_answers_without_a_loss_is_chosen_last(
     federation = SitesInProcess(tmp_path, make)
     federation.transport.change_replies("ask", answer_with_a_word, [LYON_ADDRESS])
 
-    with warns("It is chosen last"):
+    with warns("The sampler chooses this client last"):
         loop = federation.fit()
 
     # Of three candidates two are drawn in each of three rounds.

@@ -11,19 +11,14 @@ import torch
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.engines.remote import Packet, SiteClient, SitePolicy
 from flsv.engines.remote.deployment import answer_or_failure
 from flsv.engines.remote.federation import WITHHELD
 from flsv.engines.remote.messages import Refused
 from flsv.engines.remote.site import LEDGER_FILE
-from flsv.metrics import (
-    ContributionEstimation,
-    ContributionMetric,
-    InRunShapley,
-    PartialFederatedShapley,
-)
+from flsv.metrics import ContributionEstimation, ContributionMetric, PartialFederatedShapley
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
-from flsv.training.algorithms import InRunValues
 from helpers import refused, warns
 from helpers.sites import (
     BOSTON_ADDRESS,

@@ -11,6 +11,7 @@ import torch
 
 from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedAvg
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import load_image_data
 from flsv.engines.remote import SitePolicy
 from flsv.engines.remote.site_visit import SiteVisit
@@ -20,13 +21,12 @@ from flsv.metrics import (
     CommunicationCost,
     ContributionEstimation,
     DomainRelevance,
-    InRunShapley,
     PartialFederatedShapley,
     ShadowShapley,
 )
 from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.sampling import PowerOfChoice, UniformSampler
-from flsv.training.algorithms import SCAFFOLD, Ditto, InRunValues
+from flsv.training.algorithms import SCAFFOLD, Ditto
 from flsv.uploads import TopK
 from helpers import refused, sites, warns
 from helpers.fits import client_tensors

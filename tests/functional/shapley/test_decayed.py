@@ -101,7 +101,7 @@ def test_float32_values_that_cancel_have_bounded_shares():
     [
         ({"decay": 0.0}, ConfigurationError, r"decay=0.0\): expected a finite number in \(0, 1\]"),
         ({"threshold": -0.1}, ConfigurationError, "threshold=-0.1"),
-        ({"decay": 0.5, "threshold": 0.6}, ConfigurationError, "no round would count"),
+        ({"decay": 0.5, "threshold": 0.6}, ConfigurationError, "no round counts"),
         ({"values": torch.zeros(3)}, ValueError, r"values \[T, n\]"),
     ],
 )

@@ -230,7 +230,7 @@ def test_few_coalitions_with_wrong_input_raise():
     for bad_masks, bad, words in (
         (masks.int(), utilities, "expected masks bool"),
         (masks, utilities[1:], "expected masks bool"),
-        (masks[[0, 1, 2, 2]], utilities[:4], "A coalition occurs twice"),
+        (masks[[0, 1, 2, 2]], utilities[:4], "a coalition occurs twice"),
         (masks[1:], utilities[1:], "the empty and the grand coalition"),
         (masks, utilities / 0, "is not finite"),
     ):

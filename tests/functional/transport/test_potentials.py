@@ -96,7 +96,7 @@ def test_potentials_that_do_not_converge_warn():
     x, _ = make_labeled(0, m=40)
     x2, _ = make_labeled(1, m=25)
 
-    with warns("not settled after 5000 iterations:"):
+    with warns("not converged after 5000 iterations"):
         debiased_potential(1e3 * x, 1e3 * x2, blur=1e-5)
 
 

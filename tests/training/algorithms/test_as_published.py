@@ -464,7 +464,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tm
     )
     module = Plain(copy.deepcopy(net), sgd)
 
-    with warns("left out of the round"):
+    with warns("excluded from the round"):
         fit(loop, tmp_path, module, make_unequal_data(), rounds=ROUNDS)
 
     assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
@@ -497,17 +497,17 @@ def make_sgd_of_two_rates(parameters):
 
 
 ONE_SGD = r"one torch.optim.SGD with momentum=0 and a single learning rate"
-TWO_SIDES = r"FedDyn has two sides, and found client_algorithm="
+TWO_SIDES = r"FedDyn needs a client algorithm and an aggregator, but got client_algorithm="
 
 
 @pytest.mark.parametrize(
     ("make", "optimizer", "message"),
     [
-        (lambda: make_ditto_loop(personalizer=FedAMP()), sgd, "Leave the personalizer out"),
+        (lambda: make_ditto_loop(personalizer=FedAMP()), sgd, "Remove the personalizer"),
         (
             lambda: make_fedrep_loop(share="all"),
             sgd,
-            r"FedRep\(\) trains the part that a client keeps, and all",
+            r"FedRep\(\) trains parameters that stay at the client",
         ),
         (
             make_scaffold_loop,

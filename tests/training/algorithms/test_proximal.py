@@ -112,5 +112,5 @@ def test_moreau_sgd_without_a_closure_is_refused():
     [({"optimizer_state": "persist"}, {}), ({}, {"accumulate_grad_batches": 2})],
 )
 def test_moreau_sgd_with_unsupported_settings_is_refused(tmp_path, loop, trainer):
-    with refused("MoreauSGD starts anew.*every client"):
+    with refused("MoreauSGD starts without state at every client"):
         fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)

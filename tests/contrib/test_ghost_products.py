@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad
 
-from flsv.training.algorithms.in_run import GhostProducts
+from flsv.contrib._ghost_products import GhostProducts
 from helpers import refused
 
 BATCH_SIZE = 5
@@ -176,7 +176,7 @@ def test_ghost_products_ignore_parameters_frozen_or_missing_in_the_direction():
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "'1', BatchNorm1d, mixes the samples"),
         (
             nn.MultiheadAttention(4, 2),
-            "'in_proj_weight' is MultiheadAttention's, for which there is no ghost",
+            "'in_proj_weight' belongs to a MultiheadAttention, for which there is no ghost",
         ),
         (nn.Embedding(4, 4, sparse=True), "sparse"),
         (nn.InstanceNorm1d(4, affine=True, track_running_stats=True), "track_running_stats"),

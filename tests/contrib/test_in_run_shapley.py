@@ -12,10 +12,11 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from flsv import Reporting
+from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, ContributionMetric, InRunShapley
-from flsv.training.algorithms import InRunValues
+from flsv.metrics import ClassSpecificShapley, ContributionMetric
+from flsv.testing import parametrize_with_checks
 from helpers import refused
 from helpers.data import CLASSES, toy_sets
 from helpers.fits import fit, state_vector
@@ -164,7 +165,7 @@ REFUSED = {
     "one side": (
         lambda: make_in_run_loop().replace(metrics={"cssv": ClassSpecificShapley()}),
         lambda: Plain(make_network_without_norm()),
-        "needs its other side",
+        "needs an InRunShapley metric",
     ),
     "BatchNorm": (
         make_in_run_loop,
@@ -174,12 +175,12 @@ REFUSED = {
     "penalty": (
         make_in_run_loop,
         lambda: Penalty(make_network_without_norm()),
-        "come by other ways than the layers",
+        "computed outside the layers' forward",
     ),
     "no classes": (
         make_in_run_loop,
         lambda: SoftLabels(make_network_without_norm()),
-        r"batches \(x, y\) with one class for every sample",
+        r"batches \(x, y\) with the class of every sample",
     ),
     "vmap": (
         lambda: make_in_run_loop(engine="vmap"),
@@ -269,3 +270,22 @@ def test_clients_follow_the_loss_of_the_metric_that_names_one():
     algorithm.set_up(info)
 
     assert algorithm._loss is metric.measured_by
+
+
+@parametrize_with_checks(
+    [InRunShapley()],
+    given={"in_run_values": lambda round: round.client_updates[:, :3].double()},
+    client_algorithm=InRunValues(),
+)
+def test_metric_passes_the_checks(check):
+    check()
+
+
+@pytest.mark.fast_rows("*pickles", "*trains_alone")
+@parametrize_with_checks(
+    [InRunValues()],
+    metrics={"in_run": InRunShapley()},
+    expected_failures={"odd_rounds_end": "BatchNorm has no gradient of one sample"},
+)
+def test_client_algorithm_passes_the_checks(check):
+    check()

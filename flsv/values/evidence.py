@@ -10,7 +10,12 @@ from torch import Tensor
 
 from flsv.functional.intervals import prediction_stderr
 from flsv.functional.shapley.halvings import has_halvings
-from flsv.metrics.coalitions.design import are_singles_only
+
+
+def are_singles_only(masks: Tensor) -> bool:
+    """Return whether coalitions ``[K, n]`` are each a client alone, beside the empty one and the full one."""
+    is_single = masks.sum(1) == 1
+    return len(masks) == 2 + int(is_single.sum())
 
 
 def coalitions_not_finite(
@@ -55,7 +60,7 @@ def evidence_of(
     }
 
 
-def untrained_stderr(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
+def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
     """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
     is_predicted = "disagreement" in evidence[0]
     name = "disagreement" if is_predicted else "stderr"

@@ -1,0 +1,250 @@
+"""CoalitionStore: the scored models of coalitions, in files from which a stopped run continues."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from flsv.core import ALONE, Ranks
+from flsv.games.members import Members
+from flsv.results.text import joined
+from flsv.utilities.errors import listed
+from flsv.values.coalition_files import (
+    COALITIONS_FOLDER,
+    COALITIONS_TABLE,
+    NO_ROUND,
+    Models,
+    ScoredModel,
+    Training,
+    read_coalitions,
+    read_settings,
+    read_untrained,
+    remove_coalition,
+    rounds_of,
+    write_coalition,
+    write_labels,
+    write_settings,
+    write_table,
+    write_untrained,
+)
+from flsv.values.query import SeedScores
+
+#: Folder in a run's folder with coalitions of an earlier run, which are taken over if it is the same run.
+EARLIER_FOLDER = "earlier"
+
+
+class CoalitionStore:
+    """Scored models of coalitions by seed, coalition and round.
+
+    Each rank holds all models, and the first rank writes them as soon as they are known. The coalition of all clients
+    is the run itself. The empty coalition has the model before the first round, which has no round. Models whose
+    utilities are not finite are held, but not written. If a coalition cannot be written, such as to a full disk, it is
+    held, and :meth:`write_table` warns.
+
+    Args:
+        run_folder: the run's folder. None: nothing is written.
+        measures: names of the performance measures by which each model has utilities.
+        settings: all on which the utilities depend, except the seed. Files of other settings are removed.
+        outputs: names of the measures whose outputs are stored.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path | None,
+        measures: Sequence[str],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        outputs: Collection[str] = (),
+    ) -> None:
+        self.measures = list(measures)
+        self.settings = {name: str(value) for name, value in (settings or {}).items()}
+        self.ranks = ranks
+        # The rounds after which coalitions need models.
+        self.rounds: Sequence[int] = (NO_ROUND,)
+        self.measures_with_outputs = frozenset(outputs)
+        #: Utilities of untrained models, [R, 1] or [R, M], by measure.
+        self.untrained: Mapping[str, Tensor] = {}
+        self._models: dict[Training, dict[int, ScoredModel]] = {}
+        # Why coalitions could not be stored.
+        self._errors: dict[Training, OSError] = {}
+        self._run_folder = run_folder if ranks.rank == 0 else None
+        self._folder: Path | None = None
+        if self._run_folder is not None:
+            self._folder = self._run_folder / COALITIONS_FOLDER
+            self._open(self._folder)
+        # All ranks take what the first one has read.
+        stored = self._models, self.untrained
+        self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
+
+    def _open(self, folder: Path) -> None:
+        stored_settings = read_settings(folder)
+        if stored_settings == self.settings:
+            self._models = read_coalitions(folder)
+            self.untrained = read_untrained(folder)
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        write_settings(folder, self.settings)
+
+    def add_untrained(self, utilities: Mapping[str, Tensor]) -> None:
+        """Add the utilities of untrained models, ``[R, 1]`` or ``[R, M]``, by measure."""
+        self.untrained = utilities
+        if self._folder is not None:
+            write_untrained(self._folder, utilities)
+
+    def add_labels(self, labels: Tensor) -> None:
+        """Write the labels ``[V, ...]`` of the validation samples."""
+        if self._folder is not None:
+            write_labels(self._folder, labels)
+
+    def take_over(self, run_folder: Path, grand: Training) -> None:
+        """Add the coalitions of an earlier run in ``run_folder`` that are missing, if it was the same run.
+
+        It was if the settings that both have are equal, and the last utilities of the ``grand`` coalition.
+        """
+        if self._folder is not None and self._is_complete(grand):
+            models = self._models_of_same_run(run_folder / COALITIONS_FOLDER, grand)
+            for training, models_by_round in models.items():
+                if not self._is_complete(training):
+                    self.add(*training, models_by_round)
+        self._models = self.ranks.broadcast(0, self._models, "the coalitions of an earlier run")
+
+    def _models_of_same_run(self, folder: Path, grand: Training) -> Mapping[Training, Models]:
+        settings = read_settings(folder)
+        for name in settings.keys() & self.settings.keys():
+            if settings[name] != self.settings[name]:
+                return {}
+        models = read_coalitions(folder)
+        last_round = self.rounds[-1]
+        earlier_model = models.get(grand, {}).get(last_round)
+        if earlier_model is None:
+            return {}
+        utilities = self._models[grand][last_round].utilities
+        for name in self.measures:
+            if earlier_model.utilities.get(name) != utilities[name]:
+                return {}
+        return models
+
+    def missing(self, seed: int, coalitions: Sequence[Members]) -> list[Members]:
+        """Return the distinct ``coalitions`` that have no model after at least one round."""
+        distinct_coalitions = dict.fromkeys(coalitions)
+        return [
+            members
+            for members in distinct_coalitions
+            if not self._is_complete(Training(seed, members))
+        ]
+
+    def rounds_of_all(self, seed: int, coalitions: Sequence[Members]) -> list[int]:
+        """Return those of :attr:`rounds` after which all ``coalitions`` have models."""
+        trainings = [Training(seed, members) for members in coalitions]
+        return [
+            round_index
+            for round_index in self.rounds
+            if all(self._has_models(training, [round_index]) for training in trainings)
+        ]
+
+    def _is_complete(self, training: Training) -> bool:
+        return self._has_models(training, self.rounds)
+
+    def _has_models(self, training: Training, rounds: Sequence[int]) -> bool:
+        models = self._models.get(training, {})
+        for round_index in rounds_of(training.members, rounds):
+            model = models.get(round_index)
+            if model is None:
+                return False
+            has_utilities = model.utilities.keys() >= set(self.measures)
+            has_outputs = model.outputs.keys() >= self.measures_with_outputs
+            if not (has_utilities and has_outputs):
+                return False
+        return True
+
+    def models(self, seed: int, members: Members) -> Models:
+        """Return a coalition's models by round, or raise KeyError."""
+        return self._models[Training(seed, members)]
+
+    def scores(self, seed: int) -> SeedScores:
+        """Return the scored models of a seed."""
+        models = {}
+        for training in self._models:
+            if training.seed == seed:
+                models[training.members] = self._models[training]
+        return SeedScores(models, self.untrained)
+
+    def progress(self, seed: int, coalitions: Sequence[Members]) -> str:
+        """Return text on how many of the distinct ``coalitions`` are trained."""
+        num_coalitions = len(coalitions)
+        num_trained = num_coalitions - len(self.missing(seed, coalitions))
+        return f"seed {seed}: {num_trained} of {num_coalitions} coalitions"
+
+    def add(self, seed: int, members: Members, models: Models) -> None:
+        """Add a coalition's models, ``{round: model}``."""
+        training = Training(seed, members)
+        models_to_write = {}
+        for round_index, model in models.items():
+            outputs = {}
+            for name in model.outputs.keys() & self.measures_with_outputs:
+                outputs[name] = model.outputs[name]
+            stored_model = ScoredModel(model.utilities, outputs)
+            self._models.setdefault(training, {})[round_index] = stored_model
+            # What is not finite is computed again by the next command.
+            if model.is_finite:
+                models_to_write[round_index] = stored_model
+        if self._folder is None or not models_to_write:
+            return
+        try:
+            write_coalition(self._folder, training, models_to_write)
+        except OSError as error:
+            self._errors[training] = error
+
+    def discard(self, seed: int, coalitions: Sequence[Members]) -> None:
+        """Remove the models of coalitions, which are trained again."""
+        for members in coalitions:
+            training = Training(seed, members)
+            self._models.pop(training, None)
+            if self._folder is not None:
+                remove_coalition(self._folder, training)
+
+    def write_table(self, client_names: Sequence[str]) -> None:
+        """Write the table of all coalitions' scores. What could not be stored is a warning."""
+        if self._run_folder is None:
+            return
+        try:
+            write_table(
+                self._run_folder / COALITIONS_TABLE,
+                self._models,
+                measures=self.measures,
+                rounds=self.rounds,
+                client_names=client_names,
+            )
+        except OSError as error:
+            rank_zero_warn(f"the table of the coalitions' scores could not be written ({error}).")
+        if self._errors:
+            trainings = listed(self._errors, show=_training_text)
+            first_error, *_ = self._errors.values()
+            rank_zero_warn(
+                f"the scores of these coalitions could not be stored: {trainings} ({first_error}). The values count "
+                "them, but a later command may train these coalitions again."
+            )
+            self._errors = {}
+
+
+def clients_text(members: Members) -> str:
+    """Name the members of a coalition by their ids.
+
+    Example:
+        >>> clients_text((0, 2)), clients_text((1,)), clients_text(())
+        ('clients 0 and 2', 'client 1', 'no clients')
+    """
+    if not members:
+        return "no clients"
+    plural = "s" if len(members) > 1 else ""
+    return f"client{plural} {joined(map(str, members))}"
+
+
+def _training_text(training: Training) -> str:
+    return f"{clients_text(training.members)} with seed {training.seed}"

@@ -1,0 +1,240 @@
+"""Files of coalitions: each coalition's scores and outputs, and what all coalitions of a run have in common.
+
+A run's folder has the folder ``coalitions`` with
+
+- ``<seed>/<digest>.pt``: a coalition's members, and the scores and outputs of its models by round. Digests of the
+  members and of the rounds make the name. A file is written completely or not at all.
+- ``settings.json``: the settings by which coalitions were trained, and a hash of the initial weights.
+- ``untrained.csv``: scores of untrained models with different initial weights, a column for each performance measure.
+- ``labels.pt``: the labels of the server's validation samples, if outputs are stored.
+
+``coalitions.csv`` beside this folder is a table of the scores for people, which flsv does not read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsv.games.members import Members
+from flsv.scores.performance import ModelScore
+from flsv.utilities.atomic_files import replacing
+from flsv.utilities.csv_files import read_rows, save_csv
+from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import digest
+
+#: Folder of the coalitions' files in a run's folder.
+COALITIONS_FOLDER = "coalitions"
+#: Table of the coalitions' scores in a run's folder.
+COALITIONS_TABLE = "coalitions.csv"
+#: Name of the empty coalition in that table.
+NO_CLIENTS = "no clients"
+#: The round of models that have none: those after training, if no rounds are named, and of the empty coalition.
+NO_ROUND = -1
+_SETTINGS_FILE = "settings.json"
+_UNTRAINED_FILE = "untrained.csv"
+_LABELS_FILE = "labels.pt"
+
+#: A model's utilities by performance measure: one number, or one for each class.
+Utilities = Mapping[str, Sequence[float]]
+#: A model's outputs, [V, ...], by performance measure.
+Outputs = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredModel:
+    """Utilities of a coalition's model, and its outputs if values need them."""
+
+    utilities: Utilities
+    outputs: Outputs = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether all utilities are numbers."""
+        numbers = itertools.chain(*self.utilities.values())
+        return all(map(math.isfinite, numbers))
+
+
+#: A coalition's models by round.
+Models = Mapping[int, ScoredModel]
+
+
+class Training(NamedTuple):
+    """A coalition to train, and the seed of its fit."""
+
+    seed: int
+    members: Members
+
+
+def rounds_of(members: Members, rounds: Sequence[int]) -> Sequence[int]:
+    """Return the rounds after which a coalition has models: of the empty one :data:`NO_ROUND` alone."""
+    return rounds if members else (NO_ROUND,)
+
+
+def write_coalition(folder: Path, training: Training, models: Models) -> None:
+    """Write a coalition's models into the folder of coalitions."""
+    digest_of_rounds = digest([*models]).hex()[:8]
+    path = folder / str(training.seed) / f"{_coalition_name(training)}_{digest_of_rounds}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for round_index, model in models.items():
+        tables[round_index] = {
+            "utilities": {name: list(numbers) for name, numbers in model.utilities.items()},
+            "outputs": dict(model.outputs),
+        }
+    with replacing(path) as file:
+        torch.save({"members": list(training.members), "rounds": tables}, file)
+
+
+def read_coalitions(folder: Path) -> dict[Training, dict[int, ScoredModel]]:
+    """Read the models of all coalitions in the folder of coalitions. Empty without this folder."""
+    models: dict[Training, dict[int, ScoredModel]] = {}
+    for path in sorted(folder.glob("*/*.pt")):
+        content = torch.load(path, weights_only=True)
+        training = Training(int(path.parent.name), tuple(content["members"]))
+        models_of_coalition = models.setdefault(training, {})
+        for round_index, table in content["rounds"].items():
+            models_of_coalition[round_index] = ScoredModel(**table)
+    return models
+
+
+def remove_coalition(folder: Path, training: Training) -> None:
+    """Remove all files of a coalition."""
+    for path in folder.glob(f"{training.seed}/{_coalition_name(training)}_*.pt"):
+        path.unlink()
+
+
+def _coalition_name(training: Training) -> str:
+    return digest(training.members).hex()[:16]
+
+
+def read_settings(folder: Path) -> dict[str, str]:
+    """Read the settings of the coalitions in a folder. Empty without any.
+
+    Raises:
+        ConfigurationError: an earlier version has written the folder.
+    """
+    path = folder / _SETTINGS_FILE
+    if path.is_file():
+        settings: dict[str, str] = json.loads(path.read_text())
+        return settings
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigurationError(
+            f"{folder} has no {_SETTINGS_FILE}: an earlier version of flsv has written it, and this version does not "
+            "read it. Move the folder away, and retrain with this version."
+        )
+    return {}
+
+
+def write_settings(folder: Path, settings: Mapping[str, str]) -> None:
+    """Write the settings by which coalitions are trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / _SETTINGS_FILE) as file:
+        file.write(json.dumps(dict(settings), indent=1).encode())
+
+
+def write_untrained(folder: Path, utilities: Mapping[str, Tensor]) -> None:
+    """Write the utilities of R untrained models, ``[R, 1]`` or by class ``[R, M]``, by performance measure."""
+    columns = [map(_numbers_text, tensor.tolist()) for tensor in utilities.values()]
+    if columns:
+        save_csv(folder / _UNTRAINED_FILE, [list(utilities), *zip(*columns)])
+
+
+def read_untrained(folder: Path) -> dict[str, Tensor]:
+    """Read the utilities of untrained models. Empty without such models."""
+    path = folder / _UNTRAINED_FILE
+    if not path.is_file():
+        return {}
+    rows = list(read_rows(path, {}))
+    utilities = {}
+    for name in rows[0]:
+        numbers = [[float(number) for number in row[name].split()] for row in rows]
+        utilities[name] = torch.tensor(numbers, dtype=torch.float64)
+    return utilities
+
+
+def write_labels(folder: Path, labels: Tensor) -> None:
+    """Write the labels ``[V, ...]`` of the validation samples."""
+    with replacing(folder / _LABELS_FILE) as file:
+        torch.save(labels, file)
+
+
+def read_labels(folder: Path) -> Tensor | None:
+    """Read the labels ``[V, ...]`` of the validation samples, None without any."""
+    path = folder / _LABELS_FILE
+    if not path.is_file():
+        return None
+    labels: Tensor = torch.load(path, weights_only=True)
+    return labels
+
+
+def remove_coalitions(run_folder: Path) -> None:
+    """Remove the coalitions of an earlier run in a run's folder."""
+    shutil.rmtree(run_folder / COALITIONS_FOLDER, ignore_errors=True)
+    (run_folder / COALITIONS_TABLE).unlink(missing_ok=True)
+
+
+def copy_coalitions(run_folder: Path, target: Path) -> None:
+    """Copy the coalitions in a run's folder, if there are any, into another one."""
+    folder = run_folder / COALITIONS_FOLDER
+    if folder.is_dir():
+        shutil.copytree(folder, target / COALITIONS_FOLDER, dirs_exist_ok=True)
+
+
+def write_table(
+    path: Path,
+    models: Mapping[Training, Models],
+    *,
+    measures: Sequence[str],
+    rounds: Sequence[int],
+    client_names: Sequence[str],
+) -> None:
+    """Write the scores of all coalitions by their members' names, sorted by seed, size and round."""
+    rows: list[list[object]] = []
+    for training in sorted(models, key=_sort_key):
+        names = [client_names[client] for client in training.members]
+        coalition = "+".join(names) or NO_CLIENTS
+        for round_index in rounds_of(training.members, rounds):
+            model = models[training].get(round_index)
+            if model is None:
+                continue
+            round_text = "" if round_index == NO_ROUND else round_index
+            scores = [_numbers_text(model.utilities[name]) for name in measures]
+            rows.append([training.seed, coalition, round_text, *scores])
+    save_csv(path, [["seed", "coalition", "round", *measures], *rows])
+
+
+def _numbers_text(numbers: Sequence[float]) -> str:
+    return " ".join(repr(float(number)) for number in numbers)  # several, if per class
+
+
+def _sort_key(training: Training) -> tuple[int, int, Members]:
+    return training.seed, len(training.members), training.members
+
+
+def outputs_name(measure: str | ModelScore) -> str:
+    """Return the name under which a coalition's outputs are stored. All names of scores are of a classifier's."""
+    return "accuracy" if isinstance(measure, str) else measure_name(measure)
+
+
+def measure_name(measure: str | ModelScore) -> str:
+    """Return a performance measure's name in the files of coalitions.
+
+    Example:
+        >>> measure_name("accuracy"), measure_name(ModelScore("val_loss", "min"))
+        ('accuracy', 'val_loss (min)')
+    """
+    if isinstance(measure, str):
+        return measure
+    if measure.called:
+        return measure.title
+    return f"{measure.title} ({measure.mode})"

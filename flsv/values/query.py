@@ -1,0 +1,308 @@
+"""Clients' values as a query over the scored models of coalitions: without Trainer, metric or run.
+
+A :class:`Game` says which coalitions count, after which rounds, and by which performance measure. :class:`SeedScores`
+has the coalitions' models of one seed, as :mod:`flsv.values.coalition_files` reads them from a run's folder.
+:func:`values_by_round` computes the values of one seed, and :func:`values` a table, of several seeds as means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flsv.functional import few_coalitions_shapley
+from flsv.functional.intervals import (
+    interval_over_seeds,
+    one_seed_stderr,
+    prediction_stderr,
+    t_quantile,
+)
+from flsv.functional.joint_shares import CaseValues
+from flsv.functional.shapley.predicted_outputs import favors_nobody
+from flsv.games.members import Members, members_of
+from flsv.games.output_score import OutputScore
+from flsv.utilities.display import INTERVAL_LEVEL
+from flsv.utilities.errors import ConfigurationError
+from flsv.values.coalition_files import (
+    COALITIONS_FOLDER,
+    Models,
+    ScoredModel,
+    read_coalitions,
+    read_settings,
+    read_untrained,
+    rounds_of,
+)
+from flsv.values.evidence import coalitions_not_finite, evidence_of, stderr_over_seeds
+
+if TYPE_CHECKING:  # pandas is slow to import
+    from pandas import DataFrame
+
+#: The number of last rounds whose values' spread enters the intervals, and over which values are averaged.
+NUM_RECENT_ROUNDS = 3
+#: Name of the outputs of classifiers, by which all their measures are computed.
+CLASSIFIER_OUTPUTS = "accuracy"
+
+
+@dataclass(frozen=True, eq=False)
+class Game:
+    """A game of n clients: the coalitions that were trained, and the measure of their models.
+
+    Args:
+        masks: bool ``[K, n]``, the trained coalitions, with the empty and the full one.
+        rounds: the rounds after which there are values, ascending.
+        measure: name of the performance measure, see :func:`flsv.values.coalition_files.measure_name`.
+        weights: ``[n]``, the clients' weights in the federation's average. None: no outputs are predicted.
+        score: the measure as a function of outputs. None: no outputs are predicted.
+        outputs: name of the measure under which outputs are stored.
+        averages: whether values are means over the last rounds, as with a sampler.
+        per_class: whether each class is a game of its own.
+        design: name of the coalitions that were asked for.
+    """
+
+    masks: Tensor
+    rounds: Sequence[int]
+    measure: str
+    weights: Tensor | None = None
+    score: OutputScore | None = None
+    outputs: str = CLASSIFIER_OUTPUTS
+    averages: bool = False
+    per_class: bool = False
+    design: str = "all"
+
+    @property
+    def coalitions(self) -> list[Members]:
+        """Return the members of each coalition."""
+        return members_of(self.masks)
+
+    @property
+    def are_all_trained(self) -> bool:
+        """Return whether no coalition is missing."""
+        num_coalitions, num_clients = self.masks.shape
+        return num_coalitions == 2**num_clients
+
+    @property
+    def has_outputs(self) -> bool:
+        """Return whether the measure is computed from outputs, and these coalitions allow to predict the others'."""
+        return self.score is not None and self.weights is not None and favors_nobody(self.masks)
+
+    @property
+    def predicts(self) -> bool:
+        """Return whether the outputs of missing coalitions are predicted."""
+        return self.has_outputs and not self.are_all_trained
+
+
+@dataclass(frozen=True, eq=False)
+class SeedScores:
+    """The scored models of one seed's coalitions, and utilities of untrained models by measure."""
+
+    models: Mapping[Members, Models]
+    untrained: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def utilities(self, game: Game, round_index: int) -> Tensor:
+        """Return the coalitions' utilities after a round, float64 ``[K, 1]`` or by class ``[K, M]``."""
+        models = self._models_after(game, round_index)
+        return torch.tensor([model.utilities[game.measure] for model in models]).double()
+
+    def outputs(self, game: Game, round_index: int) -> Tensor:
+        """Return the coalitions' outputs ``[K, V, ...]`` after a round."""
+        models = self._models_after(game, round_index)
+        return torch.stack([model.outputs[game.outputs] for model in models])
+
+    def _models_after(self, game: Game, round_index: int) -> list[ScoredModel]:
+        models = []
+        for members in game.coalitions:
+            (model_round,) = rounds_of(members, [round_index])
+            models.append(self.models[members][model_round])
+        return models
+
+
+@dataclass(frozen=True, eq=False)
+class RoundValues:
+    """The values of one seed's game after one round.
+
+    Attributes:
+        values: float64 ``[n, 1]`` or by class ``[n, M]``. NaN if a coalition has no finite performance.
+        stderr: their standard errors as estimates of the mean over many seeds.
+        estimate: the values of this round alone, if ``values`` are means over rounds.
+        evidence: facts on the values, see :func:`flsv.values.evidence.evidence_of`.
+        case_values: function that returns the values on each validation sample, None if they are not known.
+    """
+
+    values: Tensor
+    stderr: Tensor
+    estimate: Tensor
+    evidence: Mapping[str, Any]
+    case_values: Callable[[], CaseValues | None] | None = None
+
+    @property
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Return both ends of the 90 % intervals for the means over many seeds."""
+        half_width = t_quantile(INTERVAL_LEVEL) * self.stderr
+        return self.values - half_width, self.values + half_width
+
+
+def values_by_round(scores: SeedScores, game: Game) -> dict[int, RoundValues]:
+    """Compute the values of one seed's game after each of its rounds."""
+    values: dict[int, RoundValues] = {}
+    recent_estimates: list[Tensor] = []
+    for round_index in game.rounds:
+        if round_index - 1 not in values:  # rounds without values lie between
+            recent_estimates = []
+        round_values = value_after_round(
+            game,
+            scores.utilities(game, round_index),
+            outputs=scores.outputs(game, round_index) if game.has_outputs else None,
+            untrained=scores.untrained.get(game.measure),
+            recent_estimates=recent_estimates,
+        )
+        recent_estimates = [*recent_estimates, round_values.estimate][-NUM_RECENT_ROUNDS:]
+        values[round_index] = round_values
+    return values
+
+
+def value_after_round(
+    game: Game,
+    utilities: Tensor,
+    *,
+    outputs: Tensor | None = None,
+    untrained: Tensor | None = None,
+    recent_estimates: Sequence[Tensor] = (),
+) -> RoundValues:
+    """Compute the values after one round.
+
+    Args:
+        game: the game.
+        utilities: ``[K, 1]`` or ``[K, M]``, the coalitions' utilities.
+        outputs: ``[K, V, ...]``, their models' outputs. None: they are not known.
+        untrained: ``[R, 1]`` or ``[R, M]``, utilities of untrained models with different initial weights. None: they
+            are not known.
+        recent_estimates: the values ``[n, 1]`` or ``[n, M]`` of the rounds just before, each after the other.
+    """
+    num_clients = game.masks.shape[1]
+    shape = num_clients, utilities.shape[1]
+    broken = coalitions_not_finite(game.masks, utilities, outputs)
+    if broken:
+        no_values = torch.full(shape, torch.nan).double()
+        evidence = {"why_no_values": f"The coalitions {broken} come to no finite performance."}
+        return RoundValues(no_values, no_values, no_values, evidence)
+
+    if not game.per_class:
+        utilities = utilities.squeeze(1)
+    predicts = game.predicts and outputs is not None
+    source = "outputs" if predicts else "trainings" if game.are_all_trained else "scores"
+    evidence = evidence_of(game.masks, utilities, source, game.per_class, game.design)
+    if predicts:
+        prediction = game.score.shapley(game.masks, utilities, outputs, game.weights)
+        estimate = prediction.values
+        stderr = prediction_stderr(prediction.disagreement)
+        evidence["disagreement"] = prediction.disagreement.flatten().tolist()
+    else:
+        shapley = few_coalitions_shapley(game.masks, utilities)
+        estimate = shapley.values
+        stderr = shapley.stderr
+        evidence["stderr"] = stderr.flatten().tolist()
+
+    estimate = estimate.reshape(shape).double()
+    last_estimates = torch.stack([*recent_estimates, estimate])[-NUM_RECENT_ROUNDS:]
+    # Which clients a round draws is luck, and the mean over successive rounds has less of it.
+    values = last_estimates.nanmean(0) if game.averages else estimate
+    # Predictions of several rounds differ by what is predicted, too.
+    has_spread = len(last_estimates) == NUM_RECENT_ROUNDS and not predicts
+    has_untrained = untrained is not None and bool(untrained.isfinite().all())
+    stderr = one_seed_stderr(
+        values,
+        stderr.reshape(shape),
+        untrained_utilities=untrained if has_untrained else None,
+        recent_values=last_estimates if has_spread and last_estimates.isfinite().all() else None,
+    )
+    case_values = None
+    if game.has_outputs and outputs is not None and not game.per_class:
+        case_values = partial(game.score.case_values, game.masks, outputs, game.weights)
+    return RoundValues(values, stderr, estimate, evidence, case_values)
+
+
+def mean_over_seeds(seeds: Sequence[RoundValues]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean values ``[n]`` over seeds, and both ends of their 90 % intervals."""
+    if len(seeds) == 1:
+        low, high = seeds[0].interval
+        return seeds[0].values.squeeze(1), low.squeeze(1), high.squeeze(1)
+    values = torch.stack([seed.values.squeeze(1) for seed in seeds])  # [S, n]
+    stderr = stderr_over_seeds([seed.evidence for seed in seeds])
+    half_width = interval_over_seeds(values, stderr)
+    mean = values.mean(0)
+    return mean, mean - half_width, mean + half_width
+
+
+def read_scores(run_folder: Path) -> dict[int, SeedScores]:
+    """Read the scored models of coalitions in a run's folder, by seed.
+
+    Raises:
+        ConfigurationError: there are none, or an earlier version has written them.
+    """
+    folder = run_folder / COALITIONS_FOLDER
+    if not read_settings(folder):
+        raise ConfigurationError(
+            f"{run_folder} has no scores of coalitions: train them by the metric ShadowShapley, or by flsv retrain."
+        )
+    untrained = read_untrained(folder)
+    models_by_seed: dict[int, dict[Members, Models]] = {}
+    for training, models in read_coalitions(folder).items():
+        models_by_seed.setdefault(training.seed, {})[training.members] = models
+    return {seed: SeedScores(models, untrained) for seed, models in models_by_seed.items()}
+
+
+def values(scores: Path | Mapping[int, SeedScores], game: Game) -> DataFrame:
+    """Compute a table of the clients' values.
+
+    Args:
+        scores: the folder of a run whose coalitions are trained, or the scored models by seed.
+        game: the game.
+
+    Returns:
+        Of one seed a row for each of the game's rounds and each client, with the columns ``round``, ``client``,
+        ``value``, ``low`` and ``high`` (both ends of the 90 % interval). Values by class have a column for each class
+        in the place of the last three. Of several seeds the means after the last round.
+
+    Example:
+        >>> models = {(): {-1: 0.25}, (0,): {0: 0.5}, (1,): {0: 0.5}, (0, 1): {0: 1.0}}
+        >>> for by_round in models.values():
+        ...     for index, accuracy in by_round.items():
+        ...         by_round[index] = ScoredModel({"accuracy": [accuracy]})
+        >>> masks = torch.tensor([[False, False], [True, False], [False, True], [True, True]])
+        >>> values({0: SeedScores(models)}, Game(masks, [0], "accuracy"))["value"].tolist()
+        [0.375, 0.375]
+    """
+    import pandas  # slow
+
+    if isinstance(scores, Path):
+        scores = read_scores(scores)
+    by_seed = [values_by_round(seed_scores, game) for seed_scores in scores.values()]
+    last_round = game.rounds[-1]
+    if len(by_seed) > 1:
+        values_of_seeds = [seed[last_round] for seed in by_seed]
+        return _table_of_round(last_round, values_of_seeds, game.per_class)
+    tables = []
+    for round_index, round_values in by_seed[0].items():
+        tables.append(_table_of_round(round_index, [round_values], game.per_class))
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _table_of_round(round_index: int, seeds: Sequence[RoundValues], per_class: bool) -> DataFrame:
+    from pandas import DataFrame  # slow
+
+    if per_class:
+        means = torch.stack([seed.values for seed in seeds]).mean(0)  # [n, M]
+        columns = {str(label): means[:, label] for label in range(means.shape[1])}
+    else:
+        mean, low, high = mean_over_seeds(seeds)
+        columns = {"value": mean, "low": low, "high": high}
+    table = DataFrame({name: column.tolist() for name, column in columns.items()})
+    table.insert(0, "round", round_index)
+    table.insert(1, "client", range(len(table)))
+    return table

@@ -1,0 +1,318 @@
+"""The store of coalitions' models: kills, other settings, orders, ranks; and what is trained into it."""
+
+import pickle
+
+import pandas
+import pytest
+import torch
+
+from flsv.core import Ranks
+from flsv.functional import few_coalitions
+from flsv.games.members import Members, members_of
+from flsv.retraining.coalition_store import CoalitionStore
+from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
+from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
+from flsv.values.coalition_files import (
+    NO_ROUND,
+    ScoredModel,
+    Training,
+    read_labels,
+    read_untrained,
+)
+from helpers import refused
+
+MASKS = few_coalitions(3, "all")
+ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
+NAMES = ["Lyon", "Osaka", "Bergen"]
+
+
+class InstantTrainer:
+    """Trains coalitions at once, and is killed before one more than ``max_fits``."""
+
+    def __init__(self, max_fits=None):
+        self.trained: list[Members] = []
+        self.max_fits = max_fits
+
+    def train(self, orders):
+        for order in orders:
+            if len(self.trained) == self.max_fits:
+                raise KeyboardInterrupt
+            self.trained.append(order.members)
+            utility = utility_of_members(order.members)
+            fit_result = FitResult(
+                scored=[ScoredModel({"utility": [utility]})],
+                untrained=ScoredModel({"utility": [0.0]}),
+                start_hash="start",
+            )
+            yield order, fit_result
+
+
+UTILITY_OF_CLIENT = (0.1, 0.2, 1 / 3)
+
+
+def utility_of_members(members):
+    return float(sum(UTILITY_OF_CLIENT[client] for client in members))
+
+
+def train_missing(
+    trainer,
+    store,
+    say=lambda text: None,
+):
+    """Train the coalitions of seed 0 that are not in the store, and return how many they were."""
+    missing = store.missing(0, ALL_COALITIONS)
+    training = CoalitionTraining(
+        trainer,
+        FitOrder(members=(), seed=0),
+        num_samples=[1, 1, 1],
+    )
+    training.train(ALL_COALITIONS, [0], store, say)
+
+    return len(missing)
+
+
+class FirstOfTwoRanks(Ranks):
+    """The other one has no part."""
+
+    rank = 0
+    size = 2
+
+    def all_gather(self, value, purpose):
+        return [value, {}]
+
+
+def make_store(folder, *measures, settings=None, **options):
+    return CoalitionStore(folder, measures or ["utility"], settings or {"a": 1}, **options)
+
+
+def write_and_read_table(store):
+    store.write_table(NAMES)
+    return (store._run_folder / "coalitions.csv").read_bytes()
+
+
+def test_killed_game_resumes_and_its_table_equals_an_uninterrupted_one(tmp_path):
+    whole_store = make_store(tmp_path / "whole")
+    assert train_missing(InstantTrainer(), whole_store) == len(ALL_COALITIONS)
+
+    folder = tmp_path / "killed"
+    killed = InstantTrainer(max_fits=4)
+    with pytest.raises(KeyboardInterrupt):
+        train_missing(killed, make_store(folder))
+    # A coalition's file that was being written.
+    (path, *_) = folder.glob("coalitions/0/*.pt")
+    path.with_name(".another.pt.tmp").write_bytes(path.read_bytes()[:100])
+
+    messages = []
+    second = InstantTrainer()
+    store = make_store(folder)
+    num_missing = train_missing(second, store, messages.append)
+
+    # Of 8 coalitions the empty one needs no training, and four were trained before.
+    assert num_missing == 8 - 1 - 4
+    assert sorted([(), *killed.trained, *second.trained]) == sorted(ALL_COALITIONS)
+    assert messages[-1] == "seed 0: 8 of 8 coalitions"
+    assert write_and_read_table(store) == write_and_read_table(whole_store)
+
+
+def test_table_for_people_has_members_names_and_does_not_depend_on_the_order_of_trainings(tmp_path):
+    store = make_store(tmp_path / "game")
+    train_missing(InstantTrainer(), store)
+    reversed_store = make_store(tmp_path / "reversed")
+    for members in reversed(ALL_COALITIONS):
+        model = ScoredModel({"utility": [utility_of_members(members)]})
+        reversed_store.add(seed=0, members=members, models={NO_ROUND: model})
+
+    assert write_and_read_table(reversed_store) == write_and_read_table(store)
+
+    table = pandas.read_csv(tmp_path / "game" / "coalitions.csv")
+    utilities = table.set_index("coalition")["utility"]
+    assert list(table) == ["seed", "coalition", "round", "utility"]
+    assert utilities["no clients"] == 0
+    assert utilities["Lyon+Bergen"] == utility_of_members((0, 2))
+
+
+def test_utilities_are_read_back_bitwise(tmp_path):
+    train_missing(InstantTrainer(), make_store(tmp_path))
+
+    store = make_store(tmp_path)
+
+    for members in ALL_COALITIONS:
+        (model,) = store.models(0, members).values()
+        assert model.utilities["utility"] == [utility_of_members(members)]
+
+
+def test_each_rank_trains_a_part_of_the_coalitions():
+    trainer = InstantTrainer()
+    store = make_store(None, ranks=FirstOfTwoRanks())
+
+    train_missing(trainer, store)
+
+    assert len(trainer.trained) in (3, 4)  # of seven
+    num_missing = len(store.missing(0, ALL_COALITIONS))
+    assert num_missing == 8 - 1 - len(trainer.trained)  # the empty one has a model, too
+
+
+def test_error_of_failed_coalitions_can_be_pickled():
+    failed = FitsFailed({(0, 2): FitFailed("a wrong shape")})
+    message = "1 coalition failed to train, clients 0 and 2: a wrong shape."
+
+    copied = pickle.loads(pickle.dumps(failed))
+
+    assert str(copied) == str(failed) == message
+    assert [*copied.failed] == [(0, 2)]
+
+
+MEASURES = ("per_class", "val_loss (min)")
+#: By round: the values of each class, and the loss.
+SCORES = {
+    0: {"per_class": [0.5, -0.25], "val_loss (min)": [1.5]},
+    3: {"per_class": [-0.75, 1.0], "val_loss (min)": [1e-9]},
+}
+
+
+def make_store_of_two_rounds(folder, **options):
+    """Make a store of rounds 0 and 3, with a performance of two classes and one of a number."""
+    store = make_store(folder, *MEASURES, **options)
+    store.rounds = (0, 3)
+    return store
+
+
+def models_of(scores, **outputs):
+    models = {}
+    for round_index, utilities in scores.items():
+        models[round_index] = ScoredModel(utilities, outputs)
+    return models
+
+
+def test_scores_of_rounds_that_came_one_by_one_are_read_back_together(tmp_path):
+    store = make_store_of_two_rounds(tmp_path)
+    for round_index, utilities in SCORES.items():  # as a run adds its own
+        models = models_of({round_index: utilities})
+        store.add(seed=7, members=(0, 2), models=models)
+    store.add(seed=7, members=(1,), models=models_of({0: SCORES[0]}))
+
+    store_read = make_store_of_two_rounds(tmp_path)
+
+    models_read = store_read.models(seed=7, members=(0, 2))
+    assert {index: model.utilities for index, model in models_read.items()} == SCORES
+    assert store_read.missing(7, [(1,), (0, 2), (1,)]) == [(1,)]
+
+
+def test_outputs_are_read_back_and_a_coalition_without_them_is_missing(tmp_path):
+    outputs = torch.randn(5, 3)
+    store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
+    models = models_of(SCORES, per_class=outputs, other=outputs)
+    store.add(seed=7, members=(0, 2), models=models)
+    store.add(seed=7, members=(1,), models=models_of(SCORES))
+
+    store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
+
+    outputs_read = store_read.models(7, (0, 2))[3].outputs
+    assert outputs_read.keys() == {"per_class"}
+    assert torch.equal(outputs_read["per_class"], outputs)
+    assert store_read.missing(7, [(0, 2), (1,)]) == [(1,)]
+
+
+def test_scores_that_are_not_finite_are_held_and_not_written(tmp_path):
+    scores_with_nan = {**SCORES, 3: {"per_class": [float("nan"), 0.0], "val_loss (min)": [0.0]}}
+    store = make_store_of_two_rounds(tmp_path)
+
+    store.add(seed=8, members=(1,), models=models_of(scores_with_nan))
+
+    assert store.missing(8, [(1,)]) == []
+    assert make_store_of_two_rounds(tmp_path).missing(8, [(1,)]) == [(1,)]
+
+
+def test_coalitions_without_a_score_are_missing(tmp_path):
+    make_store_of_two_rounds(tmp_path).add(seed=7, members=(0, 2), models=models_of(SCORES))
+
+    store = make_store(tmp_path, *MEASURES, "another")
+    store.rounds = (0, 3)
+
+    assert store.missing(7, [(0, 2)]) == [(0, 2)]
+
+
+def test_coalitions_of_other_settings_are_removed(tmp_path):
+    make_store_of_two_rounds(tmp_path).add(seed=7, members=(0, 2), models=models_of(SCORES))
+
+    other_store = make_store_of_two_rounds(tmp_path, settings={"a": 2})
+
+    assert other_store.missing(7, [(0, 2)]) == [(0, 2)]
+    assert not list(tmp_path.rglob("*.pt"))
+    first_settings = make_store_of_two_rounds(tmp_path)
+    assert first_settings.missing(7, [(0, 2)]) == [(0, 2)]
+
+
+def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
+    path = tmp_path / "coalitions" / "0_4f2a_3.pt"
+    path.parent.mkdir()
+    path.write_bytes(b"outputs")
+
+    with refused("an earlier version of flsv has written it.*retrain with this version"):
+        make_store(tmp_path)
+
+    assert path.read_bytes() == b"outputs"
+
+
+def test_discarded_coalitions_are_not_read_again(tmp_path):
+    store = make_store_of_two_rounds(tmp_path)
+    for members in [(0, 2), (1,)]:
+        store.add(seed=7, members=members, models=models_of(SCORES))
+
+    store.discard(7, [(1,)])
+
+    for present_store in (store, make_store_of_two_rounds(tmp_path)):
+        assert present_store.missing(7, [(0, 2), (1,)]) == [(1,)]
+
+
+@pytest.mark.parametrize("earlier_grand_utility", [0.75, 0.76])
+def test_coalitions_are_taken_over_from_an_earlier_run_of_the_same_last_scores(
+    tmp_path, earlier_grand_utility
+):
+    earlier_store = make_store(tmp_path / "earlier")
+    store = make_store(tmp_path / "run", settings={"a": 1, "b": 2})
+    for members, utility in [((0, 1), earlier_grand_utility), ((0,), 0.5)]:
+        models = {NO_ROUND: ScoredModel({"utility": [utility]})}
+        earlier_store.add(seed=0, members=members, models=models)
+    grand_models = {NO_ROUND: ScoredModel({"utility": [0.75]})}
+    store.add(seed=0, members=(0, 1), models=grand_models)
+
+    store.take_over(tmp_path / "earlier", Training(0, (0, 1)))
+
+    is_same_run = earlier_grand_utility == 0.75
+    assert (store.missing(0, [(0,)]) == []) is is_same_run
+
+
+def test_coalitions_of_many_clients_with_long_names_are_stored(tmp_path):
+    all_clients = tuple(range(1000))
+    all_but_one = tuple(range(999))
+    store = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
+    outputs_by_members = {}
+    for members in (all_clients, all_but_one):
+        outputs = torch.randn(5)
+        outputs_by_members[members] = outputs
+        store.add(seed=7, members=members, models=models_of(SCORES, per_class=outputs))
+    store.write_table([f"University Hospital number {client}" for client in all_clients])
+
+    store_read = make_store_of_two_rounds(tmp_path, outputs=["per_class"])
+    for members, outputs in outputs_by_members.items():
+        for model in store_read.models(7, members).values():
+            assert torch.equal(model.outputs["per_class"], outputs)
+
+
+def test_untrained_scores_and_labels_are_read_back(tmp_path):
+    by_class = torch.rand(8, 2, dtype=torch.float64)
+    losses = torch.rand(8, 1, dtype=torch.float64)
+    labels = torch.tensor([0, 2, 1])
+    store = make_store_of_two_rounds(tmp_path)
+    store.add_untrained({"per_class": by_class, "val_loss (min)": losses})
+    store.add_labels(labels)
+
+    untrained = make_store_of_two_rounds(tmp_path).untrained
+
+    assert torch.equal(untrained["per_class"], by_class)
+    assert torch.equal(untrained["val_loss (min)"], losses)
+    assert read_untrained(tmp_path / "coalitions").keys() == untrained.keys()
+    labels_read = read_labels(tmp_path / "coalitions")
+    assert labels_read is not None
+    assert torch.equal(labels_read, labels)

@@ -1,0 +1,206 @@
+"""Values from a run's folder alone, by the query, are those that the metric has shown in the run, digit by digit."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv import read_run
+from flsv.functional import few_coalitions
+from flsv.games.members import members_of
+from flsv.games.output_score import OutputScore
+from flsv.metrics import ShadowShapley
+from flsv.sampling import UniformSampler
+from flsv.values.coalition_files import (
+    NO_ROUND,
+    ScoredModel,
+    read_labels,
+)
+from flsv.values.query import (
+    Game,
+    SeedScores,
+    mean_over_seeds,
+    read_scores,
+    values,
+    values_by_round,
+)
+from helpers import refused
+from helpers.coalitions_by_hand import make_shadow_loop, make_three_clients
+from helpers.data import CLASSES
+from helpers.fits import fit
+from helpers.models import Plain, network
+
+ROUNDS = 3
+NUM_CLIENTS = 3
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.argmax(-1) == labels).double().mean(-1)
+
+
+def recalls(outputs: Tensor, labels: Tensor) -> Tensor:
+    is_right = (outputs.argmax(-1) == labels).double()
+    return torch.stack([is_right[:, labels == label].mean(-1) for label in range(CLASSES)], -1)
+
+
+def negative_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    losses = [nn.functional.cross_entropy(logits.double(), labels) for logits in outputs]
+    return -torch.stack(losses)
+
+
+#: By name: the metric's options, the loop's, the measure and the measure of outputs, and the largest difference.
+GAMES = {
+    "each alone": ({"coalitions": "singles"}, {}, "accuracy", accuracy, 0),
+    "all": ({"coalitions": "all"}, {}, "accuracy", accuracy, 0),
+    "by class": (
+        {"coalitions": "singles", "per_class": True},
+        {},
+        "per_class_accuracy",
+        recalls,
+        0,
+    ),
+    "sampler": (
+        {"coalitions": "all"},
+        {"sampler": UniformSampler(2)},
+        "accuracy",
+        accuracy,
+        0,
+    ),
+    "logged": (
+        {"coalitions": "singles", "performance": "val_loss", "mode": "min"},
+        {},
+        "val_loss (min)",
+        None,
+        0,
+    ),
+    "losses": (
+        {"coalitions": "leave-one-out", "performance": "negative_loss"},
+        {},
+        "negative_loss",
+        None,
+        0,
+    ),
+    # The run sums losses by batch.
+    "predicted losses": (
+        {"coalitions": "singles", "performance": "negative_loss"},
+        {},
+        "negative_loss",
+        negative_loss,
+        2e-7,
+    ),
+}
+
+
+class LogsItsLoss(Plain):
+    def validation_step(self, batch, batch_idx):
+        inputs, labels = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(inputs), labels))
+
+
+def game_of_folder(folder, metric_options, loop_options, measure, score) -> Game:
+    output_score = None
+    if score is not None:
+        labels = read_labels(folder / "coalitions")
+        assert labels is not None
+        output_score = OutputScore(lambda outputs: score(outputs, labels), logits=True)
+    data = make_three_clients()
+    data.setup("fit")
+    return Game(
+        few_coalitions(NUM_CLIENTS, metric_options["coalitions"]),
+        range(ROUNDS),
+        measure,
+        weights=data.num_samples,
+        score=output_score,
+        averages="sampler" in loop_options,
+        per_class=metric_options.get("per_class", False),
+    )
+
+
+@pytest.mark.fast_rows("each alone")
+@pytest.mark.parametrize("name", GAMES)
+def test_values_of_a_folder_are_those_of_the_run(tmp_path, name):
+    metric_options, loop_options, measure, score, tolerance = GAMES[name]
+    metric = ShadowShapley(every=1, **metric_options)
+    loop = make_shadow_loop(metric, **loop_options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(loop, tmp_path, LogsItsLoss(network(batch_norm=False)), make_three_clients(), ROUNDS)
+
+    game = game_of_folder(tmp_path, metric_options, loop_options, measure, score)
+    table = values(tmp_path, game)
+
+    rows = read_run(tmp_path).query("metric == 'shadow'")
+    if game.per_class:
+        columns = rows[rows["class"].notna()].pivot(
+            index=["round", "client"], columns="class", values="value"
+        )
+        by_class = table.set_index(["round", "client"]).loc[columns.index, [*columns]]
+        assert len(columns) >= NUM_CLIENTS
+        assert (by_class - columns).abs().to_numpy().max() <= tolerance
+        return
+    both = table.merge(rows, on=["round", "client"], suffixes=("", "_of_run"))
+    assert len(both) >= NUM_CLIENTS
+    for column in ("value", "low", "high"):
+        differences = (both[column] - both[f"{column}_of_run"]).dropna()
+        assert len(differences) >= NUM_CLIENTS
+        assert differences.abs().max() <= tolerance
+
+
+def make_scores(utility_by_members, untrained=None) -> SeedScores:
+    models = {}
+    for members, utility in utility_by_members.items():
+        round_index = 0 if members else NO_ROUND
+        models[members] = {round_index: ScoredModel({"accuracy": [utility]})}
+    return SeedScores(models, untrained or {})
+
+
+def utilities_of(masks, gains) -> dict[tuple[int, ...], float]:
+    return {
+        members: float(sum(gains[client] for client in members)) for members in members_of(masks)
+    }
+
+
+def test_means_over_seeds_are_those_of_the_seeds_values():
+    masks = few_coalitions(NUM_CLIENTS, "all")
+    game = Game(masks, [0], "accuracy")
+    gains_of_seeds = [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)]
+    scores = {
+        seed: make_scores(utilities_of(masks, gains)) for seed, gains in enumerate(gains_of_seeds)
+    }
+
+    table = values(scores, game)
+
+    assert table["value"].tolist() == pytest.approx([0.2, 0.2, 0.2])
+    seeds = [values_by_round(seed_scores, game)[0] for seed_scores in scores.values()]
+    _mean, low, high = mean_over_seeds(seeds)
+    assert table["low"].tolist() == low.tolist()
+    assert table["high"].tolist() == high.tolist()
+
+
+def test_untrained_models_narrow_the_interval_only_if_their_scores_are_known():
+    masks = few_coalitions(NUM_CLIENTS, "all")
+    game = Game(masks, [0], "accuracy")
+    utilities = utilities_of(masks, (0.1, 0.2, 0.3))
+    untrained = {"accuracy": torch.full((8, 1), 0.1).double()}
+
+    unknown = values({0: make_scores(utilities)}, game)
+    known = values({0: make_scores(utilities, untrained)}, game)
+
+    assert (known["high"] < unknown["high"]).all()
+
+
+def test_game_with_an_infinite_utility_has_no_values_and_a_reason():
+    masks = few_coalitions(NUM_CLIENTS, "all")
+    utilities = {**utilities_of(masks, (0.1, 0.2, 0.3)), (1,): float("inf")}
+
+    round_values = values_by_round(make_scores(utilities), Game(masks, [0], "accuracy"))[0]
+
+    assert round_values.values.isnan().all()
+    reason = round_values.evidence["why_no_values"]
+    assert reason == "The coalitions [[1]] come to no finite performance."
+
+
+def test_folder_without_coalitions_is_refused(tmp_path):
+    with refused("no scores of coalitions: train them"):
+        read_scores(tmp_path)
