@@ -83,9 +83,6 @@ def make_short_fit(fit):
     return short_fit
 
 
-Crossed = set[tuple[str, str]]
-
-
 def documented_traffic():
     """Return what crosses in either direction, by configuration."""
     crossed_by_config = {}

@@ -3,7 +3,7 @@ values sample by sample."""
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,16 +80,6 @@ def average_models(models, sizes):
         value.copy_(total / sum(sizes))
 
     return mean
-
-
-Visit = Callable[[nn.Module, int, int], None]
-Combine = Callable[
-    [
-        nn.Module,
-        dict[int, nn.Module],
-    ],
-    nn.Module,
-]
 
 
 def federate(net, cohorts, visit, combine):
@@ -173,8 +163,6 @@ def train_sharing_by_hand(
     return federate(net, cohorts_by_hand(rounds), visit, combine), private_parts
 
 
-#: Trains in place a copy of the server's model, given the round's index, the client and its batches.
-TrainOnBatches = Callable[[nn.Module, int, int, Iterator[Any]], None]
 #: Rounds' indices with the clients that fail in them.
 Failing = set[tuple[int, int]]
 
