@@ -140,5 +140,5 @@ def test_callback_that_adds_a_module_must_come_before_the_loop(tmp_path):
         trainer.fit(Logs(), toy_data())
 
     fit_with_added_module(is_before_loop=True)
-    with refused(r"\['head.bias', 'head.weight'\].*come.* before FederatedLoop"):
+    with refused(r"\['head.bias', 'head.weight'\] are new.* before FederatedLoop"):
         fit_with_added_module(is_before_loop=False)
