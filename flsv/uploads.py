@@ -101,15 +101,15 @@ class Upload(ValidatedArguments, ABC):
         unchanged.
         """
 
-    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
-        """Return the size of the update ``sent [P]`` in transmission. By default ``before``.
+    def traffic(self, previous: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+        """Return the size of the update ``sent [P]`` in transmission. By default ``previous``.
 
         Args:
-            before: the update's size before this transformation.
+            previous: the update's size before this transformation.
             sent: the result of :meth:`apply`.
             context: the client and the round.
         """
-        return before
+        return previous
 
     def report(self, name: str, value: float, context: UploadContext) -> float:
         """Return the number that the client reports instead of the true ``value``. By default ``value``.
@@ -320,7 +320,7 @@ class Compression(Upload):
             context.state[error_name] = parameters - compressed
         return torch.cat([compressed, buffers])
 
-    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+    def traffic(self, previous: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         buffers = len(sent) - context.num_parameters
         uncompressed = Traffic(buffers, float(buffers * sent.element_size()))
         return self.size(context.num_parameters, sent.element_size()) + uncompressed

@@ -173,7 +173,7 @@ def make_federation(network: Network, folder: Path, sites: Sequence[str], rounds
     changes = {
         'SITES = ["Boston", "Lyon", "Osaka"]': f"SITES = {list(sites)}",
         "range(self.part, 1437, 3)": "range(self.part, 1437, len(SITES))",
-        "rounds=3": f"rounds={rounds}",
+        "ROUNDS = 3": f"ROUNDS = {rounds}",
     }
     change_text(federation_path, changes)
     (federation_path.parent / "one_process.py").write_text(ONE_PROCESS)

@@ -39,8 +39,6 @@ TOOLS = (
     "check-jsonschema",
 )
 TOOLS += ("mkdocs", "mkdocs-material", "mkdocstrings", "mkdocs-autorefs", "latex2mathml")
-#: Versions that are tagged later than they were made, and whose sections were shortened in between.
-REVISED = ("1.0.0", "1.1.0", "1.2.0", "2.0.0", "2.1.0")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 _HEAD = re.compile(
     r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?[ \t]*$", flags=re.MULTILINE
@@ -79,9 +77,7 @@ def changed_sections(root: Path) -> list[str]:
     for tag in tags.split():
         version = tag[1:]
         tagged = sections(git(root, "show", f"{tag}:CHANGELOG.md") or "")
-        if version in REVISED or version not in tagged:
-            continue
-        if tagged[version] != present.get(version):
+        if version in tagged and tagged[version] != present.get(version):
             changed.append(version)
     return changed
 

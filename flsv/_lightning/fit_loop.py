@@ -254,8 +254,9 @@ class FederatedFitLoop(_FitLoop):
             return {}
         values = {}
         for index, config in enumerate(trainer.lr_scheduler_configs):
+            is_plateau_by_epoch = config.reduce_on_plateau and config.interval == "epoch"
             is_due = (trainer.current_epoch + 1) % config.frequency == 0
-            if not config.reduce_on_plateau or config.interval != "epoch" or not is_due:
+            if not is_plateau_by_epoch or not is_due:
                 continue
             value = trainer.callback_metrics.get(config.monitor)
             if value is not None:

@@ -198,7 +198,8 @@ class _Loop(_EvaluationLoop):
         super()._store_dataloader_outputs()
         for _, result in self._results.valid_items():
             meta = result.meta
-            if meta.dataloader_idx is None or not meta.add_dataloader_idx or not meta.on_epoch:
+            has_loader_in_name = meta.dataloader_idx is not None and meta.add_dataloader_idx
+            if not has_loader_in_name or not meta.on_epoch:
                 continue
             if result.is_tensor and meta.is_mean_reduction:
                 weight = float(result.cumulated_batch_size)

@@ -24,7 +24,6 @@ _PROBLEM_IN_MESSAGE = re.compile(r"Problem with given class_path '([\w.]+)':\s+(
 _EXPECTED_IN_MESSAGE = re.compile(
     r"Expected (?:an? )?(?:<class '[\w.]*?(\w+)'>|typing\.Literal\[(.+?)\]|dot import path string: (\S+))"
 )
-_REFUSED_OPTION = re.compile(r"'([\w.]+)':\s+Option '\w+' is not accepted")
 _AMBIGUOUS_NAME = re.compile(r"Multiple subclasses with name .+")
 _VALUE_GIVEN = re.compile(r"(?:Given|Got) value: (.+?)(?:\. Got value|$)", flags=re.MULTILINE)
 #: An option of a class on the command line, below the option that names the class, and its value.
@@ -187,13 +186,12 @@ def _suggestion(
 
 def _possible_names(message: str, option_names: Collection[str]) -> list[str]:
     """Return the names that a message's wrong word can stand for, none if it can stand for any."""
-    choices = " ".join(_CHOICES_IN_MESSAGE.findall(message))
-    refused_option = _REFUSED_OPTION.search(message)
+    choices = re.findall(r"[\w.+-]+", " ".join(_CHOICES_IN_MESSAGE.findall(message)))
     options = [name for name in option_names if not name[0].isupper()]  # without classes
     if choices:
-        return re.findall(r"[\w.+-]+", choices)
-    if refused_option is not None:
-        return [*inspect.signature(_imported(refused_option[1])).parameters, *options]
+        return choices
+    if "is not accepted" in message:  # an option of a class
+        return [*_names_behind(message), *options]
     if message.startswith("unrecognized arguments"):
         return options
     return []

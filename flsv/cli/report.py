@@ -37,8 +37,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if getattr(options, name):
             terms_by_name[name] = getattr(options, name)
     if terms_by_name and options.budget is None:
-        words = " and ".join(f"--{name.replace('_', '-')}" for name in terms_by_name)
-        parser.error(f"{words}: name the budget, too: --budget 10000")
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in terms_by_name)
+        parser.error(f"{names} needs a budget: add --budget 10000")
     from flsv.report import Budget, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results import open_run

@@ -19,7 +19,7 @@ from flsv.core.needs import needs_of
 from flsv.core.sharing import Share, check_share
 from flsv.core.state import LocalWork
 from flsv.core.strategy import Strategy
-from flsv.core.vocabulary import TOLD_BY_CLIENTS
+from flsv.core.vocabulary import REPORTED_BY_CLIENTS
 from flsv.filters import OutlierFilter, UpdateFilter, with_finite_check
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
@@ -203,7 +203,7 @@ class FederationConfig(ReadOnlyArguments):
 
     def _check_strategies_need_only_updates(self) -> None:
         for role, strategy in self.strategies.items():
-            needs_reports = not TOLD_BY_CLIENTS.isdisjoint(needs_of(strategy))
+            needs_reports = not REPORTED_BY_CLIENTS.isdisjoint(needs_of(strategy))
             keeps_client_models = not getattr(strategy, "collaborates", True)
             if needs_reports or keeps_client_models:
                 raise ConfigurationError(

@@ -48,7 +48,7 @@ class GhostProducts:
         if parameters:
             self._device = parameters[0].device
         self._products: list[Tensor] = []
-        # Each watched layer, its name, and its twin: a copy that has the reference's entries as parameters.
+        # Each watched layer, its name, and a copy of it with the reference's tensors as parameters.
         self._watched_layers: list[tuple[nn.Module, str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
 
@@ -57,13 +57,13 @@ class GhostProducts:
             if name in reference and parameter.requires_grad:
                 reference_of_parameter[parameter] = reference[name]
         for name, layer in module.named_modules():
-            layer_reference = {}  # None for a parameter without entries
+            layer_reference = {}  # None for a parameter without a reference
             for parameter_name, layer_parameter in layer._parameters.items():
                 if layer_parameter is not None:
                     layer_reference[parameter_name] = reference_of_parameter.get(layer_parameter)
-            if any(entries is not None for entries in layer_reference.values()):
-                twin = _copy_with_reference(layer, layer_reference)
-                self._watched_layers.append((layer, name, twin))
+            if any(tensor is not None for tensor in layer_reference.values()):
+                reference_layer = _copy_with_reference(layer, layer_reference)
+                self._watched_layers.append((layer, name, reference_layer))
 
     def watch(self, batch_size: int) -> None:
         """Compute products for the next batch, which has ``batch_size`` samples."""
@@ -72,8 +72,8 @@ class GhostProducts:
         self._products.append(products)
         if self._handles:  # the hooks of the batch before
             return
-        for layer, name, twin in self._watched_layers:
-            hook = partial(self._after_forward, name, twin)
+        for layer, name, reference_layer in self._watched_layers:
+            hook = partial(self._after_forward, name, reference_layer)
             self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
 
     def take(self) -> Tensor:
@@ -93,15 +93,15 @@ class GhostProducts:
     def _after_forward(
         self,
         name: str,
-        twin: nn.Module,
+        reference_layer: nn.Module,
         layer: nn.Module,
         args: Any,
         kwargs: Any,
         output: Any,
     ) -> None:
         """Let the backward pass add what a layer contributes to the samples' products. torch calls this after each
-        forward pass of the layer ``name``, with its arguments and its output. ``twin`` is the layer with the reference
-        as parameters.
+        forward pass of the layer ``name``, with its arguments and its output. ``reference_layer`` is the layer with the
+        reference as parameters.
         """
         has_gradient = torch.is_grad_enabled() and output.requires_grad
         if not has_gradient:
@@ -112,8 +112,10 @@ class GhostProducts:
                 "cannot be assigned to samples. In-run values need layers whose first dimension is the batch."
             )
         with torch.no_grad():
-            twin_output = twin.forward(*args, **kwargs)
-        add_products = partial(_add_products, products=self._products[-1], twin_output=twin_output)
+            reference_output = reference_layer.forward(*args, **kwargs)
+        add_products = partial(
+            _add_products, products=self._products[-1], reference_output=reference_output
+        )
         output.register_hook(add_products)  # is called with the gradient of the output
 
 
@@ -121,12 +123,12 @@ def _add_products(
     output_gradient: Tensor,
     *,
     products: Tensor,
-    twin_output: Tensor,
+    reference_output: Tensor,
 ) -> None:
-    """Add each sample's product of ``output_gradient`` and ``twin_output``, both ``[B, ...]``, to ``products [B]``."""
-    flat_twin_output = twin_output.flatten(1)
-    flat_gradient = output_gradient.detach().flatten(1).to(flat_twin_output.dtype)
-    layer_products = torch.linalg.vecdot(flat_gradient, flat_twin_output)
+    """Add each sample's product of both arguments ``[B, ...]`` to ``products [B]``."""
+    flat_reference_output = reference_output.flatten(1)
+    flat_gradient = output_gradient.detach().flatten(1).to(flat_reference_output.dtype)
+    layer_products = torch.linalg.vecdot(flat_gradient, flat_reference_output)
     products.add_(layer_products.to(products))
 
 
@@ -174,12 +176,12 @@ def _unsupported_reason(layer: nn.Module) -> str | None:
 def _copy_with_reference(layer: nn.Module, reference: dict[str, Tensor | None]) -> nn.Module:
     """Copy a layer, with ``reference`` or zeros in place of its parameters."""
     new_parameters = {}
-    for name, entries in reference.items():
+    for name, reference_tensor in reference.items():
         parameter: Any = layer._parameters[name]
-        if entries is None:
+        if reference_tensor is None:
             new_parameters[name] = torch.zeros_like(parameter)
         else:
-            new_parameters[name] = entries.detach().to(parameter)
+            new_parameters[name] = reference_tensor.detach().to(parameter)
     padding_row = getattr(layer, "padding_idx", None)
     if isinstance(layer, nn.Embedding) and padding_row is not None:  # it has no gradient
         new_parameters["weight"] = new_parameters["weight"].clone()

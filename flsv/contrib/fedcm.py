@@ -91,7 +91,7 @@ class FedCM(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        direction = context.entries(context.received(DIRECTION), parameters)
+        direction = context.unflatten(context.received(DIRECTION), parameters)
         torch._foreach_mul_(gradients, self.alpha)
         torch._foreach_add_(gradients, direction, alpha=1 - self.alpha)
 

@@ -5,10 +5,9 @@ Paper: Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025
 https://arxiv.org/abs/2406.11011
 Owner: the flsv contributors
 
-The value of a sample in a
-step is lr <g, gradient of the sample's part of the batch's loss>, with g the gradient of the validation loss. A
-sample's values are summed over steps. The inner products are computed as ghost dot products,
-which leave the training bitwise unchanged. A layer with inputs x and outputs y = f(x; theta) that is linear in its
+The value of a sample in a step is lr <g, gradient of the sample's part of the batch's loss>, with g the gradient of the
+validation loss. A sample's values are summed over steps. The inner products are computed as ghost dot products, which
+leave the training bitwise unchanged. A layer with inputs x and outputs y = f(x; theta) that is linear in its
 parameters theta adds to the product of a sample z with a vector g over the parameters the sum over the sample's outputs
 of (dL/dy)_z f(x_z; g), where L is the batch's loss. This takes one more forward pass of the layer, with g in place of
 theta, and one product with the output gradient dL/dy, which the backward pass computes anyway.
@@ -320,7 +319,7 @@ class InRunValues(ClientAlgorithm):
         if self._evaluator is None:
             raise ConfigurationError(
                 f"{self!r} needs an InRunShapley metric at the server, which computes the validation gradient. Set "
-                "FederatedLoop(metrics={..., 'in_run': flsv.metrics.InRunShapley()})."
+                "FederatedLoop(metrics={..., 'in_run': flsv.contrib.InRunShapley()})."
             )
         global_model = state.model()
         if self._gradient is None or self._model_of_gradient is not global_model:
@@ -340,7 +339,7 @@ class InRunValues(ClientAlgorithm):
                 shared_parameters.append(parameter)
                 names.append(name)
         reference_gradient = context.received(VALIDATION_GRADIENT)  # [P]
-        gradients = context.entries(reference_gradient, shared_parameters)  # one per parameter
+        gradients = context.unflatten(reference_gradient, shared_parameters)  # one per parameter
         self._ghost_products = GhostProducts(context.module, dict(zip(names, gradients)))
 
         # State of the round.
@@ -515,7 +514,7 @@ class InRunValues(ClientAlgorithm):
         gradients: list[Tensor],
     ) -> None:
         """Check that the samples' products in the first step sum to the product of the whole gradient."""
-        reference = context.entries(context.received(VALIDATION_GRADIENT), parameters)
+        reference = context.unflatten(context.received(VALIDATION_GRADIENT), parameters)
         gradient_product = 0.0
         largest_product = 0.0  # if all gradients had the direction of the reference
         for gradient, reference_gradient in zip(gradients, reference):

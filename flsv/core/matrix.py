@@ -105,7 +105,6 @@ class ClientMatrix:
         rows: ``[k, P]``, the clients' models.
         starts: for each of the k clients the model ``[P]`` that it started from, the same tensor object for all that
             started from the global model.
-        block_bytes: the size of a block of columns. None for one that suits the device.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -116,15 +115,11 @@ class ClientMatrix:
         [[1.0, 3.0], [3.0, 13.0]]
     """
 
-    def __init__(
-        self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None
-    ) -> None:
+    def __init__(self, rows: Tensor, starts: Sequence[Tensor]) -> None:
         self.rows = rows
         self.starts = starts
         self._common_start = _common_model(starts)
-        if block_bytes is None:
-            block_bytes = self._suitable_block_bytes()
-        self._block_bytes = block_bytes
+        self._block_bytes = self._suitable_block_bytes()
 
     def _suitable_block_bytes(self) -> int:
         is_on_cpu = self.rows.device.type == "cpu"
@@ -140,7 +135,8 @@ class ClientMatrix:
         """Return a view of each vector's first ``end`` elements, such as its parameters."""
         rows = self.rows[:, :end]
         initial_models = [model[:end] for model in self.starts]
-        matrix = ClientMatrix(rows, initial_models, self._block_bytes)
+        matrix = ClientMatrix(rows, initial_models)
+        matrix._block_bytes = self._block_bytes
         # The constructor compares models by identity, and each slice is a new object.
         if self._common_start is None:
             matrix._common_start = None

@@ -157,8 +157,9 @@ class ParameterSpace:
         for name, tensor in state.items():
             if name in self._private_set or name in self._constant_set:
                 continue
-            is_former = name in former_names
-            if is_former or (not tensor.requires_grad and not tensor.isfinite().all()):
+            was_infinite = name in former_names
+            is_trained = tensor.requires_grad
+            if was_infinite or (not is_trained and not tensor.isfinite().all()):
                 names.append(name)
         return tuple(names)
 

@@ -19,7 +19,7 @@ from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
 from flsv.core.vocabulary import VOCABULARY
-from flsv.functional.common_entries import common_entries
+from flsv.functional.common_columns import common_columns
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
@@ -66,7 +66,7 @@ class Round:
         channel: the counter of the messages between server and clients. None outside of a fit.
         server_vector: ``[P]``, the next global model. None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in the next global model. None before aggregation.
-        left_out: ids of the clients whose update was excluded.
+        excluded: ids of the clients whose update was excluded.
         unmeasured: ids of clients whose updates are aggregated but hidden from metrics: too large, or of an unknown
             start.
         peer_values: ``[k, n]``, the value that each of the cohort's k clients assigned to the model of each of the n
@@ -94,7 +94,7 @@ class Round:
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
     peer_values: Tensor | None = None
-    left_out: Sequence[int] = ()
+    excluded: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class Round:
     @cached_property
     def senders(self) -> Tensor:
         """Return the ids of the clients that sent an update, int64 ``[s]``. Excluded ones come last."""
-        excluded_ids = self.client_ids.new_tensor(list(self.left_out))
+        excluded_ids = self.client_ids.new_tensor(list(self.excluded))
         return torch.cat([self.client_ids, excluded_ids])
 
     @cached_property
@@ -244,7 +244,7 @@ class Round:
         combined = weights @ self.client_vectors
         self._add_global_parameters(combined, 1 - total)
         self._normalize_buffers(combined, total)
-        self._restore_common_entries(combined, weights, total)
+        self._restore_common_columns(combined, weights, total)
         return combined
 
     def _add_global_parameters(self, combined: Tensor, share: Tensor) -> None:
@@ -270,7 +270,7 @@ class Round:
         # A branch would wait for the value of `total` on an accelerator.
         combined[num_parameters:] = torch.where(is_mean, sums, averages)
 
-    def _restore_common_entries(
+    def _restore_common_columns(
         self,
         combined: Tensor,
         weights: Tensor,
@@ -282,7 +282,7 @@ class Round:
         rounding = _ROUNDING_MARGIN * len(weights) * torch.finfo(weights.dtype).eps
         is_partial = (total - 1).abs() > rounding  # the weights do not sum to 1
         # For each block of b elements, `is_common`, bool [b], is True where all clients' values are equal.
-        for block, is_common in common_entries(self.client_vectors):
+        for block, is_common in common_columns(self.client_vectors):
             common_values = self.client_vectors[0, block]
             is_restored = is_common
             # On an accelerator this is computed even if nothing changes: reading `is_partial` would wait for its value.
@@ -332,7 +332,7 @@ class Round:
             self,
             **selected_fields,
             reports=reports,
-            left_out=[*self.left_out, *self.unmeasured],
+            excluded=[*self.excluded, *self.unmeasured],
             unmeasured=(),
         )
 

@@ -23,7 +23,7 @@ NEEDS = {
     "client validation": "every client has validation samples",
 }
 #: Needs that a private client does not meet, since it sends only its noised update.
-TOLD_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client validation"})
+REPORTED_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client validation"})
 
 
 #: The attributes of a :class:`flsv.Round`. k is the cohort's size, n the number of clients, P the length of a model's
@@ -72,7 +72,7 @@ seed | the seed of the round's random choices | number | training | | internal
 starts | the clients' initial models, or clients that have them | list | training | | per client, internal, of starts
 reports | the reports that strategies declare | {name: [k, ...]} | training | | internal
 drawing_probabilities | the probabilities of all clients to be drawn | drawing_probabilities() | training | | internal
-left_out | clients whose update was excluded | list | training | | internal
+excluded | clients whose update was excluded | list | training | | internal
 unmeasured | clients that metrics do not see | list | training | | internal
 channel | the count of the messages | Channel | exchange | | loop, internal
 """

@@ -281,7 +281,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._is_partitioner_undecided and source.clients:
             vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
         self._is_partitioner_undecided = False
-        labels = self._labels_beside(source)
+        # A table's labels are those that its samples have.
+        labels = None if source.labeled else self.labels
         divided = divide(
             source,
             self.partitioner,
@@ -352,10 +353,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._batch_size is None and size != self.batch_size:
             self.batch_size = size
             self._batch_size = None
-
-    def _labels_beside(self, source: SourceData) -> Any:
-        """Return the user's argument ``labels``, or None if the classes are those that the samples have."""
-        return None if source.labeled else self.labels
 
     def deal_from(self, first_client: int) -> None:
         """Set up the data at a participant's own site, where the first client has the id ``first_client``.
@@ -434,12 +431,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if self._module is None:
             return
         assert self._source.train_loader is not None
-
-        def num_batches() -> int:
-            return len(self._train_loader(members, None))
-
         # A module may have made its loader before.
-        vars(self._module)["train_dataloader"] = partial(self.shown_loader, members, num_batches)
+        vars(self._module)["train_dataloader"] = partial(
+            self.shown_loader, members, self._count_batches
+        )
         is_kept = torch.ones(len(self._source.classes.labels), dtype=torch.bool)
         for client in set(range(self.num_clients)) - set(members):
             for indices in self._source.splits.clients[client].values():
@@ -447,6 +442,11 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         if not is_kept.all():
             rows = is_kept.nonzero()[:, 0]
             restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
+
+    def _count_batches(self) -> int:
+        """Count the batches of all clients' samples, or in a coalition of the members'."""
+        clients = self.counted_clients or range(self.num_clients)
+        return len(self._train_loader(clients, None))
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
         """Return the samples, or None before ``setup``.

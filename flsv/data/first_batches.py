@@ -36,18 +36,25 @@ def check_first_batches(source: SourceData, compare_labels: bool) -> None:
     """
     classes = source.classes
     compare_labels = compare_labels and not classes.missing_reason
-    has_default_collate = source.train_options.get("collate_fn") in (None, default_collate)
-    if source.tensors or has_streams(source.train) or (has_default_collate and not compare_labels):
+    collates_by_default = has_default_collate(source.train_options)
+    if source.tensors or has_streams(source.train):
+        return
+    if collates_by_default and not compare_labels:
         return
 
     splits = source.splits
-    num_samples = min(MAX_SAMPLES_OF_CLIENT, max(1, MAX_SAMPLES // len(splits.clients)))
-    rows_by_client = [_evenly_spaced(rows, num_samples) for rows in splits.train]
+    max_samples = max(1, MAX_SAMPLES // len(splits.clients))
+    max_samples = min(MAX_SAMPLES_OF_CLIENT, max_samples)
+    rows_by_client = [_evenly_spaced(rows, max_samples) for rows in splits.train]
     batches = _read(source.train, rows_by_client, source.train_options)
-    for client, (rows, batch) in enumerate(zip(rows_by_client, batches)):
-        description = f"{type(source.train).__name__}, {client_called(client, splits.names)}"
+    for client, batch in enumerate(batches):
+        rows = rows_by_client[client]
+        client_name = client_called(client, splits.names)
+        description = f"{type(source.train).__name__}, {client_name}"
         vectors = label_vectors(batch)  # [B] each, of which one has to be the labels
-        num_rows = 0 if batch is None else max(map(len, vectors), default=len(rows))
+        num_rows = max(map(len, vectors), default=len(rows))
+        if batch is None:
+            num_rows = 0
         if num_rows < len(rows):
             raise ConfigurationError(
                 f"{description}: a batch of {len(rows)} samples has {num_rows} rows. Samples that collate_fn leaves "
@@ -55,7 +62,7 @@ def check_first_batches(source: SourceData, compare_labels: bool) -> None:
             )
         if compare_labels:
             labels = classes.labels[rows]
-            if not has_default_collate:  # which may sort samples, or repeat them
+            if not collates_by_default:  # it may sort samples, or repeat them
                 labels = labels.unique()
                 vectors = [vector.unique() for vector in vectors]
             _check_labels(vectors, labels, description)
@@ -63,14 +70,19 @@ def check_first_batches(source: SourceData, compare_labels: bool) -> None:
 
 def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> None:
     """Raise ConfigurationError if a batch has vectors of whole numbers, and none of them has these labels."""
-    vectors = [vector.double() for vector in vectors]
-    vectors = [vector for vector in vectors if torch.equal(vector, vector.round())]
-    if not vectors or any(torch.equal(vector, labels.double()) for vector in vectors):
+    labels_of_batch = None
+    for vector in vectors:
+        numbers = vector.double()
+        if torch.equal(numbers, labels.double()):
+            return
+        if torch.equal(numbers, numbers.round()):
+            labels_of_batch = numbers.long()
+    if labels_of_batch is None:
         return
     raise ConfigurationError(
         f"{description}: flsv has the labels {listed(labels.tolist(), 20)} for samples that in a batch have "
-        f"{listed(vectors[0].tolist(), 20, show='{:g}'.format)}. Store the samples' own labels as `targets`, or give "
-        "labels=[...], one per sample."
+        f"{listed(labels_of_batch.tolist(), 20)}. Store the samples' own labels as `targets`, or give labels=[...], "
+        "one per sample."
     )
 
 
@@ -82,27 +94,38 @@ def warn_of_random_evaluation(source: SourceData) -> None:
     for client_split in source.splits.clients:
         held_out += [client_split["val"], client_split["test"]]
     rows = torch.cat(held_out)[:8]  # a few suffice, since all samples are read alike
-    options = dict(source.eval_options)
-    if options.get("collate_fn") in (None, default_collate):
-        options["collate_fn"] = list  # samples that it cannot collate are no concern here
     if len(rows) == 0:
         return
-    leaves, leaves_again = map(tree_leaves, _read(source.train, [rows, rows], options))
-    pairs = zip(leaves, leaves_again)
-    if not all(are_equal(*pair) for pair in pairs if is_plain(pair[0])):
-        rank_zero_warn(
-            "flsv: the validation and test samples that were split off change at random whenever they are read, by the "
-            "data set's transforms or the training loader's collate_fn. Give validation data of their own (val=, or a "
-            "val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
-        )
+    options = dict(source.eval_options)
+    if has_default_collate(options):
+        options["collate_fn"] = list  # samples that it cannot collate are no concern here
+    batch, batch_again = _read(source.train, [rows, rows], options)
+    for value, value_again in zip(tree_leaves(batch), tree_leaves(batch_again)):
+        if is_plain(value) and not are_equal(value, value_again):
+            rank_zero_warn(
+                "flsv: the validation and test samples that were split off change at random whenever they are read, "
+                "by the data set's transforms or the training loader's collate_fn. Give validation data of their own "
+                "(val=, or a val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
+            )
+            return
 
 
-def _read(dataset: Any, rows_of_batches: list[Tensor], options: Mapping[str, Any]) -> Iterator[Any]:
+def has_default_collate(options: Mapping[str, Any]) -> bool:
+    return options.get("collate_fn") in (None, default_collate)
+
+
+def _read(
+    dataset: Any,
+    rows_of_batches: list[Tensor],
+    options: Mapping[str, Any],
+) -> Iterator[Any]:
     batches = [rows.tolist() for rows in rows_of_batches]
     with isolated_rngs(0, "first batches"):
         yield from loader_of_batches(dataset, batches, options)
 
 
 def _evenly_spaced(rows: Tensor, max_count: int) -> Tensor:
-    positions = torch.linspace(0, len(rows) - 1, min(len(rows), max_count))
+    num_rows = len(rows)
+    count = min(num_rows, max_count)
+    positions = torch.linspace(0, num_rows - 1, count)
     return rows[positions.round().long()]

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from flsv.games import ModelEvaluator, VectorEvaluator
     from flsv.scores import ModelScore
 
-#: Function that returns the entries of a client's model that are not shared, by name.
+#: Function that returns those parameters and buffers of a client's model that are not shared, by name.
 Private = Callable[[], Mapping[str, Tensor]]
 
 
 class ClientManager:
     """The clients of a data module, and the server's data."""
 
-    # All clients are evaluated with the trainer's module. A site passes its client's number as `first_client`, and as
-    # `num_classes` the federation's M, since its data may lack the last classes.
+    # All clients are evaluated with the trainer's module. A site passes its client's id as `first_client`, and the
+    # federation's number of classes as `num_classes`, since its own data may not have the last classes.
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class ClientManager:
             self.server = self._server_data()
 
     def _local_data(self, client: int, class_counts: Tensor) -> LocalData:
-        # The client's facts are functions, called only when they are needed.
+        # Most arguments are functions, which are called only if their result is needed.
         private = partial(self._private_entries, client)
         if self._placement is None:
             state = partial(self._store.tensors, self._first_client + client)
-        else:  # the state may be on another rank
+        else:  # the client's state may be on another rank
             state = partial(self._state, client)
         return LocalData(
             name=client_called(client, self._data.client_names),
@@ -103,19 +103,21 @@ class ClientManager:
         )
 
     def forget(self, client: int) -> None:
-        """Discard the models and the changed state that a client has in this round."""
+        """Discard a client's models and changes of its state in this round."""
         self.locals[client].set_models(initial_model=None, model=None)
         self._store.discard(self._first_client + client)
 
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
-        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` returns the parameters that stay at a
-        client."""
+        """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` returns a client's parameters that are
+        not shared."""
         if self._model_evaluator is not None:
             return self._model_evaluator.with_batches(batches, private)
         self._model_evaluator = games.make_evaluators.classifier_evaluator(
             self._trainer, self._space, batches, num_classes=self._num_classes
         )
-        return self._model_evaluator.with_batches(None, private)  # it has `batches` already
+        return self._model_evaluator.with_batches(
+            None, private
+        )  # its batches are `batches` already
 
     def client_evaluator(
         self,
@@ -141,7 +143,7 @@ class ClientManager:
 
     def _make_evaluator(self, loader: Any, performance: ModelScore) -> VectorEvaluator:
         evaluators = games.make_evaluators.make_evaluators(
-            self._trainer, self._space, loader, {"what clients are asked for": performance}
+            self._trainer, self._space, loader, {"the requested score": performance}
         )
         return evaluators[performance.evaluator_key]
 
@@ -159,12 +161,12 @@ class ClientManager:
         assert self._placement is not None
         if not self._placement.has(client):
             raise RuntimeError(
-                f"what client {client} keeps is on rank {self._placement[client]}: ask the client."
+                f"The state of client {client} is on rank {self._placement[client]}. Read it with client.ask(...)."
             )
         return self._store.tensors(client)
 
     def _private_entries(self, client: int) -> Mapping[str, Tensor]:
-        """Return the entries of a client's model that it does not share, by name."""
+        """Return those parameters and buffers of a client's model that are not shared, by name."""
         if not self._space.private_names:
             return {}
         state = self._store.peek(self._first_client + client)
@@ -180,7 +182,7 @@ class ClientManager:
         return (as_module_input(self._trainer, batch) for batch in loader)
 
     def _validation_batches(self, split: Split) -> Iterable[Any]:
-        """Return the server's batches of a split. It has validation samples only."""
+        """Return the server's batches of a split, which are empty unless it is ``"val"``."""
         if split != "val":
             return []
         return all_on_device(self._trainer, self._data.val_dataloader())
@@ -190,8 +192,8 @@ def _pad_classes(counts: Tensor, num_classes: int) -> Tensor:
     """Append zero counts for classes without samples: ``[n, M']`` to ``[n, M]``."""
     if counts.shape[1] > num_classes:
         raise ConfigurationError(
-            f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "
-            "federation does, or tell its server of all of them (num_classes)."
+            f"the data have {counts.shape[1]} classes, but the federation has {num_classes}. Use the federation's "
+            "class numbers, or set the server's num_classes to the number of all classes."
         )
     num_missing = num_classes - counts.shape[1]
     return F.pad(counts, (0, num_missing))  # zeros: [n, num_classes]

@@ -44,12 +44,12 @@ from flsv.uploads import JointUpload
 if TYPE_CHECKING:
     from flsv.games import CoalitionGames
 
-#: Where the engines are that ``FederatedLoop(engine=...)`` takes by name. One is imported when it is asked for.
+#: The engines that ``FederatedLoop(engine=...)`` takes by name, and where to import them from.
 ENGINES = {
     "sequential": "flsv.engines.engine:Engine",
     "vmap": "flsv.engines.vmap:VmapProcess",
 }
-#: What is imported when a run scores models.
+#: Module that is imported only if a run scores models.
 _SCORING_MODULE = "flsv.engines.scoring"
 
 #: Function that takes client ids and returns the server's next instructions for these clients, by client id.
@@ -111,27 +111,27 @@ class Engine:
         for client in self.manager.clients:
             client.is_private = config.is_private
 
-        # Of the fit.
+        # State of the fit.
         self._undo = ExitStack()
         self.has_begun = False
 
-        # Of the round.
+        # State of the round.
         self.is_discarded = False
         self._loader: CohortLoader | None = None
         self.updates: list[ClientUpdate] = []
         self.broken_clients: list[int] = []
-        self._visits: Sequence[ClientBatches] = []
+        self._client_batches: Sequence[ClientBatches] = []
         self._instructions: dict[int, Instruction] = {}
-        self._num_visited = 0
+        self._num_trained = 0
         self._matrix = torch.empty(0)
 
     # ---- before the first round
 
     def agree(self, round: Round, model: Tensor, contributions: Mapping[str, Tensor]) -> None:
-        """Raise RuntimeError unless all ranks have computed the same numbers, and take rank 0's model.
+        """Raise RuntimeError unless all ranks have computed the same numbers, and replace ``model`` by rank 0's.
 
         Args:
-            round: the round that has ended.
+            round: the completed round.
             model: the global model ``[P]``, which is overwritten.
             contributions: the metrics' values ``[n]`` by name.
         """
@@ -143,8 +143,8 @@ class Engine:
     def games(
         self, measures: Mapping[str, Any], evaluating: Mapping[str, Any]
     ) -> CoalitionGames | None:
-        """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
-        evaluations that clients will run for the metrics ``evaluating``."""
+        """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``. Return None if no
+        models are scored. Run each evaluation once that clients will run for the metrics ``evaluating``."""
         self.space.check(self._module)
         are_models_scored = bool(measures or evaluating or self._config.evaluation.every)
         for strategy in self._strategies.values():
@@ -169,7 +169,7 @@ class Engine:
         return scoring.games(measures, evaluating)
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
-        """Prepare for clients' training. ``buffers`` are a checkpoint's counters and masks to restore."""
+        """Prepare for clients' training, and restore the counters and masks ``buffers`` of a checkpoint."""
         self.local_training = LocalTraining(
             self.trainer,
             self.space,
@@ -187,24 +187,24 @@ class Engine:
     # ---- a round
 
     def loader(self) -> Any:
-        """Return the train dataloader of the current round, the same one at every call."""
+        """Return the train dataloader of the current round. Each call in a round returns the same one."""
         if self._loader is None or self._loader.round_index != self._state.round_index:
             self.data.warn_of_growth()
             self._loader = self._load(self._state.cohort)
         return self._loader
 
     def train(self, instructions: dict[int, Instruction]) -> bool:
-        """Train the clients that got ``instructions``, and return whether all of them trained."""
+        """Train the clients by their ``instructions``, and return whether all of them have trained."""
         batches = self._batches()
-        self._visits = batches.visits  # one for each client of the cohort
+        self._client_batches = batches.visits  # one for each client of the cohort
         self._instructions = instructions
         # A row for each client's model: [k, P].
         self._matrix = empty_rows(
-            len(self._visits), self.global_vector, self.trainer.default_root_dir
+            len(self._client_batches), self.global_vector, self.trainer.default_root_dir
         )
         self.updates = []
         self.broken_clients = []
-        self._num_visited = 0
+        self._num_trained = 0
         self.is_discarded = False
 
         self._train(batches)
@@ -215,27 +215,27 @@ class Engine:
         return True
 
     def _train(self, batches: Any) -> None:
-        """Train the round's clients on ``batches``, until one ends early."""
-        for visit in self._visits:
-            self._begin(visit)
-            self.loop.train_client(batches, visit.epochs)
+        """Train the round's clients on ``batches``. Stop if the training of one ends early."""
+        for client_batches in self._client_batches:
+            self._begin(client_batches)
+            self.loop.train_client(batches, client_batches.epochs)
             if not self.local_training.is_trained:
                 return
             self._end()
 
-    def _begin(self, visit: ClientBatches) -> None:
-        client = visit.client
+    def _begin(self, client_batches: ClientBatches) -> None:
+        client = client_batches.client
         self.local_training.begin(
             self._instructions[client],
             self.manager.locals[client],
             num_samples=len(self.data.client_indices(client)),
-            lengths=visit.lengths,
+            lengths=client_batches.lengths,
         )
 
     def _end(self) -> None:
-        """Store a trained client's update, or forget it if its model is not finite."""
-        client = self._visits[self._num_visited].client
-        # A broken client's row is overwritten by the next client's.
+        """Store a trained client's update, or discard it if its model is not finite."""
+        client = self._client_batches[self._num_trained].client
+        # If the model is not finite, the next client's model overwrites the row.
         next_free_row = self._matrix[len(self.updates)]
         update = self.local_training.end(out=next_free_row)
         if update is None:
@@ -243,7 +243,7 @@ class Engine:
             self.manager.forget(client)
         else:
             self.updates.append(update)
-        self._num_visited += 1
+        self._num_trained += 1
 
     def _make_clients_collude(self) -> None:
         for attack in self._config.uploads:
@@ -264,7 +264,7 @@ class Engine:
         if not false_updates:
             return
 
-        # The clients' own models are rows of the matrix, and must stay.
+        # The clients' own models are rows of the matrix, so they must not be overwritten.
         self._matrix = copied_rows(self.matrix)
         for row, update in enumerate(self.updates):
             vector = self._matrix[row]
@@ -276,7 +276,7 @@ class Engine:
             else:
                 traffic = update.traffic
             self.updates[row] = replace(update, vector=vector, traffic=traffic)
-            # Client code reads the client's data only while they are opened.
+            # A client's data can be read only while they are opened.
             with opened(self.manager.locals[update.client_id]) as client_data:
                 if client_data.model is not None:  # the client has trained in this process
                     client_data.set_models(
@@ -292,16 +292,16 @@ class Engine:
 
     @property
     def first_updates(self) -> dict[int, Tensor]:
-        """Return the norms of first updates' entries, ``{client: [entries]}``. A resumed fit has none."""
+        """Return the norm of each tensor of the clients' first updates, ``{client: [tensors]}``. Empty if resumed."""
         if not self.has_begun:
             return {}
-        # On the host only now, since each copy waits for the device.
+        # The copies to the host are made here, since each of them waits for the device.
         return {client: norms.cpu() for client, norms in self.local_training.first_updates.items()}
 
     @property
     def is_complete(self) -> bool:
         """Return whether the cohort's last batch has been trained on."""
-        return self._num_visited == len(self._visits)
+        return self._num_trained == len(self._client_batches)
 
     @property
     def clients_that_trained(self) -> set[int]:
@@ -311,17 +311,17 @@ class Engine:
 
     @property
     def client(self) -> int | None:
-        """Return the id of the client that trains now, or None after the last."""
-        if self._num_visited == len(self._visits):
+        """Return the id of the client that is training, or None after the last one."""
+        if self._num_trained == len(self._client_batches):
             return None
-        return self._visits[self._num_visited].client
+        return self._client_batches[self._num_trained].client
 
     @property
     def place(self) -> str:
-        """Return the training client's place in the cohort, such as ``"3/10"``."""
-        num_visits = len(self._visits)
-        visit_number = min(self._num_visited + 1, num_visits)
-        return f"{visit_number}/{num_visits}"
+        """Return the training client's position in the cohort, such as ``"3/10"``."""
+        num_clients = len(self._client_batches)
+        client_number = min(self._num_trained + 1, num_clients)
+        return f"{client_number}/{num_clients}"
 
     @property
     def matrix(self) -> Tensor:
@@ -341,7 +341,7 @@ class Engine:
     # ---- the end of a round
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Undo the changes of excluded clients' state, as if they had not taken part."""
+        """Undo all changes of the excluded clients' states, as if they had not been in the cohort."""
         self.local_training.state.values.exclude(clients)
         for client in clients:
             self.manager.forget(client)
@@ -352,18 +352,18 @@ class Engine:
         self._forget_round()
 
     def finish_epoch(self) -> None:
-        """Let Lightning end its epoch with the next global model in the module."""
+        """End Lightning's epoch. The module has the next global model."""
         self.loop.end_round()
 
     def commit(self) -> None:
-        """Store the state that clients have changed in this round."""
+        """Store the changes of the clients' states in this round."""
         self.store.commit()
 
     def settle(self) -> None:
-        """Finish a round after the next round's cohort is drawn. The default does nothing."""
+        """Complete a round after the next round's cohort is drawn. By default there is nothing to do."""
 
     def discard(self) -> bool:
-        """Forget an unfinished round, and return whether there was one."""
+        """Discard an unfinished round, and return whether there was one."""
         self.store.discard()
         if not self.has_begun or self.is_discarded:
             return False
@@ -373,8 +373,8 @@ class Engine:
         return True
 
     def _forget_round(self) -> None:
-        for visit in self._visits:
-            self.manager.locals[visit.client].set_models(initial_model=None, model=None)
+        for client_batches in self._client_batches:
+            self.manager.locals[client_batches.client].set_models(initial_model=None, model=None)
         self._matrix = self._matrix.new_empty(0)
         self.updates = []
         self._instructions = {}
@@ -382,10 +382,10 @@ class Engine:
     # ---- between rounds
 
     def own_scores(self, instruct: Instruct) -> dict[str, Tensor]:
-        """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns clients'
-        instructions, on which these models depend."""
-        # The method of this class, since the override of SeveralRanks collects the models of all processes. Clients
-        # without an entry have the global model.
+        """Return the scores ``[n]`` of clients' own models on their test splits, by name. ``instruct`` returns the
+        clients' instructions, on which these models depend."""
+        # SeveralRanks overrides this method to collect the models of all processes, but only those of this process are
+        # needed. Clients without a model of their own have the global model.
         own_models = Engine.received_models(self, instruct)
         if self._config.evaluation.models == "trained":
             own_models |= self._state.trained
@@ -407,7 +407,7 @@ class Engine:
             )
             scores_of_clients.append(client_scores)
 
-        # Scores [k] are NaN for clients without test samples.
+        # The scores [k] of clients without test samples are NaN.
         scores = {}
         for name in OWN_SCORES:
             scores[name] = torch.tensor(
@@ -427,7 +427,7 @@ class Engine:
         return own_models
 
     def write_tables(self, cohort: Sequence[int], folder: Path) -> None:
-        """Write the tables that clients have stored in a round."""
+        """Write the tables that the cohort's clients have stored in a round."""
         for client in sorted(set(self._clients_of_process()).intersection(cohort)):
             with opened(self.manager.locals[client]) as local:
                 write_tables(local, folder / self._client_folders[client])
@@ -443,7 +443,7 @@ class Engine:
     # ---- the end
 
     def close(self) -> None:
-        """Restore the trainer as it was before the fit."""
+        """Restore the trainer's state before the fit."""
         self._undo.close()
 
     # ---- methods that other engines override
@@ -495,7 +495,7 @@ def _make_federated_strategy(**options: Any) -> Any:
     return resolve_name("flsv.engines.ranks:FederatedStrategy")(**options)
 
 
-# A Trainer finds it by its name.
+# With this name a Trainer finds the strategy.
 StrategyRegistry.register(
     "federated", _make_federated_strategy, "the clients of a federation on several processes"
 )

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import lightning as L
 from lightning_utilities.core.imports import RequirementCache
 
 if not (_flower := RequirementCache("flwr>=1.41,<2")):
@@ -25,9 +22,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
-from flsv.engines.remote.deployment import answer_or_failure
+from flsv.engines.remote.deployment import reply_or_failure
 from flsv.engines.remote.messages import Reply
-from flsv.engines.remote.transport import MAX_SAMPLES_OF_SPLIT
 
 __all__ = ["client_app", "server_app"]
 
@@ -35,14 +31,14 @@ __all__ = ["client_app", "server_app"]
 POLL_SECONDS = 0.25
 #: ``{kind of packet: Flower's type of the message}``.
 MESSAGE_TYPES = {
-    "hello": "query",
-    "ask": "query",
+    "handshake": "query",
+    "query": "query",
     "train": "train",
     "test": "evaluate",
 }
 
 CODE_OF_EXPIRED = ErrorCode.MESSAGE_UNAVAILABLE
-#: Codes of an app that cannot be loaded, raises or is no app: it would fail again.
+#: Codes of an app that cannot be loaded, raises an error or is not an app. It would fail again.
 CODES_OF_FAILED_APP = (
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
     ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
@@ -64,14 +60,16 @@ def from_record(record: RecordDict) -> Packet:
         plain = json.loads(str(fields["plain"]))
         tensors = record.array_records["tensors"].to_torch_state_dict()
         return Packet(str(fields["kind"]), plain, dict(tensors))
-    except Exception as error:  # foreign bytes may raise any error in a parser
-        raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
+    except Exception as error:  # a parser may raise any error on bytes from another machine
+        raise ValueError(
+            f"its message is not a packet of flsv: {type(error).__name__}: {error!s:.200}"
+        ) from error
 
 
 class GridTransport:
     """Transport of packets to sites over a Flower Grid.
 
-    A SuperNode answers one message after the other. A message that it does not fetch in time expires.
+    A SuperNode replies to one message after the other. A message that it does not fetch in time expires.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -93,19 +91,19 @@ class GridTransport:
             messages.append(Message(content, node, message_type, ttl=seconds + POLL_SECONDS))
 
         message_ids = self._grid.push_messages(messages)
-        unanswered_nodes = dict(zip(message_ids, packets))
+        waiting_nodes = dict(zip(message_ids, packets))
         is_last_look = False
-        while unanswered_nodes and not is_last_look:
+        while waiting_nodes and not is_last_look:
             # Replies that came in time are read even if the server itself is late.
             is_last_look = time.monotonic() >= deadline
-            for message in self._grid.pull_messages(list(unanswered_nodes)):
-                node = unanswered_nodes.pop(message.metadata.reply_to_message_id)
-                # A server that looks late is told that its own message is gone.
+            for message in self._grid.pull_messages(list(waiting_nodes)):
+                node = waiting_nodes.pop(message.metadata.reply_to_message_id)
+                # If the server looks late, Flower reports that the message itself has expired. That is no reply.
                 is_late = time.monotonic() >= deadline
                 if is_late and message.has_error() and message.error.code == CODE_OF_EXPIRED:
                     continue
                 yield node, _reply(message)
-            if unanswered_nodes and not is_last_look:
+            if waiting_nodes and not is_last_look:
                 time.sleep(POLL_SECONDS)
 
 
@@ -113,7 +111,7 @@ def _reply(message: Message) -> Reply:
     if message.has_error():
         reason = f"{message.error.reason or 'it failed'} (code {message.error.code})"
         if message.error.code in CODES_OF_FAILED_APP:
-            return Packet("failed", {"error": reason, "unwilling": True})
+            return Packet("failed", {"error": reason, "permanent": True})
         return reason
     try:
         return from_record(message.content)
@@ -121,17 +119,8 @@ def _reply(message: Message) -> Reply:
         return str(error)
 
 
-def client_app(
-    make_module: Callable[[], L.LightningModule],
-    make_datamodule: Callable[[Mapping[str, Any]], L.LightningDataModule],
-    make_loop: Callable[[], Any],
-    *,
-    trainer: Mapping[str, Any] | None = None,
-    questions: Sequence[str] = (),
-    sites: Sequence[str] | None = None,
-    rounds: int | None = None,
-) -> ClientApp:
-    """Make a Flower ClientApp. The arguments are those of :class:`flsv.engines.remote.SiteClient`.
+def client_app(client: SiteClient) -> ClientApp:
+    """Make the Flower ClientApp of a :class:`flsv.engines.remote.SiteClient`.
 
     Start a SuperNode with ``--node-config 'folder="/data/boston"'``. ``folder`` is the folder in which the site keeps
     its state between rounds (default: ``flsv-site`` in the working folder). ``policy`` in the node's configuration is
@@ -146,70 +135,33 @@ def client_app(
         >>> from flsv import ClassifierClient, FederatedLoop
         >>> def make_module():
         ...     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
-        >>> app = client_app(make_module, lambda node: MyData(node["data"]), FederatedLoop)
+        >>> app = client_app(SiteClient(make_module, lambda node: MyData(node["data"]), FederatedLoop))
     """
     app = ClientApp()
-    client = SiteClient(
-        make_module,
-        make_datamodule,
-        make_loop,
-        trainer=trainer,
-        questions=questions,
-        sites=sites,
-        rounds=rounds,
-    )
 
     def reply_to(message: Message, context: Context) -> Message:
-        def answer() -> Packet:
+        def respond() -> Packet:
             packet = from_record(message.content)
             sender = f"Flower run {message.metadata.run_id}"
-            return client.answer(packet, context.node_config, sender)
+            return client.respond(packet, context.node_config, sender)
 
-        answer_packet = answer_or_failure(answer)
-        return Message(content=to_record(answer_packet), reply_to=message)
+        reply = reply_or_failure(respond)
+        return Message(content=to_record(reply), reply_to=message)
 
     for register_handler in (app.train(), app.query(), app.evaluate()):
         register_handler(reply_to)
     return app
 
 
-def server_app(
-    make_module: Callable[[], L.LightningModule],
-    make_loop: Callable[[], Any],
-    sites: Sequence[str],
-    *,
-    rounds: int,
-    num_classes: int | None = None,
-    class_names: Sequence[str] | None = None,
-    datamodule: Callable[[], L.LightningDataModule] | None = None,
-    folder: str | Path = "flsv-runs",
-    trainer: Mapping[str, Any] | None = None,
-    timeout: float = 600.0,
-    wait: float = 600.0,
-    max_samples: int = MAX_SAMPLES_OF_SPLIT,
-) -> ServerApp:
-    """Make a Flower ServerApp. The arguments are those of :class:`flsv.engines.remote.RemoteServer`.
+def server_app(server: RemoteServer) -> ServerApp:
+    """Make the Flower ServerApp of a :class:`flsv.engines.remote.RemoteServer`.
 
-    ``flwr run`` exits with status 0 even if the run has failed: ``status.json`` in the folder says so.
+    ``flwr run`` exits with status 0 even if the run has failed: ``status.json`` in the run's folder says so.
 
     Returns:
         The ServerApp.
     """
     app = ServerApp()
-    server = RemoteServer(
-        make_module,
-        make_loop,
-        sites,
-        rounds=rounds,
-        num_classes=num_classes,
-        class_names=class_names,
-        datamodule=datamodule,
-        folder=folder,
-        trainer=trainer,
-        timeout=timeout,
-        wait=wait,
-        max_samples=max_samples,
-    )
 
     @app.main()  # type: ignore[untyped-decorator]  # flwr is untyped where it is not installed
     def main(grid: Grid, context: Context) -> None:

@@ -34,20 +34,20 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from flsv.engines.remote import Packet, RemoteServer, SiteClient
-from flsv.engines.remote.deployment import SITE_FOLDER, answer_or_failure
+from flsv.engines.remote.deployment import SITE_FOLDER, reply_or_failure
 from flsv.engines.remote.messages import Refused, Reply
 from flsv.engines.remote.run_status import Stopped
 from flsv.engines.remote.transport import Address
-from flsv.utilities.errors import ConfigurationError, is_like
+from flsv.utilities.errors import ConfigurationError, similar_names
 
 __all__ = ["FlsvController", "FlsvExecutor"]
 
-# NVFlare sends tensors in chunks, however large they are.
+# With this decomposer NVFlare sends tensors of any size, in chunks.
 fobs.register(TensorDecomposer)
 
-#: Seconds between two questions of an idle site for a task, and between two checks for replies.
+#: Seconds between two requests of an idle site for a task, and between two checks for replies.
 POLL_SECONDS = 0.2
-#: Seconds that a site whose process has ended may take to come back before it counts as gone.
+#: Seconds that a site whose process has ended has to reconnect before NVFlare ends the job.
 GRACE_SECONDS = 10.0
 #: Files of a site's owner, in the folder ``local`` of the site's workspace.
 NODE_FILE = "flsv-node.toml"
@@ -67,13 +67,15 @@ def from_shareable(shareable: Any) -> Packet:
     """Convert a Shareable of NVFlare into a packet, or raise ValueError."""
     try:
         return Packet(shareable["kind"], json.loads(shareable["plain"]), shareable["tensors"])
-    except Exception as error:  # what a stranger has sent may raise any error
-        raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
+    except Exception as error:  # a message from another machine may raise any error
+        raise ValueError(
+            f"its message is not a packet of flsv: {type(error).__name__}: {error!s:.200}"
+        ) from error
 
 
 def check_filters(fl_ctx: FLContext, config: Any) -> None:
     """Raise Refused if NVFlare has filters for a job's messages, in the job's ``config`` or by the site's owner."""
-    # NVFlare's filters pass over flsv's messages without a word: somebody would take for private what is not.
+    # NVFlare's filters do not change flsv's messages, so their user would think that private data is protected.
     chains = [config.task_data_filters, config.task_result_filters]
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     if scope is not None:
@@ -84,7 +86,7 @@ def check_filters(fl_ctx: FLContext, config: Any) -> None:
             names.update(type(item).__name__ for item in filters)
     if names:
         raise Refused(
-            f"NVFlare's filters {sorted(names)} would not change flsv's messages: take them out of the job and of "
+            f"NVFlare's filters {sorted(names)} would not change flsv's messages. Remove them from the job and from "
             "privacy.json. For noise use flsv.privacy.GaussianPrivacy, for limits a site's policy"
         )
 
@@ -92,7 +94,7 @@ def check_filters(fl_ctx: FLContext, config: Any) -> None:
 class NvflareTransport:
     """Transport of packets to sites as tasks of a Controller.
 
-    A site asks for a task when it is ready with the task before. A task that it does not fetch in time expires.
+    A site requests a task when it has completed the one before. A task that it does not request in time expires.
     """
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
@@ -141,7 +143,7 @@ class NvflareTransport:
                         break
                     for site in self._disconnected(missing):
                         missing.discard(site)
-                        yield site, "its process has ended, or its connection"
+                        yield site, "its process or its connection has ended"
                     continue
                 missing.discard(site)
                 yield site, reply
@@ -195,8 +197,7 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         super().add_to_fed_job(job, ctx, **kwargs)
-        # Sites have flsv installed. NVFlare would otherwise pack the files of flsv that it finds into the job, and
-        # sites would import those.
+        # Sites import the installed flsv. Without this line NVFlare would add the files of flsv to the job.
         job.set_app_packages([*job.job.app_packages, "flsv"])
         job.add_params(
             {
@@ -215,7 +216,10 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         configured_server = resolve_name(self.server)
         if not isinstance(configured_server, RemoteServer):
-            raise ConfigurationError(f"{self.server} is no flsv.engines.remote.RemoteServer.")
+            raise ConfigurationError(
+                f"server={self.server!r} is a {type(configured_server).__name__}, expected a "
+                "flsv.engines.remote.RemoteServer."
+            )
         check_filters(fl_ctx, fl_ctx.get_prop(FLContextKey.RUNNER).config)
 
         workspace = Path(fl_ctx.get_workspace().get_root_dir())
@@ -226,16 +230,17 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
             self.log_info(fl_ctx, f"{error}: the next job continues from {server.folder}")
 
     def process_result_of_unknown_task(self, *arguments: Any, **options: Any) -> None:
-        """Ignore the result of a late site."""
+        """Ignore the result of a site that is late."""
 
 
 class FlsvExecutor(Executor):  # type: ignore[misc]  # untyped where nvflare is not installed
-    """Executor of NVFlare that answers messages by a :class:`flsv.engines.remote.SiteClient`.
+    """Executor of NVFlare that replies to messages with a :class:`flsv.engines.remote.SiteClient`.
 
-    The site's owner has two files in ``local`` of the site's workspace, neither of which a job brings.
-    ``flsv-node.toml`` is the configuration for ``make_datamodule``, beside ``site``, the site's name. Its entry
-    ``folder`` is the folder in which the site keeps its state between rounds (default: ``flsv-site`` in the workspace).
-    ``flsv-site.toml`` has the limits of :class:`flsv.engines.remote.SitePolicy`, and is read at every message.
+    The site's owner may write two files in ``local`` of the site's workspace, which no job can change.
+    ``flsv-node.toml`` is the configuration that ``make_datamodule`` gets in addition to ``site``, the site's name. Its
+    option ``folder`` is the folder in which the site saves its state between rounds (default: ``flsv-site`` in the
+    workspace). ``flsv-site.toml`` has the limits of :class:`flsv.engines.remote.SitePolicy`, and is read at every
+    message.
 
     Args:
         client: the place to import the SiteClient from, as ``"federation:client"``.
@@ -248,19 +253,22 @@ class FlsvExecutor(Executor):  # type: ignore[misc]  # untyped where nvflare is 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        return to_shareable(answer_or_failure(partial(self._answer, shareable, fl_ctx)))
+        return to_shareable(reply_or_failure(partial(self._respond, shareable, fl_ctx)))
 
-    def _answer(self, shareable: Shareable, fl_ctx: FLContext) -> Packet:
+    def _respond(self, shareable: Shareable, fl_ctx: FLContext) -> Packet:
         check_filters(fl_ctx, fl_ctx.get_prop(FLContextKey.RUNNER))
         client = resolve_name(self.client)
         if not isinstance(client, SiteClient):
-            raise ConfigurationError(f"{self.client} is no flsv.engines.remote.SiteClient.")
+            raise ConfigurationError(
+                f"client={self.client!r} is a {type(client).__name__}, expected a "
+                "flsv.engines.remote.SiteClient."
+            )
         packet = from_shareable(shareable)
-        return client.answer(packet, node_of(fl_ctx), f"NVFlare job {fl_ctx.get_job_id()}")
+        return client.respond(packet, node_of(fl_ctx), f"NVFlare job {fl_ctx.get_job_id()}")
 
 
 def node_of(fl_ctx: FLContext) -> dict[str, Any]:
-    """Return the configuration of a site by its owner."""
+    """Return the configuration that a site's owner has written."""
     workspace = fl_ctx.get_workspace()
     node = {
         "site": fl_ctx.get_identity_name(),
@@ -273,12 +281,12 @@ def node_of(fl_ctx: FLContext) -> dict[str, Any]:
         node["policy"] = str(policy_file)
     node_file = config_folder / NODE_FILE
     if node_file.exists():
-        node |= tomllib.loads(node_file.read_text())  # its entries come first
+        node |= tomllib.loads(node_file.read_text())  # its options override the defaults
     return node
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Raise Refused if a file of a site's owner has a name that flsv does not read, and was probably meant to."""
+    """Raise Refused if the name of an owner's file is probably a misspelled name of a file that flsv reads."""
     expected_names = (POLICY_FILE, NODE_FILE)
     for name in names:
         is_of_editor = name.startswith(".") and name.endswith(".swp")
@@ -286,7 +294,7 @@ def _check_names(names: Iterable[str]) -> None:
             continue
         # NVFlare's own files are of other kinds.
         is_meant = "flsv" in name.lower() or name.endswith(".toml")
-        if is_meant or any(is_like(name, expected) for expected in expected_names):
+        if is_meant or similar_names(name, expected_names):
             raise Refused(
-                f"{name} in its folder local is no file that flsv reads: expected {POLICY_FILE} or {NODE_FILE}"
+                f"flsv does not read the file {name} in the site's folder local: expected {POLICY_FILE} or {NODE_FILE}"
             )

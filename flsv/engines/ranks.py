@@ -1,8 +1,8 @@
 """FederatedStrategy: Lightning's strategy for clients on several processes (ranks), and their communication.
 
-Ranks exchange over Gloo, through the host's memory. The process group is not torch's default one, so that no other code
-finds it and shards data or reduces gradients over it. If a process dies, the others notice the closed connection at
-their next exchange with it.
+Ranks communicate over Gloo, through the host's memory. The process group is not torch's default one, so that no other
+code shards data or reduces gradients over it. If a process dies, the others detect the closed connection at their next
+exchange with it.
 
 Tier: provisional.
 """
@@ -42,16 +42,16 @@ from flsv.utilities.formats import version_settings
 
 __all__ = ["FederatedStrategy", "started_by_script"]
 
-#: Linux's prctl option by which a process gets a signal when its parent ends.
+#: Linux's prctl option that sends a process a signal when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: The environment variable with which a script gives its process id to the ranks that it starts.
+#: Environment variable in which a script passes its process id to the ranks that it starts.
 PARENT_VARIABLE = "FLSV_RANKS_PARENT"
-#: How long ranks wait for each other, unless the user sets another time.
+#: Default of the time for which ranks wait for each other.
 WEEK_SECONDS = 7 * 86400.0
 
 
 def started_by_script() -> bool:
-    """Return whether the script of rank 0 has started this process as another rank."""
+    """Return whether the script of rank 0 has started this process as a further rank."""
     return PARENT_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0
 
 
@@ -63,7 +63,7 @@ def end_with_parent() -> None:
     parent = os.environ.get(PARENT_VARIABLE, "")
     has_another_parent = parent not in ("", str(os.getppid()))
     if started and has_another_parent:
-        raise SystemExit("the script that has started this rank has ended already.")
+        raise SystemExit("The script that started this rank has already ended.")
 
 
 class RankGroup(Ranks):
@@ -74,7 +74,7 @@ class RankGroup(Ranks):
         self.size = group.size()
         self._group = group
         self._device = device
-        self._store = store  # rank 0 serves it, and the ranks have met there
+        self._store = store  # rank 0 serves the store, through which the ranks have connected
 
     def all_gather(self, value: Any, exchange_name: str) -> list[Any]:
         return [self.broadcast(rank, value, exchange_name) for rank in range(self.size)]
@@ -102,8 +102,8 @@ class RankGroup(Ranks):
             self.abort("ranks are out of step")
             raise RuntimeError(
                 f"ranks are out of step: rank {source} is at {sent_name!r}, rank {self.rank} at {exchange_name!r}. "
-                "Something that all do alike was done by some only, such as a checkpoint saved under `if "
-                "is_global_zero`, or depends on a rank's own clock or random numbers."
+                "Some ranks have run code that all ranks must run, such as a checkpoint saved under `if "
+                "is_global_zero`, or the code depends on a rank's own clock or random numbers."
             )
         return received
 
@@ -112,7 +112,7 @@ class RankGroup(Ranks):
     ) -> None:
         if self.aborted:
             raise RuntimeError(
-                f"rank {self.rank} of {self.size} has given up, and cannot exchange {exchange_name}."
+                f"rank {self.rank} of {self.size} has stopped communicating, so it cannot exchange {exchange_name}."
             )
         cpu_rows = [row.cpu() for row in matrix]  # no copies if the rows are on the CPU
         try:
@@ -123,10 +123,11 @@ class RankGroup(Ranks):
             for broadcast in broadcasts:
                 broadcast.wait()
         except RuntimeError as error:
-            self.abort(f"another rank is gone ({exchange_name})")
+            self.abort(f"another rank has ended ({exchange_name})")
             raise RuntimeError(
-                f"rank {self.rank} of {self.size} cannot go on ({exchange_name}): another rank is gone, or does not "
-                f"come; its message says more ({error}). Start again from the last checkpoint, on any number of ranks."
+                f"rank {self.rank} of {self.size} cannot continue ({exchange_name}): another rank has ended or does "
+                f"not reply ({error}). That rank's own message has the reason. Resume from the last checkpoint, on any "
+                "number of ranks."
             ) from error
         for row, cpu_row, owner in zip(matrix, cpu_rows, owners):
             if cpu_row is not row and owner != self.rank:
@@ -135,8 +136,8 @@ class RankGroup(Ranks):
     def abort(self, why: str) -> None:
         if not self.aborted:
             self.aborted = True
-            print(f"rank {self.rank} of {self.size} gives up: {why}.", file=sys.stderr, flush=True)
-            self._group = None  # its connections are closed: the others notice
+            print(f"rank {self.rank} of {self.size} stops: {why}.", file=sys.stderr, flush=True)
+            self._group = None  # this closes its connections, which the other ranks detect
 
     def _restore_on_device(self, storage: Any, location: str) -> Any:
         return default_restore_location(
@@ -146,7 +147,7 @@ class RankGroup(Ranks):
 
 def _packed(value: Any) -> Tensor:
     file = io.BytesIO()
-    # Clones: saving a view would save all of its base tensor.
+    # Tensors are cloned, since torch.save would save the whole base tensor of a view.
     torch.save(tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value), file)
     return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
@@ -162,16 +163,16 @@ def meet(
     """Connect this process with the other ranks at MASTER_ADDR and MASTER_PORT, once."""
     meeting_timeout = timedelta(seconds=start_timeout)
     try:
-        # torchrun's store outlives restarts: the prefix keeps entries of an earlier attempt from being read.
+        # torchrun's store is not cleared by restarts. The prefix separates the keys of this attempt from earlier ones.
         prefix = f"flsv/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         shared_store, _, _ = next(rendezvous("env://", rank, size, timeout=meeting_timeout))
         store = PrefixStore(prefix, shared_store)
         group = ProcessGroupGloo(store, rank, size, meeting_timeout)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"rank {rank} of {size} has not met the others within {start_timeout:g} s: {error}. MASTER_ADDR and "
-            f"MASTER_PORT ({os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}) must be an address of rank 0's "
-            f"host that all others reach, and a free port there; start {size} processes."
+            f"rank {rank} of {size} has not connected to the others within {start_timeout:g} s: {error}. MASTER_ADDR "
+            f"and MASTER_PORT ({os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}) must be an address of rank 0's "
+            f"host that all others can reach, and a free port there. Start {size} processes."
         ) from error
     group._set_default_timeout(timedelta(seconds=timeout))
     return RankGroup(group, device, store)
@@ -192,8 +193,8 @@ class FederatedStrategy(ParallelStrategy):
 
     Args:
         threads: the number of torch's intra-op threads in every rank.
-        timeout: the time in seconds that a rank waits for the others at the end of a round. A process that died is
-            noticed at once, an unreachable host only after this time.
+        timeout: the time in seconds that a rank waits for the others at the end of a round. The ranks detect a process
+            that has died at once, but an unreachable host only after this time.
         **kwargs: arguments of Lightning's ``ParallelStrategy``.
 
     Attributes:
@@ -247,9 +248,8 @@ class FederatedStrategy(ParallelStrategy):
         has_timer = any(isinstance(callback, Timer) for callback in callbacks_of(trainer))
         if engine != "sequential" or has_timer:
             raise ConfigurationError(
-                f"on {self.ranks.size} ranks, FederatedLoop(engine=...) would run the clients elsewhere, and max_time "
-                "(a Timer) would stop one rank in the middle of a round, by its own clock. Leave it out, and say "
-                "max_epochs."
+                f"on {self.ranks.size} ranks, FederatedLoop(engine=...) would not use the ranks, and max_time (a "
+                "Timer) would stop a rank within a round by its own clock. Remove the option, and set max_epochs."
             )
         settings = {**version_settings(), **identity.settings}
         _check_alike(self.ranks, replace(identity, settings=settings))
@@ -261,7 +261,7 @@ class FederatedStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        return 1  # Lightning must not reduce anything
+        return 1  # so that Lightning reduces nothing
 
     @property
     def _size(self) -> int:
@@ -295,15 +295,15 @@ class FederatedStrategy(ParallelStrategy):
     def setup(self, trainer: L.Trainer) -> None:
         if self.ranks.size > 1 and trainer.state.fn == "fit" and not self.federation:
             raise ConfigurationError(
-                'the trainer has no FederatedLoop among its callbacks, and with strategy="federated" every rank would '
-                'train on all data. Add one, or use strategy="ddp".'
+                'strategy="federated" needs a FederatedLoop among the trainer\'s callbacks, without which every rank '
+                'would train on all data. Add one, or use strategy="ddp".'
             )
         super().setup(trainer)
 
     def model_to_device(self) -> None:
         self.model.to(self.root_device)  # type: ignore[union-attr]  # set by then
 
-    # Within a round ranks exchange nothing. Between rounds all ranks do the same work, with rank 0's paths.
+    # Within a round ranks do not communicate. Between rounds all ranks do the same work, with rank 0's paths.
 
     def barrier(self, name: str | None = None) -> None:
         if not (self.within_round or self.ranks.aborted):
@@ -325,7 +325,7 @@ class FederatedStrategy(ParallelStrategy):
         checkpoint: dict[str, Any] = {}
         if self.ranks.rank == 0:
             checkpoint = super().load_checkpoint(*args, **kwargs)
-        # Every rank converts its module, as reading the checkpoint has done on rank 0.
+        # Reading the checkpoint has converted the module on rank 0, so the other ranks convert theirs, too.
         self.precision_plugin.convert_module(self.lightning_module)  # type: ignore[arg-type]  # set by then
         return self.ranks.broadcast(0, checkpoint, "checkpoint")
 
@@ -360,6 +360,7 @@ def _check_alike(ranks: Ranks, identity: Identity) -> None:
         owners = identity.owners_of_other_samples(identity_of_rank)
         if owners:
             raise ConfigurationError(
-                f"ranks {ranks.rank} and {rank} have dealt out other data: {owners} hold other samples or labels. All "
-                "need the same data, and a source that splits at random a seed: seed_everything before the data module."
+                f"ranks {ranks.rank} and {rank} have different data: the samples or labels of {owners} differ. All "
+                "ranks need the same data. If the source splits at random, call seed_everything before the data "
+                "module is made."
             )

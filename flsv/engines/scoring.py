@@ -13,11 +13,7 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from flsv._lightning.evaluation import (
-    all_on_device,
-    count_answers,
-    on_device,
-)
+from flsv._lightning.evaluation import count_answers, on_device
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Ranks
 from flsv.core.answers import MIN_HELD_OUT
@@ -25,14 +21,9 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
-from flsv.games import CoalitionGames, ModelEvaluator
+from flsv.games import CoalitionGames
 from flsv.games.judges import ClientJudges
-from flsv.games.make_evaluators import (
-    LOGGED_VALUE_ADVICE,
-    count_logits,
-    make_evaluators,
-    trial,
-)
+from flsv.games.make_evaluators import count_logits, make_evaluators, trial
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
 from flsv.games.own_validation import OwnValidation
@@ -60,40 +51,22 @@ class ScoringOfARun:
     ) -> CoalitionGames | None:
         """Make the object that scores coalitions' models by ``measures``, ``{metric: performance}``, if any. Try the
         evaluations that clients will run."""
-        measure_by_judges_key = {}  # clients score models
-        measures_of_server = {}
-        classifier_metrics = []  # whose measure is a name of a classifier's scores
-        for name, measure in measures.items():
-            if isinstance(measure, ModelScore) and measure.judged:
-                measure_by_judges_key[measure.evaluator_key] = measure
-                continue
-            measures_of_server[f"metric {name!r}"] = measure
-            if not isinstance(measure, ModelScore):
-                classifier_metrics.append(name)
-
         if self.clients_here:
             self._try_evaluations([*self.config.strategies.values(), *evaluating_metrics.values()])
         if not measures:
             return None
-        validation_loader = self.data.val_dataloader()
-        evaluator_by_key = make_evaluators(
-            self.trainer, self.space, validation_loader, measures_of_server, seed=self.state.seed
+        evaluators = make_evaluators(
+            self.trainer,
+            self.space,
+            self.data.val_dataloader(),
+            measures={f"metric {name!r}": measure for name, measure in measures.items()},
+            num_classes=self.data.known_num_classes,
+            seed=self.state.seed,
+            make_judges=self._make_judges,
         )
-        for key, measure in measure_by_judges_key.items():
-            evaluator_by_key[key] = self._make_judges(measure)
-
-        classifier_evaluator = None
-        if classifier_metrics:
-            classifier_evaluator = self._classifier_evaluator(classifier_metrics, validation_loader)
-            loss_metrics = [
-                name for name in classifier_metrics if measures[name] == "negative_loss"
-            ]
-            if loss_metrics:
-                classifier_evaluator.check_logits(f"metrics {loss_metrics}")
-
         own_validation = None
-        if measures_of_server:
-            scorer: Any = evaluator_by_key.get("logged")
+        if not all(evaluator.asks_clients for evaluator in evaluators.values()):
+            scorer: Any = evaluators.get("logged")
             own_validation = OwnValidation(
                 self.trainer,
                 self.space,
@@ -102,9 +75,8 @@ class ScoringOfARun:
                 seed=self.state.seed,
             )
         return CoalitionGames(
-            classifier_evaluator,
+            evaluators,
             server_lr=self.config.aggregator.server_lr,
-            validated=evaluator_by_key,
             ranks=self.ranks,
             own_validation=own_validation,
         )
@@ -112,22 +84,13 @@ class ScoringOfARun:
     def _make_judges(self, measure: ModelScore) -> ClientJudges:
         if self.clients_here:
             self._check_held_out_classes(measure, 'judges="clients"', min_samples=MIN_HELD_OUT)
-        judges = ClientJudges(
+        return ClientJudges(
             self.space,
             self.manager.clients,
             data=self.data,
-            measure=measure,
             device=self.trainer.lightning_module.device,
+            measure=measure,
         )
-        judges.check(self.state.model())
-        return judges
-
-    def _classifier_evaluator(self, metrics: Sequence[str], loader: Any) -> ModelEvaluator:
-        """Make the evaluator of classifiers on the server's validation batches, which ``metrics`` need."""
-        try:
-            return self.manager.evaluator(all_on_device(self.trainer, loader))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"metrics {metrics}: {error}{LOGGED_VALUE_ADVICE}") from error
 
     def _try_evaluations(self, components: Sequence[Any]) -> None:
         """Try all evaluations of ``components``, metrics and strategies on the first client."""

@@ -1,4 +1,4 @@
-"""SeveralRanks: the engine that spreads the clients over processes."""
+"""SeveralRanks: the engine that distributes the clients over processes."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from flsv.utilities.seeding import global_rngs, restore_global_rngs, restore_tor
 
 
 class RankTraining(NamedTuple):
-    """Training of one rank in a round, which all ranks get."""
+    """Results of one rank's training in a round, which are sent to all ranks."""
 
-    #: Without their vectors, which are sent as rows of a matrix.
+    #: The updates without their vectors, which are sent as rows of a matrix.
     updates: list[ClientUpdate]
     broken_clients: list[int]
-    #: ``{client: model [P]}``, where a trained model is not what the client has sent.
+    #: ``{client: model [P]}``, the trained models that differ from what the client has sent.
     unsent_models: dict[int, Tensor]
     changed_values: list[ClientChanges]
     counts: TrainingCounts
-    #: Of Python's, NumPy's and torch's generators, from the rank that has trained the cohort's last client. Else None.
+    #: States of Python's, NumPy's and torch's generators on the rank that has trained the last client, else None.
     generator_states: tuple[Any, ...] | None
 
 
 class SeveralRanks(Engine):
     """Engine of one rank (process), which trains a part of the cohort's clients.
 
-    Each client is trained and tested on one rank, which keeps its state. Coalitions are spread over all ranks. All else
-    every rank does on the same numbers, which are compared after every round.
+    Each client is trained and tested on one rank, which stores its state. Coalitions are distributed over all ranks.
+    Every rank does all other work on the same numbers, and the ranks compare these numbers after every round.
 
     Args:
         trainer: the trainer, with its module on its device and its optimizers set up.
@@ -80,7 +80,7 @@ class SeveralRanks(Engine):
         clients = self.store.clients()
         self.placement.bind(clients)
         clients_of_rank = self.placement.mine(clients)
-        # Every rank has read all clients' states from the checkpoint, and keeps those of its own clients.
+        # Every rank has read all clients' states from the checkpoint. It discards those of other ranks' clients.
         self.store.keep(clients_of_rank)
         super().begin_training(buffers)
         self._logged_values = LoggedValues(
@@ -97,7 +97,7 @@ class SeveralRanks(Engine):
         clients_of_rank = self.placement.mine(clients)
         if clients_of_rank:
             return super()._load(clients_of_rank)
-        # Lightning ends a fit whose loader is empty: an idle rank gets one batch, whose training is discarded.
+        # Lightning ends a fit whose loader is empty, so an idle rank gets one batch, whose training is discarded.
         loader_of_one_batch = CohortLoader(
             self.data,
             clients[:1],
@@ -109,17 +109,17 @@ class SeveralRanks(Engine):
         return loader_of_one_batch
 
     def _is_idle(self) -> bool:
-        return not self._visits
+        return not self._client_batches
 
     def _position(self) -> int:
-        """Return the position in the cohort of the client that trains on this rank, or of its last one."""
+        """Return the position in the cohort of the client that is training on this rank, or of its last client."""
         if self._is_idle():
             return len(self._clients)
-        visit_index = min(self._num_visited, len(self._visits) - 1)
-        return self._clients.index(self._visits[visit_index].client)
+        last_index = min(self._num_trained, len(self._client_batches) - 1)
+        return self._clients.index(self._client_batches[last_index].client)
 
     def _train(self, batches: Any) -> None:
-        # True until the clients are trained, or after an error until the fit is closed.
+        # It stays True until all clients have trained or, after an error, until the fit is closed.
         self._strategy.within_round = True
         self._clients = list(self._instructions)
         self._all_trained = None  # set by `_exchange`
@@ -133,10 +133,10 @@ class SeveralRanks(Engine):
             self._exchange()
 
     def _train_idle_batch(self) -> None:
-        """Pass an idle batch through Lightning's loop, as the other ranks pass theirs."""
+        """Run Lightning's loop on one idle batch, while the other ranks train."""
         state = self.local_training.state
         state.begin_clients()
-        # Within a client, so that the federation's schedules do not step on the idle batch.
+        # It runs as a client's training, so that the federation's schedulers do not step on the idle batch.
         state.enter(self._clients[0])
         self.loop.train_epoch()
         state.leave(keep=False)
@@ -152,7 +152,9 @@ class SeveralRanks(Engine):
         keeps_models = self._config.evaluation.keeps
         unsent_models = self._models_unlike_sent() if keeps_models else {}
         generator_states = None
-        has_last_client = not self._is_idle() and self._visits[-1].client == self._clients[-1]
+        has_last_client = (
+            not self._is_idle() and self._client_batches[-1].client == self._clients[-1]
+        )
         if has_last_client:
             generator_states = (*global_rngs()[:2], *torch_rngs(device))
         training = RankTraining(
@@ -170,13 +172,13 @@ class SeveralRanks(Engine):
             for training_of_rank in trainings:
                 self._all_trained |= training_of_rank.unsent_models
 
-        # All ranks go on with the random states of the one that has trained the cohort's last client.
+        # All ranks continue with the random states of the rank that has trained the cohort's last client.
         states_of_ranks = [training_of_rank.generator_states for training_of_rank in trainings]
         (generator_states,) = [states for states in states_of_ranks if states is not None]
         restore_global_rngs((*generator_states[:3], None))
         restore_torch_rngs(generator_states[2:], device)
 
-        # Lightning counts the steps of all ranks, of which it has counted this rank's.
+        # Lightning's counters must include the steps of all ranks. They include this rank's already.
         counts_of_ranks = [training_of_rank.counts for training_of_rank in trainings]
         total_counts = TrainingCounts(*map(sum, zip(*counts_of_ranks)))
         add_counts(self.trainer, total_counts - counts)
@@ -184,11 +186,11 @@ class SeveralRanks(Engine):
     def _counts_of_round(self) -> TrainingCounts:
         """Return this rank's batches and steps in the round."""
         counts = counts_so_far(self.trainer) - self._counts_at_start
-        # Lightning adds the last batch after its hooks.
+        # Lightning counts the last batch only after its hooks.
         return counts._replace(batches_that_stepped=counts.batches_that_stepped + 1)
 
     def _models_unlike_sent(self) -> dict[int, Tensor]:
-        """Return the clients' trained models, where they are not what the clients sent."""
+        """Return those trained models that differ from what the clients have sent."""
         sent_vectors = self._sent_vectors()
         trained_models = super().trained_models()
         unlike_sent = {}
@@ -205,7 +207,7 @@ class SeveralRanks(Engine):
         trainings: Sequence[RankTraining],
         exchange_name: str,
     ) -> None:
-        """Take over the updates, the broken clients and the changed values of all ranks."""
+        """Store the updates, the broken clients and the changed values of all ranks."""
         update_by_client = {}
         rank_by_client = {}
         for rank, training in enumerate(trainings):
@@ -237,9 +239,9 @@ class SeveralRanks(Engine):
         self.local_training.state.values.merge(changed_values, clients)
 
     def settle(self) -> None:
-        # All ranks learn which clients have a state; these clients stay on their rank.
+        # A client that has a state stays on its rank. All ranks exchange which clients these are.
         clients_of_ranks = self.ranks.all_gather(
-            sorted(self.store.clients()), "clients that keep something"
+            sorted(self.store.clients()), "clients that have a state"
         )
         self.placement.bind(chain.from_iterable(clients_of_ranks))
         self._gather_states()
@@ -288,7 +290,7 @@ class SeveralRanks(Engine):
             if value is not None:
                 checksums[name] = _checksum(value)
         checksums_by_rank = self.ranks.all_gather(checksums, "checksums")
-        # The names of all, in order: a value may be missing on one of the ranks.
+        # A value may be missing on one of the ranks, so the names of all ranks are compared.
         names: dict[str, int] = {}
         for checksums_of_rank in checksums_by_rank:
             names |= checksums_of_rank
@@ -298,18 +300,18 @@ class SeveralRanks(Engine):
         self._take_first_model(model)
 
     def _compare(self, round: Round, name: str, value: Tensor | None) -> None:
-        """Raise RuntimeError unless the ranks' values differ only as kernels of a device may."""
+        """Raise RuntimeError if the ranks' values differ by more than the rounding of a device's kernels."""
         values = self.ranks.all_gather(value, f"the {name}")
         for rank, value_of_rank in enumerate(values):
             if not is_rounded(values[0], value_of_rank):
                 raise RuntimeError(
-                    f"round {round.round_index + 1}: ranks 0 and {rank} do not agree on the {name}. "
-                    "Every rank is the whole server and must come to the same numbers: a strategy or metric must draw "
-                    "from round.generator(name) only, and all ranks need processors of one kind."
+                    f"round {round.round_index + 1}: ranks 0 and {rank} have computed different values of the {name}. "
+                    "Every rank runs the whole server and must compute the same numbers. Strategies and metrics must "
+                    "draw random numbers from round.generator(name) only, and all ranks need the same processor model."
                 )
 
     def _take_first_model(self, model: Tensor) -> None:
-        """Overwrite the global model by rank 0's where kernels may round differently."""
+        """Overwrite the global model by rank 0's on devices whose kernels may round differently."""
         if model.device.type != "cpu":
             model.copy_(self.ranks.broadcast(0, model, "the global model"))
 
@@ -319,12 +321,12 @@ class SeveralRanks(Engine):
     def _gather_states(self) -> None:
         self._states: dict[int, Any] = super().client_states()
         if self.placement.bound:
-            parts = self.ranks.all_gather(self._states, "what clients keep")
+            parts = self.ranks.all_gather(self._states, "the clients' states")
             if self.ranks.rank == 0:
                 self._states = _merge_by_client(parts)
 
     def _exchange_logged(self, value: Any, exchange_name: str) -> list[Any]:
-        # After an epoch that ended early the other ranks do not take part.
+        # If this rank's epoch has ended early, the other ranks do not take part.
         return [value] if self.is_discarded else self.ranks.all_gather(value, exchange_name)
 
 
@@ -342,13 +344,13 @@ def _checksum(value: Tensor) -> int:
 
 
 def is_rounded(value: Tensor | None, value_of_rank: Tensor | None) -> bool:
-    """Return whether two ranks' values are one value that kernels have rounded differently.
+    """Return whether two ranks' values are equal up to the rounding of a device's kernels.
 
-    Those of a CPU round alike, so that there any difference is another value. So is any of whole numbers.
+    On CPUs, and for integers, the values must be bitwise equal.
 
     Args:
-        value: that of rank 0, of any shape, or None if it has none.
-        value_of_rank: that of another rank.
+        value: the value of rank 0, of any shape, or None if it has none.
+        value_of_rank: the value of another rank.
 
     Example:
         >>> is_rounded(torch.ones(2), torch.ones(2) + 1e-6)

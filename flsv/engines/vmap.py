@@ -127,7 +127,7 @@ class VmapProcess(IdleEngine):
 
     @property
     def place(self) -> str:
-        return f"{len(self._visits)} at once"
+        return f"{len(self._client_batches)} at once"
 
     def _prepare(self) -> None:
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
@@ -153,14 +153,14 @@ class VmapProcess(IdleEngine):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        for first_visit in range(0, len(self._visits), self._clients_at_once):
-            visits = self._visits[first_visit : first_visit + self._clients_at_once]
+        for first_visit in range(0, len(self._client_batches), self._clients_at_once):
+            visits = self._client_batches[first_visit : first_visit + self._clients_at_once]
             clients = [self._begin_and_suspend(visit) for visit in visits]
             trained_states, losses = self._train_at_once(clients)
             for row, client in enumerate(clients):
                 model = {name: tensor[row] for name, tensor in trained_states.items()}
                 self._end_client(client, model, losses[row])
-        num_steps = sum(visit.num_batches for visit in self._visits)
+        num_steps = sum(client_batches.num_batches for client_batches in self._client_batches)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
     def _begin_and_suspend(self, visit: ClientBatches) -> _PreparedClient:

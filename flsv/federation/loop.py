@@ -38,7 +38,7 @@ from flsv.federation.resume import (
     requested_seed,
 )
 from flsv.federation.run import FederationRun, RunState
-from flsv.results.round_result import Event, faults_in
+from flsv.results.round_result import Event, invalid_updates_in
 from flsv.server import ContributionMetrics
 from flsv.server.checks import check_callbacks, check_names, check_setup, federated_data
 from flsv.utilities.arguments import ReadOnlyArguments
@@ -447,7 +447,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def named(self) -> dict[int, tuple[int, int]]:
         """Return ``{client: (faulty, sent)}``, numbers of rounds, for the clients with faulty updates. An update is
         faulty if it is not finite or far too large. ``sent`` counts all updates."""
-        return faults_in(self.events)
+        return invalid_updates_in(self.events)
 
     @property
     def current_client(self) -> int | None:

@@ -124,7 +124,7 @@ class FederationRun:
 
         self._priors = self.metrics.with_priors()
         # A checkpoint holds the next cohort. A sampler that sends requests to clients draws later.
-        if not self.state.cohort and not self.config.sampler.asks:
+        if not self.state.cohort and not self.config.sampler.sends_requests:
             self.draw_cohort()
 
     def begin_training(self, buffers: dict[str, Any] | None) -> None:
@@ -226,12 +226,12 @@ class FederationRun:
         self.is_at_server = True
         state = self.state
         engine = self.engine
-        heard_clients = engine.clients_that_trained
-        heard_instructions = {}
+        trained_clients = engine.clients_that_trained
+        trained_instructions = {}
         for client, instruction in instructions.items():
-            if client in heard_clients:
-                heard_instructions[client] = instruction
-        self.server.send(heard_instructions)
+            if client in trained_clients:
+                trained_instructions[client] = instruction
+        self.server.send(trained_instructions)
         self.channel.prepend(state.pending_traffic)  # the messages of the cohort's draw
 
         # A function that computes each client's probability [n] to be drawn.
@@ -323,8 +323,10 @@ class FederationRun:
         are evaluated now.
         """
         evaluates_clients = self.config.evaluation.every and self.engine.has_begun
-        num_rounds = self.state.round_index
-        if not evaluates_clients or self.has_evaluated_clients or num_rounds == 0:
+        has_trained = self.state.round_index > 0
+        if not evaluates_clients or not has_trained:
+            return False
+        if self.has_evaluated_clients:
             return False
 
         self.state.client_scores = self.engine.own_scores(self._instruct)

@@ -106,9 +106,8 @@ def prediction_stderr(disagreement: Tensor) -> Tensor:
 def interval_over_seeds(
     values: Tensor,
     fit: Tensor | float = 0.0,
-    confidence_level: float = INTERVAL_LEVEL,
 ) -> Tensor:
-    r"""Compute half the widths of the confidence intervals for mean values over seeds.
+    r"""Compute half the widths of the 90 % confidence intervals for mean values over seeds.
 
     The spread of a few seeds is uncertain. So each player's variance over S seeds, with S - 1 degrees of freedom, is
     averaged with a usual variance that counts as two further degrees:
@@ -123,28 +122,24 @@ def interval_over_seeds(
         values: ``[S, n]``, the Shapley values of n players in each seed's trainings.
         fit: ``[n]``, or one number for all players: the standard error of the mean values due to coalitions that were
             not trained. 0 if all were trained.
-        confidence_level: the confidence level, in (0, 1).
 
     Returns:
         float64 ``[n]``. A single seed shows no spread: then it is z times :func:`one_seed_stderr`.
 
     Raises:
-        ValueError: ``values`` is not a matrix, or ``confidence_level`` is not between 0 and 1.
+        ValueError: ``values`` is not a matrix.
 
     Example:
         >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0], [1.0, 4.0]])).round(decimals=3)
         tensor([0.6150, 1.0660], dtype=torch.float64)
     """
-    if values.ndim != 2 or not 0 < confidence_level < 1:
-        raise ValueError(
-            "expected values [seeds, n] and a confidence_level in (0, 1), but got "
-            f"{list(values.shape)} and {confidence_level}."
-        )
+    if values.ndim != 2:
+        raise ValueError(f"expected values [seeds, n], but got {list(values.shape)}.")
     num_seeds, num_players = values.shape
     values = values.double()
     fit_stderr = torch.as_tensor(fit, dtype=torch.float64).expand(num_players)
     if num_seeds == 1:
-        return t_quantile(confidence_level) * one_seed_stderr(values[0], fit_stderr)
+        return t_quantile(INTERVAL_LEVEL) * one_seed_stderr(values[0], fit_stderr)
 
     variance_over_seeds = values.var(0)  # [n]
     sum_of_gains = values.mean(0).clamp_min(0).sum()
@@ -154,9 +149,9 @@ def interval_over_seeds(
     degrees_of_freedom = num_seeds - 1 + PRIOR_SEEDS
     variance = sum_of_squares / degrees_of_freedom
 
-    quantile = t_quantile(confidence_level, degrees_of_freedom)
+    quantile = t_quantile(INTERVAL_LEVEL, degrees_of_freedom)
     squared_width_by_seeds = quantile**2 * variance / num_seeds
-    width_by_fit = t_quantile(confidence_level) * fit_stderr
+    width_by_fit = t_quantile(INTERVAL_LEVEL) * fit_stderr
     return (squared_width_by_seeds + width_by_fit.square()).sqrt()
 
 

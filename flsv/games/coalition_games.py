@@ -9,11 +9,10 @@ from torch import Tensor
 
 from flsv.core import ALONE, Ranks, Round
 from flsv.games.coalition_utility import CoalitionTable, CoalitionUtility, Weighting
-from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ScoringCopies
 from flsv.games.own_validation import OwnValidation
 from flsv.games.vector_evaluator import UtilityMetric, VectorEvaluator
-from flsv.scores.performance import ModelScore
+from flsv.scores.performance import ModelScore, evaluator_key
 
 
 class CoalitionGames:
@@ -22,9 +21,9 @@ class CoalitionGames:
     :meth:`begin` sets the round, whose clients are the players.
 
     Args:
-        evaluator: evaluator of classifiers on the server's validation set. None if no game needs classifiers' scores.
+        evaluators: ``{key: evaluator}`` on the server's validation set, with the keys of
+            :func:`flsv.scores.performance.evaluator_key`, or the evaluator of classifiers alone, whose key is None.
         server_lr: the server's learning rate, the factor of the members' average update in a coalition's model.
-        validated: ``{key: evaluator}`` for models of any task, by :attr:`flsv.scores.ModelScore.evaluator_key`.
         ranks: the processes among which the evaluations are divided. All of them must call the games with the same
             arguments.
         own_validation: the comparison of copies with the run's own validation, if any.
@@ -35,6 +34,7 @@ class CoalitionGames:
         >>> from flsv.core.parameter_space import ParameterSpace
         >>> module = nn.Linear(2, 2, bias=False)
         >>> space = ParameterSpace(module)
+        >>> from flsv.games import ModelEvaluator
         >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
         >>> games = CoalitionGames(ModelEvaluator(module, space, batches, num_classes=2))
         >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
@@ -48,17 +48,17 @@ class CoalitionGames:
 
     def __init__(
         self,
-        evaluator: ModelEvaluator | None,
+        evaluators: VectorEvaluator | Mapping[Hashable, VectorEvaluator],
         *,
         server_lr: float = 1.0,
-        validated: Mapping[Hashable, VectorEvaluator] | None = None,
         ranks: Ranks = ALONE,
         own_validation: OwnValidation | None = None,
     ) -> None:
-        self.evaluator = evaluator
         self.own_validation = own_validation
         self.server_lr = server_lr
-        self._evaluators_by_key = validated or {}
+        if not isinstance(evaluators, Mapping):
+            evaluators = {None: evaluators}
+        self._evaluators_by_key = evaluators
         self._ranks = ranks
         self._round: Round | None = None
         # {variant of the loss: (model, its gradient)}, see _loss_variant.
@@ -105,9 +105,7 @@ class CoalitionGames:
 
     def _copies(self) -> list[ScoringCopies]:
         """Return the copies in which the evaluators score models."""
-        evaluators = list(self._evaluators_by_key.values())
-        if self.evaluator is not None:
-            evaluators.append(self.evaluator)
+        evaluators = self._evaluators_by_key.values()
         return [evaluator.copies for evaluator in evaluators if evaluator.copies is not None]
 
     def _change_round(self, round: Round | None) -> None:
@@ -118,13 +116,10 @@ class CoalitionGames:
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """Return the evaluator that computes the performance measure ``metric``."""
-        if isinstance(metric, ModelScore):
-            return self._evaluators_by_key[metric.evaluator_key]
-        if self.evaluator is None:
-            raise RuntimeError(
-                f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}."
-            )
-        return self.evaluator
+        key = evaluator_key(metric)
+        if key not in self._evaluators_by_key:
+            raise RuntimeError(f"CoalitionGames: no evaluator computes {metric!r}.")
+        return self._evaluators_by_key[key]
 
     def utility(
         self,
@@ -135,9 +130,7 @@ class CoalitionGames:
 
         The games of a round share their evaluations.
         """
-        key = None  # of the classifier's own measures
-        if isinstance(metric, ModelScore):
-            key = metric.evaluator_key
+        key = evaluator_key(metric)
         evaluator = self.evaluator_of(metric)
         # Games whose metrics have one evaluator share a table: no coalition is evaluated twice.
         if key not in self._tables_by_evaluator:

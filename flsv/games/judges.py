@@ -251,8 +251,8 @@ class ClientJudges(VectorEvaluator):
         space: ParameterSpace,
         clients: Sequence[Client],
         data: FederatedDataModule,
-        measure: ModelScore,
         device: torch.device,
+        measure: ModelScore,
     ) -> None:
         self.space = space
         self._measure = measure
@@ -421,9 +421,11 @@ def _question_arguments(measure: ModelScore) -> dict[str, Any]:
     """Return the arguments ``performance`` and ``mode`` with which clients are asked for a measure."""
     if measure.by_class:
         return {}
-    if measure.called:  # a name of flsv's, from which the client also knows the mode
+    if (
+        measure.called and measure.logits is None
+    ):  # a name of flsv's, from which the client also knows the mode
         return {"performance": measure.called, "mode": None}
     if isinstance(measure.of, str):  # the name of a logged value
         return {"performance": measure.of, "mode": measure.mode}
     # A metric, which cannot be sent to a site.
-    return {"performance": ModelScore(measure.of, measure.mode)}
+    return {"performance": replace(measure, judged=False)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation_run import StoredBatches, store_batches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.model_evaluator import ModelEvaluator
@@ -24,6 +24,9 @@ from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
+
+if TYPE_CHECKING:
+    from flsv.games.judges import ClientJudges
 
 #: The end of an error about a module whose outputs cannot be scored.
 LOGGED_VALUE_ADVICE = (
@@ -36,21 +39,74 @@ def make_evaluators(
     trainer: L.Trainer,
     space: ParameterSpace,
     loaders: Any,
-    measures: Mapping[str, Any],
+    measures: Mapping[str, str | ModelScore],
     *,
+    num_classes: int | None = None,
     seed: int = 0,
     effects: ScoringEffects | None = None,
+    make_judges: Callable[[ModelScore], ClientJudges] | None = None,
 ) -> dict[Hashable, VectorEvaluator]:
-    """Make the evaluators ``{ModelScore.evaluator_key: evaluator}`` of all measures that are a :class:`ModelScore`. Run
-    each once to find errors, unless another evaluator has tried what scoring changes, its ``effects``.
+    """Make the evaluators of all measures, and run each once to find errors.
+
+    Args:
+        trainer: the Trainer of the module, with its module on its device.
+        space: the map between the module and vectors.
+        loaders: the validation loaders.
+        measures: ``{name: measure}``. Error messages have the names of what needs the measures.
+        num_classes: the number of classes. None: as many as there are logits.
+        seed: seed of the random numbers that scoring draws.
+        effects: what scoring changes, as another evaluator has tried. None: each evaluator tries it.
+        make_judges: makes the evaluator of a measure by which clients score models.
+
+    Returns:
+        ``{key: evaluator}``, with the keys of :func:`flsv.scores.performance.evaluator_key`.
     """
     model_scores: dict[str, ModelScore] = {}
+    judged_scores: list[ModelScore] = []
+    classifier_measures: dict[str, str] = {}
     for name, measure in measures.items():
-        if isinstance(measure, ModelScore):
+        if not isinstance(measure, ModelScore):
+            classifier_measures[name] = measure
+        elif measure.judged:
+            judged_scores.append(measure)
+        else:
             model_scores[name] = measure
-    if not model_scores:
-        return {}
 
+    evaluators: dict[Hashable, VectorEvaluator] = {}
+    if model_scores:
+        evaluators |= _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
+    for measure in judged_scores:
+        assert make_judges is not None
+        judges = make_judges(measure)
+        judges.check(space.read(trainer.lightning_module))
+        evaluators[measure.evaluator_key] = judges
+    if classifier_measures:
+        names = ", ".join(classifier_measures)
+        try:
+            classifier = classifier_evaluator(
+                trainer,
+                space,
+                all_on_device(trainer, loaders),
+                num_classes=num_classes,
+                effects=effects,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{names}: {error}{LOGGED_VALUE_ADVICE}") from error
+        if effects is None and "negative_loss" in classifier_measures.values():
+            classifier.check_logits(names)
+        evaluators[None] = classifier
+    return evaluators
+
+
+def _evaluators_of_scores(
+    trainer: L.Trainer,
+    space: ParameterSpace,
+    loaders: Any,
+    model_scores: Mapping[str, ModelScore],
+    seed: int,
+    effects: ScoringEffects | None,
+) -> dict[Hashable, VectorEvaluator]:
+    """Make the evaluators of logged values and torchmetrics metrics."""
     with isolated_rngs(seed, "utility batches"):
         batches = store_batches(trainer, loaders)
     evaluators: dict[Hashable, VectorEvaluator] = {}
@@ -66,6 +122,7 @@ def make_evaluators(
                 space,
                 _inputs_and_labels(trainer, batches, name),
                 metric=measure.of,
+                logits=measure.logits,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
                 asking=name,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchmetrics import Metric
 
 from flsv.core.parameter_space import ParameterSpace
+from flsv.games.classification import Classification
 from flsv.games.module_copies import (
     ModuleCopies,
     ScoringCopies,
@@ -32,13 +34,15 @@ from flsv.games.module_copies import (
     other_weights,
     put_private,
 )
+from flsv.games.output_form import KeptOutputs, OutputForm, are_whole, have_bound
 from flsv.games.output_metric import (
-    OutputForm,
+    ModelMetrics,
     OutputMetric,
+    are_probabilities,
     check_two_classes,
+    gives_logits,
     wants_probabilities,
 )
-from flsv.games.random_models import SMALL_SCALE, RandomModels
 from flsv.games.validation_batches import (
     checked_logits,
     free_cached_memory,
@@ -50,12 +54,8 @@ from flsv.games.validation_batches import (
 from flsv.games.vector_evaluator import (
     Build,
     Scores,
-    Sums,
     VectorEvaluator,
-    hits_of,
-    losses_of,
     row_builder,
-    score_batch,
 )
 from flsv.scores.class_scores import ClassScore
 from flsv.utilities.declared import Count, checked
@@ -68,6 +68,22 @@ Backend = Literal["auto", "vmap", "serial"]
 # Activations of larger batches pass 32 MB, beyond which the C library returns memory to the system after every layer:
 # LeNet5 takes twice as long on batches of 2,000. On batches of 25 it takes 1.2 times as long.
 _CPU_BATCH_SIZE = 256
+#: Number of models with normal random weights that show whether a regression's outputs have a bound or are whole
+#: numbers, and the standard deviations of their weights.
+_NUM_RANDOM_MODELS = 8
+_SMALL_SCALE = 0.3
+_SCALE = 3.0
+_LARGE_SCALE = 30.0
+
+
+class Measure(Protocol):
+    """A measure of c models at once, of batches that are added one by one."""
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return numbers of each model ``[c, ...]`` by name, on the CPU."""
 
 
 @checked
@@ -88,6 +104,8 @@ class ModelEvaluator(VectorEvaluator):
             None: only the metric is computed.
         metric: a torchmetrics metric of ``(forward(x), y)`` that returns one number, the score ``"metric"``, see
             :class:`flsv.games.output_metric.OutputMetric`. Copies of it are used.
+        logits: for a metric of classes, whether the outputs are logits, which are not probabilities. None: they are if
+            one is outside [0, 1], see :func:`flsv.games.output_metric.gives_logits`.
         backend: ``"vmap"`` for chunks of models at once, ``"serial"`` for one model at a time, ``"auto"`` for vmap on
             CUDA and serial elsewhere. A module that vmap cannot handle is evaluated serially, with a warning.
         chunk: number of models at once under vmap. It is halved for good when a chunk does not fit into memory.
@@ -123,6 +141,7 @@ class ModelEvaluator(VectorEvaluator):
         *,
         num_classes: Count | None = None,
         metric: Metric | None = None,
+        logits: bool | None = None,
         backend: Backend = "auto",
         chunk: Count = 64,
         context: Context | None = None,
@@ -145,29 +164,32 @@ class ModelEvaluator(VectorEvaluator):
         self._seed = seed
         self._context = context or nullcontext
         self._requester = asking
+        self._logits = logits
         self._read_private: Callable[[], Mapping[str, Tensor]] | None = None
         self.effects: ScoringEffects = effects or ScoringEffects()
         self.copies: ScoringCopies = ScoringCopies(module, space)
         self._dtype_by_name = named_dtypes(module)
         self._read_batches(batches)
 
-        # One copy of the metric for each model of a chunk.
-        self._metrics: list[OutputMetric] = []
+        self._metric: OutputMetric | None = None
         if metric is not None:
             # Tensors made in inference mode can only be changed in it.
             with torch.inference_mode(False):
-                self._metrics.append(OutputMetric(metric, asking, self.device))
+                self._metric = OutputMetric(metric, asking, self.device)
+                self._metrics_of_models = ModelMetrics(self._metric)
 
         self.form: OutputForm | None = None
         self._check_labels()
         is_tried = effects is not None
-        if is_tried and not self._metrics and self.backend == "serial":
+        if is_tried and self._metric is None and self.backend == "serial":
             self.form = OutputForm(classifies=True)  # a trial could find nothing else
         else:
             self._check_forward(is_tried)
 
     def _check_labels(self) -> None:
         """Check that the labels are of two classes if the metric compares classes."""
+        if self._metric is None:
+            return
         labels_of_batches = [labels for _, labels in self._batches]
         for labels in labels_of_batches:
             if not isinstance(labels, Tensor) or labels.is_floating_point():
@@ -175,10 +197,10 @@ class ModelEvaluator(VectorEvaluator):
 
         has_label_per_pixel = labels_of_batches[0].ndim > 1
         all_labels = torch.cat([labels.flatten() for labels in labels_of_batches])
-        for output_metric in self._metrics:
-            takes_pixel_labels = not isinstance(output_metric.metric, ClassScore)
-            if takes_pixel_labels or not has_label_per_pixel:
-                check_two_classes(output_metric.metric, all_labels, self._requester)
+        metric = self._metric.metric
+        takes_pixel_labels = not isinstance(metric, ClassScore)
+        if takes_pixel_labels or not has_label_per_pixel:
+            check_two_classes(metric, all_labels, self._requester)
 
     def _read_batches(self, batches: Iterable[Any]) -> None:
         """Keep pairs ``(x, y)`` on the device, and count the samples of each class."""
@@ -223,14 +245,14 @@ class ModelEvaluator(VectorEvaluator):
             count: K, the number of models.
             keep: whether the scores also hold the models' outputs, if :attr:`form` is not None.
         """
-        sums = self._sums(count, keep)
+        parts = [self._scores_of(self._measures(num_models=0))]
         copies = self.copies.take()
         if self.backend == "vmap":
             with self._scoring():
                 module = copies.load_to_score()
                 self._load_private(module)
-                self._score_in_chunks(module, build, count, sums)
-            return sums.scores(self._support, has_metric=bool(self._metrics))
+                parts += self._score_in_chunks(module, build, count, keep)
+            return Scores.cat(parts)
 
         num_of_copy = max(count, 1) if self.effects.are_none else 1
         for start_index in range(0, count, num_of_copy):
@@ -238,31 +260,19 @@ class ModelEvaluator(VectorEvaluator):
                 module = copies.load_to_score()
                 for index in range(start_index, start_index + num_of_copy):
                     self._write(module, build, index)
-                    row = range(index, index + 1)
-                    self._score(row, partial(outputs_of, module), sums)
-        return sums.scores(self._support, has_metric=bool(self._metrics))
+                    parts.append(self._score(1, partial(outputs_of, module), keep))
+        return Scores.cat(parts)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def score_module(self, module: nn.Module, keep: bool = False) -> Scores:
         """Compute the scores of a module as it is, see :meth:`VectorEvaluator.score_module`."""
-        sums = self._sums(1, keep)
         is_scored_in_itself = not self.copies_module and self.effects.are_none
         with self._scoring():
             if not is_scored_in_itself or is_compiled(module):
                 module = ModuleCopies(module, self.space).load_to_score(is_last=True)
             with evaluation_mode(module):
-                self._score(range(1), partial(outputs_of, module), sums)
-        return sums.scores(self._support, has_metric=bool(self._metrics))
-
-    def _sums(self, count: int, keep: bool = False) -> Sums:
-        return Sums(
-            count,
-            self.num_classes,
-            num_batches=len(self._batches),
-            device=self.device,
-            output_form=self.form if keep else None,
-        )
+                return self._score(1, partial(outputs_of, module), keep)
 
     def _scoring(self) -> AbstractContextManager[None]:
         """Return the context in which models are scored."""
@@ -272,17 +282,6 @@ class ModelEvaluator(VectorEvaluator):
         """Load the state-dict entries that vectors do not contain, if ``private`` was passed to :meth:`on`."""
         if self._read_private is not None:
             put_private(module, self.space, self._read_private())
-
-    def _loaded(
-        self,
-        copies: ModuleCopies,
-        build: Build,
-        index: int,
-    ) -> nn.Module:
-        """Return a copy of the module that holds model ``index``."""
-        module: nn.Module = copies.load_to_score()
-        self._write(module, build, index)
-        return module
 
     def _write(
         self,
@@ -301,35 +300,34 @@ class ModelEvaluator(VectorEvaluator):
         module: nn.Module,
         build: Build,
         count: int,
-        sums: Sums,
-    ) -> None:
+        keep: bool,
+    ) -> Iterator[Scores]:
         first_row = 0
         while first_row < count:
-            end_row = min(first_row + self.chunk, count)
-            rows = range(first_row, end_row)
-            if self._try_to_score(module, build, rows, sums):
+            rows = range(first_row, min(first_row + self.chunk, count))
+            scores = self._scores_if_they_fit(module, build, rows, keep)
+            if scores is not None:
+                yield scores
                 first_row = rows.stop
             else:
                 # By now the failed chunk's tensors are gone: an exception keeps them alive while it is handled.
                 free_cached_memory(self.device)
                 self.chunk = len(rows) // 2
 
-    def _try_to_score(
+    def _scores_if_they_fit(
         self,
         module: nn.Module,
         build: Build,
         rows: range,
-        sums: Sums,
-    ) -> bool:
-        """Score the models ``rows`` into ``sums``. Return False if two or more do not fit into memory."""
+        keep: bool,
+    ) -> Scores | None:
+        """Score the models ``rows`` at once. Return None if two or more do not fit into memory."""
         try:
-            outputs_of_models = self._stacked_outputs(module, build, rows)
-            self._score(rows, outputs_of_models, sums)
+            return self._score(len(rows), self._stacked_outputs(module, build, rows), keep)
         except RuntimeError as error:
             if is_oom_error(error) and len(rows) > 1:
-                return False
+                return None
             raise
-        return True
 
     @torch.no_grad()
     def score_outputs(self, outputs: Tensor, losses: bool = True) -> Scores:
@@ -340,35 +338,26 @@ class ModelEvaluator(VectorEvaluator):
             losses: whether a classifier's loss is needed, which is 0 otherwise.
         """
         assert self.form is not None
-        cpu = torch.device("cpu")
-        num_models = len(outputs)
-        sums = Sums(num_models, self.num_classes, num_batches=len(self._batches), device=cpu)
         labels_of_batches = [labels.cpu() for _, labels in self._batches]
         batch_sizes = [len(labels) for labels in labels_of_batches]
-        outputs_of_batches = outputs.split(batch_sizes, dim=1)  # [c, B, ...] each
-
-        if self.num_classes is not None:
-            for position, labels in enumerate(labels_of_batches):
-                batch_outputs = outputs_of_batches[position]
-                sums.correct += hits_of(batch_outputs, labels)
-                if losses:
-                    sums.losses[:, position] = losses_of(batch_outputs, labels)
-
-        if self._metrics:
-            for row in range(num_models):
-                metric = self._metrics[0].clone(cpu)
-                for batch_outputs, labels in zip(outputs_of_batches, labels_of_batches):
-                    model_outputs = self.form.outputs(batch_outputs[row])
-                    metric.update(model_outputs, labels)
-                sums.metric[row] = metric.value()
-        return sums.scores(self._support, has_metric=bool(self._metrics))
+        num_at_once = len(outputs) if self._metric is None else 1  # a metric may keep all outputs
+        parts = [self._scores_of(self._measures(num_models=0))]
+        for outputs_of_models in outputs.split(max(num_at_once, 1)):
+            measures = self._measures(len(outputs_of_models), torch.device("cpu"), has_loss=losses)
+            for logits, labels in zip(outputs_of_models.split(batch_sizes, 1), labels_of_batches):
+                batch_outputs = self.form.outputs(logits)  # [c, B, ...]
+                for measure in measures:
+                    measure.update(batch_outputs, labels)
+            parts.append(self._scores_of(measures))
+        return Scores.cat(parts)
 
     def metric_of_outputs(self, outputs: Tensor, labels: Tensor) -> float:
         """Compute the metric of one model's ``outputs [V, ...]``, in the form :attr:`form`, for V labels."""
         assert self.form is not None
-        metric = self._metrics[0].clone(torch.device("cpu"))
-        metric.update(self.form.outputs(outputs), labels)
-        return metric.value()
+        assert self._metric is not None
+        metric = self._metric.clone(torch.device("cpu"))
+        metric.update(self.form.outputs(outputs[None])[0], labels)
+        return metric.compute()
 
     @torch.inference_mode(False)
     def gradient(self, vector: Tensor, loss: str = "negative_loss") -> Tensor:
@@ -431,11 +420,10 @@ class ModelEvaluator(VectorEvaluator):
     @torch.no_grad()
     def check_logits(self, asking: str) -> None:
         """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
-        x, _ = self._batches[0]
-        copies = ModuleCopies(self._module, self.space)
         with self._scoring():
-            gives_probabilities = self._random_models(copies, x).give_probabilities()
-        if gives_probabilities:
+            module = ModuleCopies(self._module, self.space).load_to_score(is_last=True)
+            outputs = self._outputs_of_copy(module)
+        if are_probabilities(outputs):
             raise ConfigurationError(
                 f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
@@ -454,40 +442,49 @@ class ModelEvaluator(VectorEvaluator):
             stacked_state[name] = tensor.to(self._dtype_by_name[name])
         return partial(outputs_of_stacked, module, stacked_state)
 
-    def _score(self, rows: range, compute_outputs: Callable[[Any], Any], sums: Sums) -> None:
-        """Score the models with the indices ``rows``, and write the results into ``sums``.
-        ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``.
-        """
-        while self._metrics and len(self._metrics) < len(rows):
-            self._metrics.append(self._metrics[0].clone())
-        metrics = self._metrics[: len(rows)]
-        for metric in metrics:
-            # An earlier model, or a pass that failed half-way, has left batches in it.
-            metric.metric.reset()
+    def _measures(
+        self,
+        num_models: int,
+        device: torch.device | None = None,
+        has_loss: bool = True,
+    ) -> list[Measure]:
+        """Return the measures of so many models, without a batch, on a device."""
+        device = device or self.device
+        measures: list[Measure] = []
+        if self._support is not None:
+            measures.append(Classification(num_models, self._support, device, has_loss))
+        if self._metric is not None:
+            metrics = self._metrics_of_models
+            if device != self.device:
+                metrics = ModelMetrics(self._metric.clone(device))
+            metrics.begin(num_models)
+            measures.append(metrics)
+        return measures
 
-        correct = sums.correct[rows.start : rows.stop]
-        losses = sums.losses[rows.start : rows.stop]
-        correct.zero_()
+    def _scores_of(self, measures: Iterable[Measure], outputs: Tensor | None = None) -> Scores:
+        values: dict[str, Tensor] = {}
+        for measure in measures:
+            values |= measure.compute()
+        return Scores(values, self._support, outputs)
+
+    def _score(
+        self,
+        num_models: int,
+        compute_outputs: Callable[[Any], Any],
+        keep: bool = False,
+    ) -> Scores:
+        """Score c models on all batches. ``compute_outputs(x)`` returns their outputs ``[c, B, ...]``."""
+        measures = self._measures(num_models)
+        kept_outputs = KeptOutputs(self.form) if keep and self.form is not None else None
         seed_global_rngs(self._seed, "utility")
-        logits_by_batch: list[Tensor] = []
-        for position, (x, y) in enumerate(self._batches):
+        for x, y in self._batches:
             with self._context():
-                batch_outputs = compute_outputs(x)
-            if self.num_classes is not None:
-                checked_logits(batch_outputs[0], y, self.num_classes)
-                batch_hits, batch_losses = score_batch(batch_outputs, y)
-                correct += batch_hits
-                losses[:, position] = batch_losses
-            for metric, model_outputs in zip(metrics, batch_outputs):
-                metric.update(model_outputs, y)
-            if sums.output_form is not None:
-                logits = sums.output_form.logits(batch_outputs, y)
-                logits_by_batch.append(logits.float().cpu())
-
-        if logits_by_batch:
-            sums.outputs[rows.start] = torch.cat(logits_by_batch, 1)
-        for metric, row in zip(metrics, rows):
-            sums.metric[row] = metric.value()
+                outputs = compute_outputs(x)
+            for measure in measures:
+                measure.update(outputs, y)
+            if kept_outputs is not None:
+                kept_outputs.update(outputs, y)
+        return self._scores_of(measures, None if kept_outputs is None else kept_outputs.compute())
 
     def _check_forward(self, is_tried: bool) -> None:
         """Run a forward pass, and the metric on all batches, to find errors early."""
@@ -506,15 +503,14 @@ class ModelEvaluator(VectorEvaluator):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _try_forward(self, copies: ModuleCopies) -> None:
-        # Sets the form of the outputs, whether a metric gets probabilities, and the backend, if vmap fails.
+        # Sets the form of the outputs, whether the metric gets probabilities, and the backend, if vmap fails.
         x, y = self._batches[0]
         module = copies.load_to_score()
         if self.num_classes is not None:
-            with self._context():
-                checked_logits(module(x), y, self.num_classes)
+            checked_logits(self._outputs_of_copy(module), y, self.num_classes)
             self.form = OutputForm(classifies=True)
-        for output_metric in self._metrics:
-            self._find_form(output_metric, copies, x)
+        if self._metric is not None:
+            self._try_metric(self._metric, copies)
         if self.backend == "vmap":
             self._try_vmap(module, x)
 
@@ -538,28 +534,47 @@ class ModelEvaluator(VectorEvaluator):
         with self._context():
             return module(x)
 
-    def _find_form(self, output_metric: OutputMetric, copies: ModuleCopies, x: Any) -> None:
-        metric = output_metric.metric
-        random_models = self._random_models(copies, x)
-        gives_logits = random_models.give_logits()
-        output_metric.converts_logits = wants_probabilities(metric) and gives_logits
-        module = copies.load_to_score()
-        self._set_form(module, metric, gives_logits)
+    def _try_metric(self, output_metric: OutputMetric, copies: ModuleCopies) -> None:
+        """Find the form of the outputs, and score a copy by the metric."""
+        _, y = self._batches[0]
+        outputs = self._outputs_of_copy(copies.load_to_score())
+        are_logits = self._logits
+        if are_logits is None:
+            are_logits = gives_logits(output_metric.metric, outputs, y)
+        if are_logits is None:
+            raise ConfigurationError(
+                f"{self._requester}: all outputs of {type(self._module).__name__} for the first validation batch are "
+                "in 0 .. 1, so that they can be logits or probabilities. Say which: "
+                "performance=flsv.scores.FromOutputs(metric, logits=True), or logits=False."
+            )
+        output_metric.converts_logits = are_logits and wants_probabilities(output_metric.metric)
+        self._set_form(copies.load_to_score(), output_metric.metric, are_logits)
         # Class numbers are no form: between two of them lies another class.
-        if self.form is not None and not self.form.classifies:
-            is_bounded = random_models.have_bound()
-            self.form = self.form.if_fractional(is_bounded, random_models.outputs(SMALL_SCALE))
-
-    def _random_models(self, copies: ModuleCopies, x: Any) -> RandomModels:
-        return RandomModels(
-            partial(self._loaded, copies),
-            num_parameters=self.space.num_parameters,
-            vector=self.space.read(copies.load()),
-            x=x,
-            context=self._context,
+        if self.form is None or self.form.classifies:
+            return
+        if are_whole(self._random_outputs(copies, _SMALL_SCALE)):
+            self.form = None
+            return
+        is_bounded = have_bound(
+            self._random_outputs(copies, _SCALE), self._random_outputs(copies, _LARGE_SCALE)
         )
+        self.form = replace(self.form, is_bounded=is_bounded)
 
-    def _set_form(self, module: nn.Module, metric: Metric, gives_logits: bool) -> None:
+    def _random_outputs(self, copies: ModuleCopies, scale: float) -> Tensor:
+        """Return the numbers, without NaN, that models with random weights of a standard deviation give."""
+        generator = torch.Generator().manual_seed(0)
+        numbers = []
+        for _ in range(_NUM_RANDOM_MODELS):
+            module = copies.load_to_score()
+            vector = self.space.read(module)
+            weights = scale * torch.randn(self.space.num_parameters, generator=generator)
+            vector[: len(weights)] = weights.to(vector)
+            self.space.write(module, vector)
+            outputs = self._outputs_of_copy(module)
+            numbers.append(outputs[~outputs.isnan()])
+        return torch.cat(numbers)
+
+    def _set_form(self, module: nn.Module, metric: Metric, are_logits: bool) -> None:
         """Score a module. Set :attr:`form` if all batches' outputs are numbers of one shape a sample."""
         batch_shapes: list[Any] = []  # [B, ...] of each batch, None if its outputs are no numbers
 
@@ -570,7 +585,7 @@ class ModelEvaluator(VectorEvaluator):
             return outputs
 
         # Not for the scores, but for the shapes, and to find errors of the metric on all batches.
-        self._score(range(1), outputs_with_recorded_shape, self._sums(1))
+        self._score(1, outputs_with_recorded_shape)
 
         first_shape = batch_shapes[0]
         for batch_shape, (_, labels) in zip(batch_shapes, self._batches):
@@ -581,7 +596,7 @@ class ModelEvaluator(VectorEvaluator):
             if not has_output_per_label or not has_first_sample_shape:
                 return
         _, y = self._batches[0]
-        self.form = OutputForm.for_metric(metric, first_shape, y, gives_logits=gives_logits)
+        self.form = OutputForm.for_metric(metric, first_shape, y, gives_logits=are_logits)
 
     def _try_vmap(self, module: nn.Module, x: Any) -> None:
         build = row_builder(self.space.read(module)[None])

@@ -1,14 +1,12 @@
 """OutputMetric: a torchmetrics metric of a model's outputs and labels.
 
 torchmetrics takes a *batch* for logits if a number of it lies outside [0, 1]. So that all batches are treated the same
-way, flsv decides once per module: it returns logits if a model with random parameters returns a number outside [0, 1].
+way, flsv decides once per module, by what it returns for the first batch (:func:`gives_logits`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +18,9 @@ from torchmetrics.classification import (
     MulticlassStatScores,
 )
 
+from flsv.games.classification import double_dtype
 from flsv.games.validation_batches import description_of
-from flsv.games.vector_evaluator import loss_dtype
 from flsv.scores.class_scores import ClassScore, class_1_probabilities
-from flsv.scores.likelihood import MeanLogLikelihood
 from flsv.utilities.errors import ConfigurationError
 
 _CLASSIFICATION_MODULE = "torchmetrics.classification"
@@ -31,10 +28,6 @@ _CLASSIFICATION_MODULE = "torchmetrics.classification"
 _CLASS_COMPARING_NAMES = re.compile(
     "AUROC|LogAUC|ROC|AveragePrecision|PrecisionRecallCurve|At[FS]|EER|MatthewsCorrCoef|CohenKappa"
 )
-#: The distance of neighbouring numbers of a type, up to which they can show that outputs have fractions.
-_LARGEST_STEP = 0.125
-#: The least probability whose logarithm is taken.
-MIN_PROBABILITY = 1e-6
 
 
 class OutputMetric:
@@ -83,14 +76,14 @@ class OutputMetric:
                 y = y.squeeze(-1)
             if self.converts_logits:
                 outputs = _probabilities(self.metric, outputs, y)
-            if _task_of(self.metric) == "Binary":
+            if task_of(self.metric) == "Binary":
                 outputs = class_1_probabilities(outputs, y)
         try:
             self.metric.update(outputs, y)
         except Exception as error:
             raise self._refused(error) from error
 
-    def value(self) -> float:
+    def compute(self) -> float:
         """Return the metric's value over all batches that were added."""
         try:
             value = self.metric.compute()
@@ -116,91 +109,30 @@ class OutputMetric:
         )
 
 
-@dataclass(frozen=True)
-class OutputForm:
-    """The form in which coalitions' outputs are predicted: logits, with the classes in the last dimension."""
+class ModelMetrics:
+    """A measure of several models at once: a metric of each model's outputs."""
 
-    # A regression's outputs stay as they are.
-    classifies: bool
-    # Whether a sample has one number, for the positive class.
-    has_one_output: bool = False
-    gives_logits: bool = True
-    # Whether outputs are log-probabilities of the labels. The classes are then "another" and "the label".
-    are_label_likelihoods: bool = False
-    # Whether a regression's outputs have a bound, as rates and shares have, which no prediction may pass.
-    is_bounded: bool = False
+    def __init__(self, metric: OutputMetric) -> None:
+        self._metrics = [metric]
+        self._num_models = 0
 
-    @staticmethod
-    def for_metric(
-        metric: Metric,
-        shape: tuple[int, ...],
-        y: Tensor,
-        gives_logits: bool,
-    ) -> OutputForm:
-        """Find the form of a batch's outputs of the shape ``[B, ...]``."""
-        if isinstance(metric, MeanLogLikelihood):
-            return OutputForm(classifies=True, are_label_likelihoods=True)
-        shapes_of_one_output = (y.shape, (*y.shape, 1))
-        return OutputForm(
-            classifies=_task_of(metric) is not None,
-            has_one_output=shape in shapes_of_one_output,
-            gives_logits=gives_logits,
-        )
+    def begin(self, num_models: int) -> None:
+        """Forget all batches, and measure c = ``num_models`` models from now on."""
+        self._num_models = num_models
+        while len(self._metrics) < num_models:
+            self._metrics.append(self._metrics[0].clone())
+        for metric in self._metrics:
+            metric.metric.reset()
 
-    def if_fractional(self, is_bounded: bool, examples: Iterable[Tensor]) -> OutputForm | None:
-        """Return this form with its bound. None if all ``examples`` are whole numbers: predictions lie between."""
-        numbers = torch.cat([outputs.flatten() for outputs in examples])
-        # From here on numbers of this type are whole or have few fractions, so that whole ones say nothing: eps is the
-        # distance of numbers at 1. In float32 the limit is 2^20.
-        limit = _LARGEST_STEP / torch.finfo(numbers.dtype).eps
-        small_numbers = numbers[numbers.abs() < limit]
-        are_whole = len(small_numbers) > 0 and torch.equal(small_numbers, small_numbers.round())
-        if are_whole:  # the outputs are class numbers
-            return None
-        return replace(self, is_bounded=is_bounded)
+    def update(self, outputs: Any, labels: Any) -> None:
+        """Add a batch: the models' outputs ``[c, B, ...]`` for the labels ``[B, ...]``."""
+        for metric, model_outputs in zip(self._metrics, outputs):
+            metric.update(model_outputs, labels)
 
-    def logits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Convert the outputs ``[c, B, ...]`` of c models for the labels ``y [B, ...]`` to this form. Classifiers'
-        classes become the last dimension.
-        """
-        has_trailing_one = outputs.shape[1:] == (*y.shape, 1)
-        if has_trailing_one:
-            outputs = outputs.squeeze(-1)
-        if not self.classifies:
-            return outputs
-
-        if self.are_label_likelihoods:
-            # [c, B], log p with p the probability of the sample's label. The classes become [not the label, the label].
-            log_p = outputs.float().clamp(max=-MIN_PROBABILITY)  # so that p < 1
-            log_not_p = (-log_p.expm1()).log()  # log(1 - p)
-            return torch.stack([log_not_p, log_p], -1)
-
-        if self.has_one_output:
-            # [c, B], a number for class 1. Class 0 gets the logit 0.
-            logits_of_class_1 = outputs
-            if not self.gives_logits:
-                logits_of_class_1 = outputs.logit(eps=MIN_PROBABILITY)
-            logits_of_class_0 = torch.zeros_like(logits_of_class_1)
-            return torch.stack([logits_of_class_0, logits_of_class_1], -1)
-
-        # [c, B, M, ...], a number for each of M classes.
-        if not self.gives_logits:
-            outputs = outputs.clamp_min(MIN_PROBABILITY).log()
-        return outputs.movedim(2, -1)
-
-    def outputs(self, logits: Tensor) -> Tensor:
-        """Convert one model's predicted logits ``[B, ..., M]`` back to outputs, as :meth:`logits` has got them."""
-        if not self.classifies:
-            return logits
-        if self.are_label_likelihoods:  # of the classes [not the label, the label]
-            log_probabilities = logits.log_softmax(-1)
-            return log_probabilities[..., 1]
-        if self.has_one_output:  # of the classes [0, 1]
-            log_odds = logits[..., 1] - logits[..., 0]
-            return log_odds if self.gives_logits else log_odds.sigmoid()
-        if not self.gives_logits:
-            logits = logits.softmax(-1)
-        return logits.movedim(-1, 1)  # [B, M, ...]
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``"metric"``, float64 ``[c]``."""
+        values = [metric.compute() for metric in self._metrics[: self._num_models]]
+        return {"metric": torch.tensor(values, dtype=torch.float64)}
 
 
 def wants_probabilities(metric: Metric) -> bool:
@@ -208,7 +140,7 @@ def wants_probabilities(metric: Metric) -> bool:
     compares_largest_outputs = isinstance(
         metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch
     )
-    return _task_of(metric) is not None and not compares_largest_outputs
+    return task_of(metric) is not None and not compares_largest_outputs
 
 
 def scores_class_1(metric: Metric) -> bool:
@@ -221,14 +153,14 @@ def scores_class_1(metric: Metric) -> bool:
     if isinstance(metric, ClassScore):
         return metric.name != "auroc"
     symmetric = ("BinaryAUROC", "BinaryAccuracy")
-    return _task_of(metric) == "Binary" and type(metric).__name__ not in symmetric
+    return task_of(metric) == "Binary" and type(metric).__name__ not in symmetric
 
 
 def needs_two_classes(metric: Any) -> bool:
     """Return whether a metric compares classes, so that it is undefined for labels of one class."""
     if isinstance(metric, ClassScore):
         return True
-    is_of_classes = isinstance(metric, Metric) and _task_of(metric) in ("Binary", "Multiclass")
+    is_of_classes = isinstance(metric, Metric) and task_of(metric) in ("Binary", "Multiclass")
     return is_of_classes and _CLASS_COMPARING_NAMES.search(type(metric).__name__) is not None
 
 
@@ -247,22 +179,35 @@ def check_two_classes(metric: Any, labels: Tensor, owner: str) -> None:
         )
 
 
-def beyond_probabilities(outputs: Any) -> bool:
-    """Return whether a number of the outputs is outside [0, 1]."""
-    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+def gives_logits(metric: Metric, outputs: Any, labels: Any) -> bool | None:
+    """Return whether a module's outputs for a batch are logits, of which one is outside [0, 1]. They are probabilities
+    if those of each sample's classes sum to 1. None: they can be either.
+    """
+    is_pair_of_numbers = isinstance(outputs, Tensor) and isinstance(labels, Tensor)
+    if not is_pair_of_numbers or not outputs.is_floating_point() or task_of(metric) is None:
         return False
+    if not _are_within_0_and_1(outputs):
+        return True
+    has_class_columns = outputs.ndim == labels.ndim + 1 and outputs.shape[1] > 1
+    if has_class_columns and are_probabilities(outputs):
+        return False
+    starts_with_zeros = not outputs.any()  # as a head of zeros gives
+    return True if starts_with_zeros else None
+
+
+def _are_within_0_and_1(outputs: Tensor) -> bool:
     is_outside = (outputs < 0) | (outputs > 1)
-    return bool(is_outside.any())
+    return not is_outside.any()
 
 
 def are_probabilities(outputs: Tensor) -> bool:
     """Return whether outputs ``[B, M]`` are in [0, 1] and each row sums to 1, up to rounding."""
     sums = outputs.float().sum(1)
     are_one = torch.isclose(sums, torch.ones_like(sums), atol=1e-2)
-    return not beyond_probabilities(outputs) and bool(are_one.all())
+    return _are_within_0_and_1(outputs) and bool(are_one.all())
 
 
-def _task_of(metric: Metric) -> str | None:
+def task_of(metric: Metric) -> str | None:
     """Return a metric's task: "Binary", "Multilabel", "Multiclass", "Classes" (a :class:`ClassScore`), or None."""
     if isinstance(metric, ClassScore):
         return "Classes"
@@ -276,7 +221,7 @@ def _task_of(metric: Metric) -> str | None:
 
 
 def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
-    task = _task_of(metric)
+    task = task_of(metric)
     if not logits.is_floating_point() or task is None:
         return logits
     has_class_columns = logits.ndim == y.ndim + 1
@@ -287,4 +232,4 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
     if task == "Multilabel" or not has_class_columns:
         return logits.sigmoid()
     # In float64, probabilities close to 1 stay distinct, which metrics of rankings need.
-    return logits.to(loss_dtype(logits.device)).softmax(1)
+    return logits.to(double_dtype(logits.device)).softmax(1)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games.module_copies import ScoringCopies, ScoringEffects
-from flsv.utilities.host_copies import to_host
 
 #: Names of classifiers' scores that :meth:`Scores.value` takes.
 UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy"]
@@ -87,98 +85,9 @@ class Scores:
         for name in parts[0].values:
             values_of_parts = [part.values[name] for part in parts]
             values[name] = torch.cat(values_of_parts)
-        return Scores(values, parts[0].support)
-
-
-def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Count c models' correct predictions per class, ``[c, M]``, and sum their losses, ``[c]``. It does not wait for
-    the GPU.
-    """
-    return hits_of(logits, y), losses_of(logits, y)
-
-
-def hits_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Count each model's correct predictions per class on a batch, int64 ``[c, M]``."""
-    num_models, _, num_classes = logits.shape
-    largest, predicted = logits.max(-1)
-    # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
-    is_number = largest == largest  # False for NaN
-    is_correct = (predicted == y) & is_number
-    shape = num_models, num_classes
-    correct = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-    # Add each sample's 0 or 1 to the column of its class.
-    correct.index_add_(1, y, is_correct.long())
-    return correct
-
-
-def losses_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Sum each model's cross-entropy over a batch, ``[c]``."""
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    num_models = len(logits)
-    flat_logits = logits.flatten(0, 1)  # [c * B, M]
-    repeated_y = y.repeat(num_models)
-    losses = F.cross_entropy(flat_logits, repeated_y, reduction="none")
-    losses = losses.view(num_models, -1)
-    return losses.sum(-1, dtype=loss_dtype(logits.device))
-
-
-def loss_dtype(device: torch.device) -> torch.dtype:
-    """Return float64 where the device has it, else float32."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-class Sums:
-    """Buffers for the scores of one ``evaluate`` call, with a row per model, on the models' device."""
-
-    def __init__(
-        self,
-        num_models: int,
-        num_classes: int | None,
-        num_batches: int,
-        device: torch.device,
-        # The OutputForm of the outputs that are kept. None: none are.
-        output_form: Any = None,
-    ) -> None:
-        self.output_form = output_form
-        # {first row: outputs of a chunk of models}
-        self.outputs: dict[int, Tensor] = {}
-        self.correct = torch.zeros(
-            (num_models, num_classes or 0),
-            dtype=torch.int64,
-            device=device,
-        )
-        # A column per batch: in whatever order batches are evaluated, the columns are summed in one order.
-        self.losses = torch.zeros(
-            (num_models, num_batches),
-            dtype=loss_dtype(device),
-            device=device,
-        )
-        self.metric = torch.zeros(num_models, dtype=torch.float64)
-
-    def scores(
-        self,
-        support: Tensor | None,
-        has_metric: bool,
-    ) -> Scores:
-        """Return all models' scores, with ``"metric"`` if ``has_metric``. ``support`` has each class's samples."""
-        values = {}
-        if has_metric:
-            values["metric"] = self.metric
-        if support is not None:
-            loss = torch.zeros(len(self.losses), dtype=torch.float64)
-            # One column after the other: the rounding of sum(-1) depends on the number of rows.
-            losses, correct = to_host([self.losses, self.correct])
-            for column in losses.double().unbind(1):
-                loss = loss + column
-            values["correct"] = correct
-            values["loss"] = loss / support.sum()  # the mean over all samples
-
-        outputs = None
-        if self.outputs:  # by the first row of each chunk of models
-            chunks = [self.outputs[first_row] for first_row in sorted(self.outputs)]
-            outputs = torch.cat(chunks)
-        return Scores(values, support, outputs)
+        kept_outputs = [part.outputs for part in parts if part.outputs is not None]
+        outputs = torch.cat(kept_outputs) if kept_outputs else None
+        return Scores(values, parts[0].support, outputs)
 
 
 #: A function ``build(i, out)`` that writes model i's vector into the tensor ``out [P]``.

@@ -35,7 +35,7 @@ from flsv.functional.fedce import (
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.cosine_gradient_shapley import parameters_of
 from flsv.scores.performance import Mode, ModelScore, performance_of
-from flsv.utilities.declared import Momentum, Positive
+from flsv.utilities.declared import Positive
 from flsv.utilities.errors import ConfigurationError
 
 
@@ -158,7 +158,6 @@ class ContributionEstimation(ContributionMetric):
         combine: ``"times"``: the product of the two factors, as above. ``"plus"``: their sum.
         performance: the score m, in [0, 1], of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value
             that the module logs when it validates, or a torchmetrics metric. See :mod:`flsv.scores.performance`.
-        floor: the number to which smaller shares of a client are raised.
         mode: ``"max"`` for a value that the module logs.
         cap: the largest mean error that counts, as a multiple of the median over all clients. Clients report errors
             themselves, and could exaggerate. None, as in the paper: no cap.
@@ -217,7 +216,6 @@ class ContributionEstimation(ContributionMetric):
         num_clients: int | None = None,
         combine: Combine = "times",
         performance: str | Metric = "accuracy",
-        floor: Momentum = 1e-3,
         mode: Mode | None = None,
         cap: Positive | None = None,
         **kwargs: Any,
@@ -231,7 +229,6 @@ class ContributionEstimation(ContributionMetric):
                 'which more is better. Use "accuracy" or "balanced_accuracy".'
             )
         self.combine = combine
-        self.floor = floor
         self.cap = cap
         super().__init__(num_clients, num_classes=None, **kwargs)
 
@@ -290,8 +287,7 @@ class ContributionEstimation(ContributionMetric):
                 cosines[took_part].cpu(),
                 scores[took_part].cpu(),
                 self.combine,
-                self.floor,
-                self.cap,
+                cap=self.cap,
             )
             value[took_part] = estimates.to(value)
         return value

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -51,8 +51,8 @@ class ShadowShapley(MeasuredMetric):
     **Training.** A coalition is the same run with its members only. It is the ordinary fit of a copy of Trainer, module
     and callbacks, made before the run, with the same seed and as many rounds. It is trained after the run in the same
     process, without loggers, progress bars, early stopping or time limit. Ranks share the coalitions. The coalition of
-    all clients is trained once more, see ``verify``. If it does not come to the run's own model, to the bit, a warning
-    and the verdict say so. Sites train coalitions beside the run, which are valued after it.
+    all clients is trained once more for the first two rounds. If it does not come to the run's own model, to the bit, a
+    warning and the verdict say so. Sites train coalitions beside the run, which are valued after it.
 
     **Cost.** For n clients ``"singles"`` costs the training of one more run and validations of n models, ``"both"``
     that of n runs, and ``"all"`` of :math:`2^{n-1} - 1`.
@@ -92,8 +92,6 @@ class ShadowShapley(MeasuredMetric):
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
         judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"``, or the ``"clients"``, of whom
             then each predicts coalitions' outputs on its own samples.
-        verify: the rounds for which the coalition of all clients is trained again and compared with the run. Only the
-            first two are left (``"start"``): settings of earlier runs have this argument.
         leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
             those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
@@ -134,7 +132,6 @@ class ShadowShapley(MeasuredMetric):
         every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 1,
         judges: Judges = "server",
-        verify: Literal["start"] = "start",
         leave_out: Sequence[str] | None = None,
         halvings: Count | None = None,
         **kwargs: Any,
@@ -142,7 +139,6 @@ class ShadowShapley(MeasuredMetric):
         check_halvings(coalitions, halvings or 1, judges)
         self._num_halvings = halvings or 1
         self.max_fits = max_fits
-        self.verify = verify
         self._leaves_out = None if leave_out is None else tuple(leave_out)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):

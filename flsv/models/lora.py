@@ -42,7 +42,11 @@ def freeze_a(module: nn.Module) -> int:
 
 
 def add_lora(
-    network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any
+    network: nn.Module,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str] | str,
+    **kwargs: Any,
 ) -> nn.Module:
     """Insert LoRA layers into a network, in place, and freeze all other parameters.
 
@@ -56,7 +60,7 @@ def add_lora(
         ) from error
     # peft accepts "all-linear" for transformers only, where it excludes the layer of the tokens' logits.
     if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
-        targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+        targets = linear_layers(network, exclude=None)
     # For mypy: options are of any type.
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
     return inject_adapter_in_model(config, network)
@@ -126,7 +130,12 @@ class LoRAClient(ClassifierClient):
                 "with targets=[...], or use a deeper network."
             )
         with torch.device("cpu"):  # as ClassifierClient does
-            self.network = add_lora(self.network, self.rank, self.alpha, targets)
+            self.network = add_lora(
+                self.network,
+                self.rank,
+                alpha=self.alpha,
+                targets=targets,
+            )
         if head is not None:
             self.network.get_submodule(head).requires_grad_(True)
         if self.exact:

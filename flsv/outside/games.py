@@ -12,13 +12,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.private import attach, detach_fabric
 from flsv._lightning.validation_run import StoredBatches
 from flsv.core.parameter_space import ParameterSpace
 from flsv.games import CoalitionGames
-from flsv.games.make_evaluators import LOGGED_VALUE_ADVICE, make_evaluators
-from flsv.games.model_evaluator import ModelEvaluator
+from flsv.games.make_evaluators import make_evaluators
 from flsv.games.module_copies import module_device
 from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
@@ -73,37 +71,15 @@ def games_outside_fit(
     else:
         lightning_module = PlainModule(module, loss)
 
-    num_classes = num_classes or 1
     space = ParameterSpace(lightning_module)  # other prefixes, the same order
-    are_accuracies = [isinstance(measure, str) for measure in measures.values()]
-    if isinstance(lightning_module, PlainModule) and all(are_accuracies):
-        evaluator = ModelEvaluator(lightning_module, space, loader, num_classes=num_classes)
-        _check_loss(evaluator, measures)
-        return CoalitionGames(evaluator)
-
-    trainer = _trainer(lightning_module)
-    evaluator_or_none = None
-    if any(are_accuracies):
-        try:
-            batches = all_on_device(trainer, loader)
-            evaluator_or_none = ModelEvaluator(
-                lightning_module, space, batches, num_classes=num_classes
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}{LOGGED_VALUE_ADVICE}") from error
-        _check_loss(evaluator_or_none, measures)
-    validated = make_evaluators(trainer, space, loader, measures)
-    return CoalitionGames(evaluator_or_none, validated=validated)
-
-
-def _check_loss(
-    evaluator: ModelEvaluator,
-    measures: Mapping[str, str | ModelScore],
-) -> None:
-    """Check that forward gives logits if a metric is measured by their loss."""
-    for name, measure in measures.items():
-        if measure == "negative_loss":
-            evaluator.check_logits(name)
+    evaluators = make_evaluators(
+        _trainer(lightning_module),
+        space,
+        loader,
+        measures,
+        num_classes=num_classes or 1,
+    )
+    return CoalitionGames(evaluators)
 
 
 def _trainer(module: L.LightningModule) -> L.Trainer:

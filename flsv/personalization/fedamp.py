@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flsv.core import Round
 from flsv.core.strategy import Contributions
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.personalization.base import Starts
 from flsv.personalization.upload_keeper import UploadKeeper
 from flsv.utilities.declared import NonNegative, Positive, Share

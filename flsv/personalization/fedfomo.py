@@ -31,7 +31,7 @@ from flsv.core import (
     declare_answer,
 )
 from flsv.core.strategy import Contributions, FederationInfo
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
 from flsv.scores.performance import Mode, ModelScore, performance_of

@@ -39,7 +39,7 @@ from flsv.core import (
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional import permutation_shapley
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.functional.pfedsv import Explore, Policy, SelfWeight, personalized_weights, top_k_download
 from flsv.personalization.base import OWN_MODEL, Personalized, Starts
 from flsv.personalization.upload_keeper import UploadKeeper, check_validation, request_model_values
@@ -48,6 +48,8 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.host_copies import on_host
 from flsv.utilities.seeding import generator_for
 
+#: Number of permutations of the models, per model, by which their Shapley values are estimated.
+PERMUTATIONS_PER_MODEL = 3
 #: The largest amount by which a Shapley value of accuracies may leave [-1, 1].
 ROUNDING = 1e-9
 _MAX_CHUNK_SIZE = 2**26  # number of elements of the coalition models in memory at the same time
@@ -77,7 +79,6 @@ def collaborate(
     *,
     personal: Tensor | None,
     num_parameters: int,
-    permutations_factor: int,
     self_weight: SelfWeight,
     safeguard: bool,
     generator: Generator,
@@ -93,7 +94,7 @@ def collaborate(
     models = torch.stack([select_personal(local.model, personal), *downloads])  # [s, Q]
     game = _MixtureGame(local, models=models, base=base, personal=personal)
 
-    num_permutations = permutations_factor * len(models)
+    num_permutations = PERMUTATIONS_PER_MODEL * len(models)
     budget = num_permutations * (len(models) - 1) + 2  # with the empty and the grand coalition
     estimate = permutation_shapley(game.utility, len(models), budget=budget, generator=generator)
     values = estimate.values
@@ -241,7 +242,6 @@ class PFedSV(UploadKeeper):
         metric: name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
         k: number of downloads per round, as long as there are clients whose models the client has never evaluated.
             Later it downloads all models with a positive score.
-        permutations_factor: number of permutations of the players (models) per player.
         self_weight: distance assigned to the client's own model in equation 6: ``"mean"``, ``"min"``, ``"exclude"``, or
             a number, see :func:`flsv.functional.personalized_weights`.
         mode: ``"model"``: whole models are downloaded. ``"extractor"``: classifiers are downloaded, and all clients
@@ -282,7 +282,6 @@ class PFedSV(UploadKeeper):
         self,
         metric: str = "relevance",
         k: Count = 5,
-        permutations_factor: Count = 3,
         self_weight: Policy | NonNegative = "mean",
         mode: Literal["model", "extractor"] = "model",
         explore: Explore = "score",
@@ -292,7 +291,6 @@ class PFedSV(UploadKeeper):
         super().__init__()
         self.metric: str = metric
         self.k = k
-        self.permutations_factor = permutations_factor
         self.self_weight = self_weight
         self.mode = mode
         self.explore = explore
@@ -327,8 +325,11 @@ class PFedSV(UploadKeeper):
         start: Tensor | None,
         state: FederationState,
     ) -> dict[str, Tensor]:
-        # A client of the previous round's cohort received the extractor after that aggregation.
-        if self._is_personal is None or start is not None or client in self._cohort:
+        if self._is_personal is None or start is not None:
+            return {}
+        if (
+            client in self._cohort
+        ):  # it received the extractor after the previous round's aggregation
             return {}
         model = state.model()
         is_shared = ~self._is_personal.to(model.device)
@@ -406,7 +407,6 @@ class PFedSV(UploadKeeper):
             collaborate,
             personal=self._is_personal,
             num_parameters=num_parameters,
-            permutations_factor=self.permutations_factor,
             self_weight=self.self_weight,
             safeguard=self.safeguard,
         )

@@ -126,8 +126,8 @@ def write_report(
         **content,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as draft:
-        draft.write(page.encode())
+    with replacing(file) as page_file:
+        page_file.write(page.encode())
     if shares is not None and client_id is None:
         save_table(shares_file(file), shares.csv_table())
     return file
@@ -148,12 +148,12 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         values = basis.estimates["value"]
     clients = ends_of(highest_first(values), MAX_CLIENTS_SHOWN)
     names = list(map(run.label, clients))
-    faults = findings(run)
+    client_findings = findings(run)
 
     sentences = []
     if len(clients) < run.num_clients:
         sentences.append(f"The table shows {len(clients)} of {run.num_clients} partners.")
-    if any(faults):
+    if any(client_findings):
         sentences.append(WORDS["findings"])
     if basis is not None and basis.adds_up and basis.by.endswith("accuracy"):
         sentences.append(WORDS["steps"])
@@ -187,7 +187,7 @@ def _for_all(run: Run, basis: Basis | None, shares: Shares | None) -> dict[str, 
         },
     }
     if basis is not None:
-        content["values"] = _values_table(basis, clients, names, shares, faults)
+        content["values"] = _values_table(basis, clients, names, shares, client_findings)
         content["source"] = f"{_source(basis)}; {basis.origin}"
         content["moved"] = {
             f"by {titled(score)}": fraction
@@ -395,9 +395,9 @@ def _values_table(
     clients: Sequence[int],
     names: Sequence[str],
     shares: Shares | None,
-    faults: Sequence[str],
+    client_findings: Sequence[str],
 ) -> Table:
-    """Return the page's main table: values with bars, shares and amounts, and findings (``faults``)."""
+    """Return the page's main table: values with bars, shares and amounts, and findings."""
     estimates = basis.estimates.loc[clients]
     columns: dict[str, list[Any]] = {
         "value": with_intervals(estimates, between=" to "),
@@ -408,8 +408,8 @@ def _values_table(
         columns["share"] = [share for share, _ in cells]
         columns["amount"] = [amount for _, amount in cells]
 
-    if any(faults):
-        columns["finding"] = [faults[client] or NO_NUMBER for client in clients]
+    if any(client_findings):
+        columns["finding"] = [client_findings[client] or NO_NUMBER for client in clients]
     has_all_clients = len(clients) == len(basis.values)
     if has_all_clients and basis.adds_up:
         columns[""] = _waterfall_cells(basis, estimates)

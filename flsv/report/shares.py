@@ -16,7 +16,7 @@ from flsv.functional.allocation import allocate
 from flsv.functional.joint_shares import joint_shares
 from flsv.results.basis import RETRAINED, RETRAINED_METRIC, Basis, basis_of
 from flsv.results.reading import Run
-from flsv.results.round_result import doubts_in, faults_in
+from flsv.results.round_result import data_warnings_in, invalid_updates_in
 from flsv.results.text import NO_NUMBER, joined, percent, shares_in
 from flsv.results.verdict import Verdict
 from flsv.utilities.choices import Negatives
@@ -120,7 +120,7 @@ class Shares:
     budget: Budget
     #: The values by which the budget is shared out.
     basis: Basis
-    #: Whether the budget may be shared out by these values. If not, nobody has a share.
+    #: Whether the budget may be shared out by these values. If not, no client has a share.
     verdict: Verdict
     #: One row per client, with the columns :data:`COLUMN_ORDER`. `share` is the client's fraction of the budget.
     #: `share_low` and `share_high` are the ends of its interval, from draws of all values together, see
@@ -176,7 +176,7 @@ class Shares:
 
 
 def shares_of(run: Run, budget: Budget) -> Shares:
-    """Share a budget out by a run's values. If the verdict on them forbids it, nobody has an amount.
+    """Share a budget out by a run's values. If the verdict on them forbids it, no client has an amount.
 
     Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
     """
@@ -232,21 +232,19 @@ def findings(run: Run, for_one_client: bool = False) -> list[str]:
     A text is "" if there are none. With ``for_one_client`` it neither names nor describes other clients.
     """
     texts: list[list[str]] = [[] for _ in range(run.num_clients)]
-    for client, (faulty_rounds, num_rounds) in faults_in(run.record["events"]).items():
+    for client, (invalid_rounds, num_rounds) in invalid_updates_in(run.record["events"]).items():
         texts[client].append(
-            f"not finite or far too large in {faulty_rounds} of {num_rounds} rounds"
+            f"not finite or far too large in {invalid_rounds} of {num_rounds} rounds"
         )
 
-    for doubt in doubts_in(run.record["events"]):
-        if doubt.client is None:
+    for data_warning in data_warnings_in(run.record["events"]):
+        if data_warning.client is None:
             continue  # a warning about all tables is a reason of the verdict
-        description = (
-            f"{doubt.column}: doubtful" if for_one_client else f"{doubt.column}: {doubt.text}"
-        )
-        texts[doubt.client].append(description)
-        for other_client in doubt.others:
-            name = "another participant" if for_one_client else run.label(doubt.client)
-            texts[other_client].append(f"{doubt.column}: has some of {name}")
+        description = "a data-quality warning" if for_one_client else data_warning.text
+        texts[data_warning.client].append(f"{data_warning.column}: {description}")
+        for other_client in data_warning.others:
+            name = "another participant" if for_one_client else run.label(data_warning.client)
+            texts[other_client].append(f"{data_warning.column}: some are also samples of {name}")
     return ["; ".join(client_texts) for client_texts in texts]
 
 

@@ -193,7 +193,7 @@ class Run:
 
     @property
     def changed_settings(self) -> str:
-        """Return a text about the settings by which ``flsv retrain`` was told to train otherwise, if any."""
+        """Return a description of the settings that differ between ``flsv retrain`` and the run, or ""."""
         return stored_settings(self.folder / RETRAINED / RUNS).get(CHANGED, "")
 
 

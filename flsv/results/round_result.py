@@ -51,31 +51,32 @@ class Event:
     strength: float | None = None
 
 
-def faults_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
+def invalid_updates_in(events: Iterable[Event]) -> dict[int, tuple[int, int]]:
     """Return ``{client: (rounds with an invalid update, rounds with an update)}`` of the clients with invalid updates.
 
     Example:
-        >>> faults_in([Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)])
+        >>> events = [Event(1, "large", 0, 3, times=2, of=4), Event(1, "not_finite", 2, 2, of=4), Event(0, "x", 1, 1)]
+        >>> invalid_updates_in(events)
         {1: (3, 4)}
     """
     counts: dict[int, tuple[int, int]] = {}
     for event in events:
         if event.client is not None and event.what in ("not_finite", "large"):
-            num_faulty_rounds, num_rounds = counts.get(event.client, (0, 0))
+            num_invalid_rounds, num_rounds = counts.get(event.client, (0, 0))
             num_rounds_of_event = event.of or 0  # those in which the client has sent an update
             counts[event.client] = (
-                num_faulty_rounds + event.times,
+                num_invalid_rounds + event.times,
                 max(num_rounds, num_rounds_of_event),
             )
     return dict(sorted(counts.items()))
 
 
-def doubts_in(events: Iterable[Event]) -> list[Event]:
+def data_warnings_in(events: Iterable[Event]) -> list[Event]:
     """Return the data-quality warnings about the clients' tables.
 
     Example:
         >>> events = [Event(3, "large", 0, 2), Event(1, "doubt", 0, 0, text="9 of 80 are there twice")]
-        >>> [event.text for event in doubts_in(events)]
+        >>> [event.text for event in data_warnings_in(events)]
         ['9 of 80 are there twice']
     """
     return [event for event in events if event.what == DOUBT]

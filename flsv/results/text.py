@@ -138,13 +138,11 @@ def shares_in(values: Sequence[float]) -> list[float]:
         >>> shares_in([3.0, 1.0, -2.0, float("nan")])
         [0.75, 0.25, 0.0, nan]
     """
-    positive_values = [
-        max(value, 0.0) for value in values
-    ]  # max of NaN and 0 is NaN, in this order
-    total = sum(filterfalse(math.isnan, positive_values))
+    positive_values = np.maximum(values, 0.0)  # NaN stays NaN
+    total = np.nansum(positive_values)
     if total > 0:
-        return [value / total for value in positive_values]
-    return [math.nan] * len(positive_values)
+        return (positive_values / total).tolist()
+    return [math.nan] * len(values)
 
 
 def titled(measure: str) -> str:

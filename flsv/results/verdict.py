@@ -13,7 +13,7 @@ from flsv.core.state import OF_VALUES
 from flsv.data.copies import STRONG_DOUBT
 from flsv.functional.intervals import t_quantile
 from flsv.functional.joint_shares import JointShares, ValueErrors, joint_shares
-from flsv.results.round_result import UNLIKE_RUN, Event, doubts_in
+from flsv.results.round_result import UNLIKE_RUN, Event, data_warnings_in
 from flsv.results.text import WORDS, is_small_gain, joined, percent
 from flsv.utilities.choices import Negatives
 from flsv.utilities.csv_files import NAN
@@ -56,7 +56,7 @@ RECORDED_INPUTS = (
     "why_no_values",
 )
 #: Largest number of data-quality warnings that a reason describes.
-MAX_DOUBTS_SHOWN = 3
+MAX_WARNINGS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PaymentInputs:
     cases: int | None = None
     #: Descriptions of samples that several clients have, and of other strong data-quality warnings.
     shared_samples: str = ""
-    doubts: str = ""
+    data_warnings: str = ""
     #: Sentences that say how the training of coalitions differs from the run.
     unlike_run: str = ""
     #: A description of replies that sites did not send in training, or that differ from what was requested.
@@ -180,7 +180,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "majority": is_like_majority and percent(inputs.majority),
         "wide": has_gain and joint.moved > MAX_MOVED_FRACTION and percent(joint.moved),
         "metric": are_gains and not has_trainings,
-        "doubts": inputs.doubts,
+        "data_warnings": inputs.data_warnings,
         "unlike_run": inputs.unlike_run,
         "incidents": inputs.incidents,
         "one_class": has_values
@@ -269,17 +269,18 @@ def inputs_of_events(
     """
     shared_samples = []
     descriptions = []
-    for doubt in doubts_in(events):
+    for data_warning in data_warnings_in(events):
         owners = []
-        if doubt.client is not None:
+        if data_warning.client is not None:
             owners = [
-                client_label(client, client_names) for client in (doubt.client, *doubt.others)
+                client_label(client, client_names)
+                for client in (data_warning.client, *data_warning.others)
             ]
-        if doubt.others:
-            shared_samples.append(f"{joined(owners)} ({doubt.text})")
-        elif doubt.strength is not None and doubt.strength >= STRONG_DOUBT:
-            column_at_owners = ", ".join([*owners, doubt.column])
-            descriptions.append(f"{column_at_owners} ({doubt.text})")
+        if data_warning.others:
+            shared_samples.append(f"{joined(owners)} ({data_warning.text})")
+        elif data_warning.strength is not None and data_warning.strength >= STRONG_DOUBT:
+            column_at_owners = ", ".join([*owners, data_warning.column])
+            descriptions.append(f"{column_at_owners} ({data_warning.text})")
 
     incidents = []
     for event in events:
@@ -287,10 +288,10 @@ def inputs_of_events(
             site = client_label(event.client, client_names)
             incidents.append(f"{site} {event.what} ({event.times} times)")
 
-    text = listed(descriptions, MAX_DOUBTS_SHOWN)
+    text = listed(descriptions, MAX_WARNINGS_SHOWN)
     return {
-        "shared_samples": listed(shared_samples, MAX_DOUBTS_SHOWN),
-        "doubts": text,
-        "incidents": listed(incidents, MAX_DOUBTS_SHOWN),
+        "shared_samples": listed(shared_samples, MAX_WARNINGS_SHOWN),
+        "data_warnings": text,
+        "incidents": listed(incidents, MAX_WARNINGS_SHOWN),
         "unlike_run": "; ".join(event.text for event in events if event.what == UNLIKE_RUN),
     }

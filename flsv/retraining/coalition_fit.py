@@ -20,7 +20,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from flsv._lightning.evaluation import all_on_device
 from flsv._lightning.patches import (
     WATCHERS,
     callbacks_of,
@@ -35,7 +34,7 @@ from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule
 from flsv.games.judges import ClientJudges
-from flsv.games.make_evaluators import classifier_evaluator, make_evaluators
+from flsv.games.make_evaluators import make_evaluators
 from flsv.games.module_copies import ScoringEffects
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
@@ -118,33 +117,22 @@ class CoalitionScoring(L.Callback):
         """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. Without a run
         that has tried scoring, one of a seed's coalitions tries it.
         """
-        module = trainer.lightning_module
         effects = self._order.effects.get(measure_name(measure))
         if effects is None and not self._order.scores_untrained:
             effects = ScoringEffects()
-        if isinstance(measure, ModelScore) and measure.judged:
-            judges = ClientJudges(loop.space, loop.clients, self._data, measure, module.device)
-            judges.check(loop.space.read(module))
-            return judges
-
-        validation_loader = self._data.val_dataloader()
-        if isinstance(measure, ModelScore):
-            evaluators = make_evaluators(
-                trainer,
-                loop.space,
-                validation_loader,
-                measures={"the utility": measure},
-                seed=loop.state.seed,
-                effects=effects,
-            )
-            return evaluators[measure.evaluator_key]
-        return classifier_evaluator(
+        device = trainer.lightning_module.device
+        evaluators = make_evaluators(
             trainer,
             loop.space,
-            all_on_device(trainer, validation_loader),
+            self._data.val_dataloader(),
+            measures={"the utility": measure},
             num_classes=self._data.known_num_classes,
+            seed=loop.state.seed,
             effects=effects,
+            make_judges=partial(ClientJudges, loop.space, loop.clients, self._data, device),
         )
+        (evaluator,) = evaluators.values()
+        return evaluator
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.wait_for_round(self._order.max_wait)

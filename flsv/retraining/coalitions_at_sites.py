@@ -394,7 +394,7 @@ class _Coalition:
             for part in self._parts:
                 part.begin(info)
         self._metrics.to(initial_model.device)
-        self.sites = sites_of(self.state, left_out_of=" of a coalition's training")
+        self.sites = sites_of(self.state, excluded_from=" of a coalition's training")
 
     def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
         """Continue from what :meth:`state_dict` has returned."""

@@ -80,12 +80,12 @@ class ClientSampler(Strategy):
         """
         raise ConfigurationError(
             f"{self!r} cannot draw cohorts for a coalition that is trained without the other clients: it draws by "
-            "values or losses, or has no method `among`. Use UniformSampler or BernoulliSampler, or retrain with "
-            'participation="all", with which all members of a coalition train in every round.'
+            "values or losses, or has no method `among`. Use UniformSampler or BernoulliSampler, or retrain without "
+            "a sampler (flsv retrain RUN --federation.sampler null), so that all members train in every round."
         )
 
     @property
-    def asks(self) -> bool:
+    def sends_requests(self) -> bool:
         """Return whether the sampler sends requests to clients before it draws a cohort."""
         return type(self).choose is not ClientSampler.choose
 

@@ -39,9 +39,9 @@ class FixedCohort(ClientSampler):
     )
 
     def __init__(self, clients: Sequence[Annotated[int, Ge(0)] | str]) -> None:
-        self.clients = clients
+        self.clients = list(clients)
         # Before `check`, clients that were given by name have no id.
-        self._ids: Sequence[Any] = clients
+        self._ids: Sequence[Any] = self.clients
 
     def sample(
         self,
@@ -65,7 +65,7 @@ class FixedCohort(ClientSampler):
     def among(self, members: Sequence[int]) -> ClientSampler:
         drawn_members = set(self._ids) & set(members)
         if drawn_members:
-            return FixedCohort(list(drawn_members))
+            return FixedCohort(sorted(drawn_members))
         raise ConfigurationError(
             f"{self!r} never draws the clients {list(members)}, so their coalition cannot be trained. Remove them from "
             "the data, or add them to the cohort."

@@ -15,6 +15,7 @@ any other name, with ``mode``          the value that the module logs under it i
 a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
                                        metric gets the output of class 1 if there are two), or minus the value if its
                                        ``higher_is_better`` is False, or with ``mode="min"``
+``FromOutputs(metric, logits=False)``  the same of outputs that do not show whether they are logits
 ``MeanLogLikelihood()``                the mean of ``forward(x)``, the log-probabilities of the labels ``y``, such as a
                                        text's tokens (:class:`flsv.scores.likelihood.MeanLogLikelihood`)
 ====================================== ============================================================================
@@ -63,6 +64,7 @@ class ModelScore:
         called: the name by which the user asked for the metric, such as ``"auroc"``, else empty.
         derived: whether the gradient of the logged value is needed, too.
         judged: whether the clients score the models, see :mod:`flsv.games.judges`.
+        logits: whether a module's outputs are logits, see :class:`FromOutputs`. None: they show it.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -74,6 +76,7 @@ class ModelScore:
     called: str = ""
     derived: bool = False
     judged: bool = False
+    logits: bool | None = None
 
     def __repr__(self) -> str:
         if self.called:
@@ -121,6 +124,39 @@ class ModelScore:
     def utility(self, values: Tensor) -> Tensor:
         """Convert values of the measure to utilities, of which more is better."""
         return -values if self.mode == "min" else values
+
+
+class FromOutputs(Metric):
+    """A performance of a module whose outputs do not show what they are.
+
+    A metric of classes is computed from logits if an output for the first validation batch is outside [0, 1], and from
+    probabilities if those of each sample's classes sum to 1. Outputs of any other kind, such as one probability for
+    each sample, are refused with the advice to say what they are.
+
+    Args:
+        metric: a torchmetrics metric, or ``"auroc"``, ``"average_precision"`` or ``"f1"``.
+        logits: whether the outputs are logits. If not, they are probabilities.
+
+    Example:
+        >>> performance_of("FedSV", FromOutputs("auroc", logits=False), None).logits
+        False
+    """
+
+    def __init__(self, metric: str | Metric, logits: bool) -> None:
+        super().__init__()
+        self.metric = metric
+        self.logits = logits
+
+    def update(self, *_: Any) -> None:
+        raise NotImplementedError("flsv computes the metric that this one holds.")
+
+    def compute(self) -> None:
+        raise NotImplementedError("flsv computes the metric that this one holds.")
+
+
+def evaluator_key(measure: str | ModelScore) -> Hashable:
+    """Return the key of the evaluator that computes a measure: None for scores of classifiers, which share one."""
+    return measure.evaluator_key if isinstance(measure, ModelScore) else None
 
 
 def title_of(measure: str | ModelScore, positive: str | None) -> str:
@@ -268,6 +304,14 @@ if less is.
     owner_name = owner if isinstance(owner, str) else type(owner).__name__
     if isinstance(performance, ModelScore):  # checked before, for another object
         return performance
+    if isinstance(performance, FromOutputs):
+        measure = performance_of(owner, performance.metric, mode, argument)
+        if not isinstance(measure, ModelScore) or is_logged(measure):
+            raise ConfigurationError(
+                f"{owner_name}({argument}=FromOutputs({performance.metric!r})): expected one of "
+                f"{', '.join(CLASS_SCORES)}, or a torchmetrics metric."
+            )
+        return replace(measure, logits=performance.logits)
     if isinstance(performance, Metric):
         if mode is None and performance.higher_is_better is None:
             raise ConfigurationError(

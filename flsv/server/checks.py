@@ -27,7 +27,7 @@ from flsv.core import VOCABULARY, Split
 from flsv.core.needs import check_declared, needs_of, reads_of
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Strategy
-from flsv.core.vocabulary import TOLD_BY_CLIENTS
+from flsv.core.vocabulary import REPORTED_BY_CLIENTS
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.server.contribution_metrics import ContributionMetrics
@@ -189,7 +189,7 @@ def _check_samples(
 
 def _needs_answers(part: Any) -> bool:
     """Return whether a part needs reports or responses of clients."""
-    return any(need in TOLD_BY_CLIENTS for need in needs_of(part))
+    return any(need in REPORTED_BY_CLIENTS for need in needs_of(part))
 
 
 def _needs_validation(part: Any) -> bool:

@@ -265,7 +265,8 @@ class ContributionMetrics:
         value = metric.compute()
         num_clients = self._num_clients
         is_tensor = isinstance(value, Tensor)
-        if is_tensor and value.ndim in (1, 2) and len(value) == num_clients:
+        has_row_per_client = is_tensor and value.ndim in (1, 2) and len(value) == num_clients
+        if has_row_per_client:
             self.contributions[name] = value.detach()
             return
         description = list(value.shape) if is_tensor else type(value).__name__

@@ -185,7 +185,7 @@ class RoundServer:
             drawing_probabilities=drawing_probabilities,
             games=self.games,
             channel=self.channel,
-            left_out=[client for client in self.norms if client not in cohort.ids],
+            excluded=[client for client in self.norms if client not in cohort.ids],
             unmeasured=[*cohort.unmeasured, *silent],
         )
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 from flsv.configuration.identity import described
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.plain_values import are_equal
 
 Check = Callable[[Any], None]
 
@@ -106,38 +107,15 @@ def equal(
     expected: Any,
     rtol: float | None = None,
 ) -> bool:
-    """Return whether nested values are equal, where NaN equals NaN."""
-    if isinstance(value, float) and isinstance(expected, float):
-        return _same_tensors(torch.tensor(value), torch.tensor(expected), rtol)
-    if isinstance(value, Tensor):
-        return isinstance(expected, Tensor) and _same_tensors(value, expected, rtol)
-    if isinstance(value, Mapping):
-        if not isinstance(expected, Mapping):
-            return False
-        if value.keys() != expected.keys():
-            return False
-        return all(equal(item, expected[name], rtol) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        if len(value) != len(expected):
-            return False
-        pairs = zip(value, expected)
-        return all(equal(item, expected_item, rtol) for item, expected_item in pairs)
-    return bool(value == expected)
-
-
-def _same_tensors(tensor: Tensor, expected: Tensor, rtol: float | None) -> bool:
-    if tensor.shape != expected.shape:
+    """Return whether nested values are equal, bitwise or up to ``rtol``. NaN equals NaN."""
+    if rtol is None:
+        return are_equal(value, expected)
+    tolerance = {"rtol": rtol, "atol": rtol, "equal_nan": True}
+    try:
+        assert_close(value, expected, **tolerance, check_device=False, check_dtype=False)
+    except AssertionError:
         return False
-    if rtol is None and tensor.dtype != expected.dtype:
-        return False
-    tolerance = rtol or 0.0
-    return torch.allclose(
-        tensor.cpu().double(),
-        expected.cpu().double(),
-        rtol=tolerance,
-        atol=tolerance,
-        equal_nan=True,
-    )
+    return True
 
 
 @contextmanager

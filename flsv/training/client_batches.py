@@ -285,9 +285,7 @@ class LocalSteps:
 
     def _clients_to_train(self) -> list[int]:
         """Return all clients, or in a coalition its members."""
-        members = None
-        if isinstance(self._data, FederatedDataModule):  # not at a site
-            members = self._data.counted_clients
+        members = getattr(self._data, "counted_clients", None)  # a site's data have none
         return list(members or self.work_by_client)
 
     def _count_steps(self, client: int) -> float:

@@ -217,7 +217,8 @@ class Schedules:
         for index, config in enumerate(self._trainer.lr_scheduler_configs):
             scheduler: Any = config.scheduler
             is_stepped_between_rounds = _has_stepped(scheduler)
-            if config.interval != "step" and index in states and is_stepped_between_rounds:
+            is_stepped_by_client = config.interval != "step" and index in states
+            if is_stepped_by_client and is_stepped_between_rounds:
                 raise _stepped_by_both(scheduler)
             is_stepped_by_hand = self._is_manual and not is_stepped_between_rounds
             if config.interval == "step" or is_stepped_by_hand:

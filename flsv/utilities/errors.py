@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -143,19 +142,3 @@ def in_words(numbers: Sequence[int], limit: int = 6) -> str:
         else:
             words.append(", ".join(map(str, run)))
     return listed(words, limit)
-
-
-#: Two names are like each other if this part of their letters is the same, in order.
-MIN_LIKENESS = 0.7
-
-
-def is_like(name: str, expected: str) -> bool:
-    """Return whether ``name`` was probably meant to be ``expected``.
-
-    Example:
-        >>> is_like("FLSV_site.tml", "flsv-site.toml"), is_like("resources.json", "flsv-site.toml")
-        (True, False)
-    """
-    letters = re.sub("[^a-z]", "", name.lower())
-    expected_letters = re.sub("[^a-z]", "", expected.lower())
-    return SequenceMatcher(None, letters, expected_letters).ratio() >= MIN_LIKENESS

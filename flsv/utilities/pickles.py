@@ -51,19 +51,31 @@ _NO_DATA = object()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler that refers to the data, and knows parts that refuse pickling."""
+    """Pickler that refers to the data, and knows parts that refuse pickling.
+
+    Args:
+        file: gets the bytes.
+        data: an object to which copies refer.
+        reductions: ``{id of an object: how it is pickled}``.
+        shared_ids: ids of objects that copies have in common with the original.
+        shared_types: types of such objects.
+        copied_ids: ids of objects of such types that are copied.
+        blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
+        stand_ins: ``{id of an object: what copies have in its place}``.
+        locations: ``{a folder: its path below the folder in which a copy is loaded}``.
+    """
 
     def __init__(
         self,
         file: io.BytesIO,
         data: Any,
-        reductions: Mapping[int, Reduction],
-        shared_ids: Collection[int],
-        shared_types: tuple[type, ...],
-        copied_ids: Collection[int],
-        blank_storages: Collection[int],
-        stand_ins: Mapping[int, StandIn],
-        locations: Mapping[str, str],
+        reductions: Mapping[int, Reduction] = {},
+        shared_ids: Collection[int] = (),
+        shared_types: tuple[type, ...] = (),
+        copied_ids: Collection[int] = (),
+        blank_storages: Collection[int] = (),
+        stand_ins: Mapping[int, StandIn] = {},
+        locations: Mapping[str, str] = {},
     ) -> None:
         super().__init__(file)
         # {folder: its path below the folder in which a copy is loaded}
@@ -282,43 +294,21 @@ class Pickled:
 def pickled(
     value: Any,
     data: Any = _NO_DATA,
-    reductions: Mapping[int, Reduction] | None = None,
-    shared_ids: Collection[int] = (),
-    shared_types: tuple[type, ...] = (),
-    copied_ids: Collection[int] = (),
-    blank_storages: Collection[int] = (),
-    stand_ins: Mapping[int, StandIn] = {},
-    locations: Mapping[str, str] = {},
     program: ProgramState | None = None,
     has_own_caches: bool = False,
+    **options: Any,
 ) -> Pickled:
     """Pickle an object.
 
     Args:
         value: the object.
         data: an object to which copies refer, and which each load is given.
-        reductions: ``{id of an object: how it is pickled}``.
-        shared_ids: ids of objects that copies have in common with ``value``.
-        shared_types: types of such objects.
-        copied_ids: ids of objects of such types that are copied.
-        blank_storages: keys of memory that is not copied. All loads have one blank memory in its place, to be written.
-        stand_ins: ``{id of an object: what copies have in its place}``.
-        locations: ``{a folder: its path below the folder in which a copy is loaded}``.
         program: the program's state, in which objects are looked for that are copied.
         has_own_caches: whether the program has empty caches in place of its ``functools.lru_cache``, too.
+        options: further arguments of :class:`_Pickler`.
     """
     file = io.BytesIO()
-    pickler = _Pickler(
-        file,
-        data=data,
-        reductions=reductions or {},
-        shared_ids=shared_ids,
-        shared_types=shared_types,
-        copied_ids=copied_ids,
-        blank_storages=blank_storages,
-        stand_ins=stand_ins,
-        locations=locations,
-    )
+    pickler = _Pickler(file, data, **options)
     pickler.dump(value)
     references: list[Reference] = []
     if program is not None:

@@ -24,27 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.seeding import generator_state
 
 #: Types of values that refer to nothing.
-_PLAIN_TYPES = frozenset(
-    {
-        type(None),
-        type(...),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        range,
-        slice,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.Size,
-    }
-)
+_PLAIN_TYPES = frozenset({*CONSTANT_TYPES, type(...), range, slice, torch.layout, torch.Size})
 #: Types of random generators.
 GENERATORS = (
     torch.Generator,

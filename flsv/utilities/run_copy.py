@@ -70,7 +70,7 @@ class RunCopy:
             return pickled(
                 value,
                 data,
-                all_reductions,
+                reductions=all_reductions,
                 locations=locations or {},
                 program=self._program,
                 has_own_caches=True,

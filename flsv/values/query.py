@@ -107,7 +107,8 @@ class SeedScores:
     def utilities(self, game: Game, round_index: int) -> Tensor:
         """Return the coalitions' utilities after a round, float64 ``[K, 1]`` or by class ``[K, M]``."""
         models = self._models_after(game, round_index)
-        return torch.tensor([model.utilities[game.measure] for model in models]).double()
+        utilities = [model.utilities[game.measure] for model in models]
+        return torch.tensor(utilities, dtype=torch.float64)
 
     def outputs(self, game: Game, round_index: int) -> Tensor:
         """Return the coalitions' outputs ``[K, V, ...]`` after a round."""

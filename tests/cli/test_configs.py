@@ -77,7 +77,7 @@ def test_init_into_a_file_is_refused(options, capsys):
 @pytest.mark.parametrize("network", ["flower", "nvflare"])
 def test_init_of_a_network_writes_a_sites_limits_and_refuses_a_full_folder(network, capsys):
     assert main(["init", f"--{network}", "mine"]) == 0
-    assert "questions = []" in Path("mine/flsv-site.toml").read_text()
+    assert "functions = []" in Path("mine/flsv-site.toml").read_text()
     assert "mine/README.md explains how to run it" in capsys.readouterr().out
 
     assert main(["init", f"--{network}", "mine"]) == 2

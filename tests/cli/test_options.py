@@ -37,8 +37,8 @@ def read_error(capsys, *arguments):
     [
         ("init --flower a --nvflare b", "not allowed with argument --flower"),
         ("retrain . --trainings som", "invalid choice: 'som'"),
-        ("report . --budget -5", "expected a finite number above 0."),
-        ("report . --by value", "--by: name the budget, too"),
+        ("report . --budget -5", "error: --budget -5.0: expected a finite number above 0."),
+        ("report . --by value", "--by needs a budget: add --budget"),
         ("report . --client Oslo", "has no contributions.csv"),
         ("report . --client 1 --client=2", "--client is given 2 times"),
         ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
@@ -78,6 +78,14 @@ SLIPS = [
     (
         f"{FIT} --federation.optimizer_state keep",
         "--federation.optimizer_state: expected 'reset' or 'persist', got keep.\n",
+    ),
+    (
+        f"{FIT} --federation.aggregator FedAvgM --federation.aggregator.momentum 2",
+        "error: --federation.aggregator.momentum 2.0: expected a finite number in [0, 1).\n",
+    ),
+    (
+        f"{FIT} --federation.sampler UniformSampler --federation.sampler.fraction 7",
+        "UniformSampler: Option 'fraction' is not accepted.\n",
     ),
     (f"{FIT} --federation.metrics ShadowShapley", "expected {name: value}, got ShadowShapley.\n"),
     (f"{FIT} --federation.sampler.cohort_size 3", "a class in federation.sampler first.\n"),

@@ -160,6 +160,8 @@ def test_retrain_of_single_clients_says_so_and_its_trainings_are_taken_over(
     report = ["report", str(copied_run), "--out", str(page), "--budget", "100"]
     assert main(report) == 0
     assert ALONE in text_of_page(page)
+    repeated = f"flsv retrain {copied_run} --rounds 1 --seeds 1 --trainings singles"
+    assert repeated in text_of_page(page)
     assert sum(float(row["amount"]) for row in read_rows(copied_run / "shares_shares.csv")) == 100
     assert main([*report, "--by", "cssv"]) == 0
     assert "cssv does not measure" in text_of_page(page)

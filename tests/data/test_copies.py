@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -190,13 +189,6 @@ def facts_of(copies: Copies) -> tuple[int, int | None, int]:
     return copies.client, copies.other_client, copies.count
 
 
-def test_too_few_copies_are_no_doubt() -> None:
-    hashes = make_hashes(num_clients=3)
-    hashes[2][:4] = hashes[0][:4]
-
-    assert find_copies(hashes) == []
-
-
 def test_copies_are_those_that_pairs_of_clients_have() -> None:
     """The index finds the same as comparing each pair of clients, sample by sample."""
     generator = np.random.default_rng(0)
@@ -252,13 +244,6 @@ def test_a_client_is_compared_with_what_is_usual_among_the_others(num_clients: i
             expected[client] = pytest.approx(share - usual_share)
     assert excess_by_client == expected
     assert len(expected) == {1: 0, 2: 0, 3: 0, 8: 2, 9: 2}[num_clients]
-
-
-def test_comparing_ten_thousand_clients_takes_no_pairs() -> None:
-    samples = np.arange(10 * 10_000)
-    hashes = list(samples.reshape(10_000, 10))
-
-    assert find_copies(hashes) == []
 
 
 def test_clients_with_a_sample_of_many_are_compared_with_the_next_fifty() -> None:
@@ -330,37 +315,6 @@ def test_clients_with_few_different_rows_are_no_doubt(num_values: int) -> None:
     federation = make_federation(rows)
 
     assert copies_in(federation) == []
-
-
-def test_images_in_two_folders_are_found_by_their_files(tmp_path: Path) -> None:
-    from torchvision.datasets import ImageFolder
-
-    generator = np.random.default_rng(0)
-    pictures = generator.integers(
-        256,
-        size=(24, 8, 8),
-        dtype=np.uint8,
-    )
-    for index, picture in enumerate(pictures):
-        owners = ["Graz"]
-        if index < 12:
-            owners = ["Lyon", "Bonn"]  # Bonn's are Lyon's, renamed
-        label = "cat" if index % 2 else "dog"
-        for owner in owners:
-            folder = tmp_path / "train" / owner / label
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{owner}_{index}.png"
-            Image.fromarray(picture).save(path)
-
-    hashes = []
-    for owner in ("Lyon", "Bonn", "Graz"):
-        folder = tmp_path / "train" / owner
-        client_hashes = hash_samples(ImageFolder(str(folder)), torch.arange(12))
-        if client_hashes is not None:
-            hashes.append(client_hashes)
-    (copies,) = find_copies(hashes)
-
-    assert facts_of(copies) == (0, 1, 12)
 
 
 @pytest.mark.slow

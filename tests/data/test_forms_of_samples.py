@@ -326,23 +326,6 @@ def hashes_of_clients(samples) -> dict[str, str]:
     return data.content_hashes()
 
 
-@pytest.mark.parametrize("form", ["list", "list of arrays", "slots"])
-def test_equal_samples_in_lists_and_slots_are_found(form):
-    x, y = make_samples(20, seed=0)
-    other_x, _ = make_samples(20, seed=1)
-    other_x[:6] = x[:6]
-    all_x = torch.cat([x, other_x])
-    all_y = torch.cat([y, y])
-    samples = FORMS[form](all_x, all_y)
-    splits = Splits(server_val=0)
-    data = FederatedDataModule(samples, SizePartitioner([1, 1]), splits=splits)
-    data.setup("fit")
-
-    hashes = np.concatenate(data.hashes_of_samples())
-    assert len(hashes) == 40
-    assert len(np.unique(hashes)) == 34
-
-
 def test_large_arrays_that_differ_in_the_middle_are_different_samples():
     image = np.zeros((40, 40))
     other_image = image.copy()

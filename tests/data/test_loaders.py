@@ -180,8 +180,11 @@ def make_tensors() -> TensorDataset:
     return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
 
 
-def hashes_of_holders(dataset: Any, holders: dict[str, torch.Tensor]) -> dict[str, str]:
-    return {name: content_hash(dataset, indices) for name, indices in holders.items()}
+def hashes_of_holders(dataset: Any) -> dict[str, str]:
+    hashes = {}
+    for name, indices in HOLDERS.items():
+        hashes[name] = content_hash(dataset, indices)
+    return hashes
 
 
 class Table(Dataset):
@@ -205,17 +208,6 @@ class Table(Dataset):
         }, 0
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6))])
-def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) -> None:
-    data = make_tensors()
-    hashes = hashes_of_holders(wrap(make_tensors()), HOLDERS)
-
-    data.tensors[0][3, 2] += 1e-6
-
-    assert changed_clients(hashes, hashes_of_holders(wrap(data), HOLDERS)) == ["b"]
-    assert hashes_of_holders(wrap(make_tensors()), HOLDERS) == hashes
-
-
 @pytest.mark.parametrize(
     "column",
     [
@@ -224,29 +216,29 @@ def test_changed_input_changes_only_the_content_hash_of_its_client(wrap: Any) ->
     ],
 )
 def test_changed_array_of_a_custom_data_set_changes_the_hash_of_its_client(column: Any) -> None:
-    hashes = hashes_of_holders(Table(column=column), HOLDERS)
+    hashes = hashes_of_holders(Table(column=column))
     equal_column = copy.deepcopy(column)
     changed_column = copy.deepcopy(column)
     changed_column[3] = column[2]
 
-    assert hashes_of_holders(Table(column=equal_column), HOLDERS) == hashes
+    assert hashes_of_holders(Table(column=equal_column)) == hashes
 
-    new_hashes = hashes_of_holders(Table(column=changed_column), HOLDERS)
+    new_hashes = hashes_of_holders(Table(column=changed_column))
     assert changed_clients(hashes, new_hashes) == ["b"]
 
 
 def test_custom_data_set_without_arrays_is_hashed_by_reading_samples() -> None:
-    hashes = hashes_of_holders(Table(), HOLDERS)
-    doubled = hashes_of_holders(Table(factor=2.0), HOLDERS)
+    hashes = hashes_of_holders(Table())
+    doubled = hashes_of_holders(Table(factor=2.0))
 
     assert changed_clients(hashes, doubled) == ["a", "b"]
 
     # Random numbers are no other samples, and nothing is left behind.
     random_table = Table(is_random=True)
-    hashes = hashes_of_holders(random_table, HOLDERS)
+    hashes = hashes_of_holders(random_table)
     torch.rand(1)
 
-    assert hashes_of_holders(random_table, HOLDERS) == hashes
+    assert hashes_of_holders(random_table) == hashes
     assert not random_table.opened
 
 
@@ -261,11 +253,11 @@ def test_hashes_of_image_files_do_not_depend_on_their_folder(tmp_path: Path) -> 
     images = ImageFolder(str(tmp_path / "one"), transform=ToTensor())
     images_elsewhere = ImageFolder(str(tmp_path / "two"), transform=ToTensor())
 
-    hashes = hashes_of_holders(images, HOLDERS)
-    assert hashes_of_holders(images_elsewhere, HOLDERS) == hashes
+    hashes = hashes_of_holders(images)
+    assert hashes_of_holders(images_elsewhere) == hashes
 
     Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
-    assert changed_clients(hashes, hashes_of_holders(images_elsewhere, HOLDERS)) == ["b"]
+    assert changed_clients(hashes, hashes_of_holders(images_elsewhere)) == ["b"]
 
 
 def test_changed_sample_changes_the_hash_of_its_client() -> None:

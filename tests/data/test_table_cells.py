@@ -20,7 +20,7 @@ from helpers.data import set_up_data
         ("", "table.csv is empty"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the header has 2 names"),
         ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
-        ('a,b\n"x" y,2\n"x,2\n', "line 4: 1 values, but the header has 2 names"),
+        ('a,b\n"x" y,2\n"x,2\n', "line 3: 1 values, but the header has 2 names"),
     ],
 )
 def test_read_csv_of_a_broken_table_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -281,27 +281,3 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
     ward_column = data.dictionary.columns["ward"]
     assert ward_column.categories == ("Nord", "Süd")
-
-
-def test_file_is_read_once_with_a_dictionary_and_twice_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths: list[Path] = []
-    read_bytes = Path.read_bytes
-
-    def count(path: Path) -> bytes:
-        paths.append(path)
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", count)
-    path = tmp_path / "all.csv"
-    ages = [20.5 + row for row in range(59)] + [""]
-    frame = pd.DataFrame({"age": ages, "ward": ["A", "B"] * 30, "ill": [0, 1] * 30})
-    frame.to_csv(path, index=False)
-
-    drafted = set_up_data(str(path), labels="ill")
-    num_readings_of_draft = paths.count(path)
-    set_up_data(str(path), labels="ill", dictionary=drafted.dictionary)
-
-    assert num_readings_of_draft == 2
-    assert paths.count(path) == 3

@@ -444,11 +444,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         LIES_APART,
         f"{MISFIT}15",
     ),
-    "marks of gaps everywhere": (
-        put("-999", "hb", None, rows=10),
-        LIES_APART,
-        f"{MISFIT}10",
-    ),
     "percent signs": (
         put([f"{90 + row} %" for row in range(9)], "sat", None),
         "refused: .*sat: '90 %' is a number with a unit. Say unit: '%'",
@@ -458,7 +453,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "unquoted decimal commas": (leave_decimal_commas_unquoted, LONG_ROW, LONG_ROW),
     # Ten more, on which somebody would lose a number without a word.
     "infinity": (put("inf", "hb", rows=1), "refused: .*hb: .*line 2: 'inf'", f"{MISFIT}1\n"),
-    "beyond float32": (put("1e39", "hb", rows=1), "refused: .*hb: .*: '1e39'", f"{MISFIT}1\n"),
     "a number of Python": (
         put("1_000", "weight", rows=1),
         "refused: .*weight: .*: '1_000' is none of",
@@ -475,19 +469,6 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
         recoded("died", {"no": "No", "yes": "Yes"}),
         "refused: the target 'died' has .*look like spellings of one name",
         "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died'",
-    ),
-    "commas of thousands": (
-        both(put(THREE_DIGITS, "cells", None), put("25,548", "cells", rows=10)),
-        COMMA,
-        "right",
-    ),
-    "day before month at Lyon": (
-        both(
-            put(texts_of_dates("%Y-%m-%d"), "came", None),
-            put(texts_of_dates("%d/%m/%Y"), "came"),
-        ),
-        DATES,
-        "right",
     ),
     "a class in one file only": (
         both(put("no", "died", None), put("yes", "died")),

@@ -166,7 +166,7 @@ def test_site_keeps_the_weights_of_its_own_loader(tmp_path: Path) -> None:
     site = Site(make_module, Weighted, partial(FederatedLoop, seed=SEED), tmp_path)
     packet = Packet("train", {**visit, "counted": None}, {"start": model})
 
-    reply = site.answer(packet)
+    reply = site.respond(packet)
 
     batches = draw_by_torch(torch.arange(SAMPLES), SAMPLES, round_index=1, client=2)
     assert torch.equal(reply.tensors["vector"], train_by_hand(model, [batches]))

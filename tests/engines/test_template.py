@@ -177,15 +177,6 @@ def test_run_py_stop_ends_a_run_at_work(tmp_path):
     assert "no run is at work here" not in process.stdout
 
 
-def test_run_py_stop_leaves_a_run_that_has_ended(tmp_path):
-    process = run_deployment(tmp_path, "pass", "stop", status_before="finished:failed")
-
-    assert process.returncode == 1, process.stderr
-    assert read_statuses(tmp_path) == ["finished:failed"]
-    assert json.loads((tmp_path / "app/runs/status.json").read_text())["status"] == "running"
-    assert "no run is at work here" in process.stdout
-
-
 @pytest.mark.flower
 def test_flower_bundle_contains_only_the_app(tmp_path):
     """What ``flwr run`` sends to all sites, of a folder in which a run has been."""

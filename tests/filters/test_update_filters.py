@@ -25,7 +25,7 @@ from flsv.metrics import (
 )
 from flsv.personalization import Standalone
 from flsv.results import open_run
-from flsv.results.round_result import faults_in
+from flsv.results.round_result import invalid_updates_in
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import fit, make_shapfed_loop, state_vector
@@ -142,7 +142,7 @@ def test_client_with_faulty_updates_in_every_round_has_no_value(tmp_path, aggreg
 
     (table,) = tmp_path.rglob("contributions.csv")
     run = open_run(table.parent)
-    assert faults_in(run.record["events"]) == rounds_at_fault
+    assert invalid_updates_in(run.record["events"]) == rounds_at_fault
     for name in METRICS:
         has_value = [not math.isnan(value) for value in run.final(name)]
         assert has_value == [True, False, True, True, True], name

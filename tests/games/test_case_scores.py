@@ -10,7 +10,6 @@ from torchmetrics.regression import MeanAbsoluteError, MeanSquaredError, R2Score
 
 from flsv.core.parameter_space import ParameterSpace
 from flsv.functional import few_coalitions, predicted_shapley
-from flsv.functional.joint_shares import covariance_over_cases
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.predicted_outputs import case_values
 from flsv.games import ModelEvaluator
@@ -181,12 +180,3 @@ def test_a_measure_that_is_no_mean_over_samples_is_resampled():
 
     assert 0 < covariance[0, 0] < 0.01
     assert covariance[0, 1] != 0
-
-
-def test_covariance_over_cases_of_a_mean_is_its_squared_standard_error():
-    generator = torch.Generator().manual_seed(0)
-    cases = torch.randn(60, 1, generator=generator).double()
-
-    covariance = covariance_over_cases(cases)
-
-    assert float(covariance) == pytest.approx(float(cases.var()) / 60, rel=1e-9)

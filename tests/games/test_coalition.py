@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassF1Score
 
 from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, Renormalized, Scores
 from flsv.scores import ModelScore
 from flsv.utilities.seeding import isolated_rngs
 from helpers import make_generator, refused, warns
@@ -205,7 +205,7 @@ def test_game_utilities_equal_naive_averaging_scored_by_scikit_learn(
     round = make_round(net, own_starts=own_starts)
     evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend=backend)
     f1_evaluator = ModelEvaluator(net, round.space, data, metric=F1_SCORE.of, backend=backend)
-    games = CoalitionGames(evaluator, server_lr=server_lr, validated={F1_SCORE: f1_evaluator})
+    games = CoalitionGames({None: evaluator, F1_SCORE: f1_evaluator}, server_lr=server_lr)
     games.begin(round)
 
     utilities = {}
@@ -411,11 +411,13 @@ def test_chunk_of_models_that_runs_out_of_memory_is_halved(monkeypatch):
     original = evaluator._score
     chunks = []
 
-    def score(rows: range, *arguments) -> None:
-        original(rows, *arguments)  # what has been written is overwritten
-        chunks.append(len(rows))
-        if len(rows) > 3:
+    def score(num_models: int, *arguments) -> Scores:
+        scores = original(num_models, *arguments)
+        if num_models:
+            chunks.append(num_models)
+        if num_models > 3:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return scores
 
     monkeypatch.setattr(evaluator, "_score", score)
     values = CoalitionUtility(round, evaluator)(MASKS)

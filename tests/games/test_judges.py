@@ -308,19 +308,6 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
         fit(loop, tmp_path, make_module(), data)
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("client_val", [0.0, 0.02])
-def test_retraining_judged_by_clients_without_enough_samples_is_refused_with_a_share(
-    tmp_path, client_val
-):
-    data = make_data(client_val=client_val)
-    trainer = trainer_for(make_loop({}), tmp_path)
-    proposed_share = r"Splits\(client_val=0.[23]\)"
-
-    with refused(proposed_share):
-        flsv.retrain(trainer, make_module(), data, judges="clients")
-
-
 @pytest.mark.slow
 def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
     train, _ = toy_sets(130)

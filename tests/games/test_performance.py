@@ -19,7 +19,7 @@ from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator
 from flsv.games.output_score import OutputScore
 from flsv.metrics import GradientShapley, LeaveOneOut, PartialFederatedShapley, ShadowShapley
-from flsv.scores import performance_of
+from flsv.scores import FromOutputs, performance_of
 from flsv.scores.class_scores import ClassScore
 from helpers import make_generator, refused
 from helpers.fits import fit, make_untrainable, partition_in_three, play_all_coalitions
@@ -139,7 +139,7 @@ class Probability(OneLogit):
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", [OneLogit, Probability])
-def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path, kind):
+def test_outputs_in_0_to_1_are_what_the_metric_says(tmp_path, kind):
     """torchmetrics would take a batch whose logits all lie in [0, 1] for probabilities. All of these models' do."""
 
     class WithSmallSteps(kind):
@@ -151,11 +151,21 @@ def test_logits_in_0_to_1_are_not_taken_for_probabilities(tmp_path, kind):
     module.net.weight.data *= 0.05
     module.net.bias.data.fill_(0.3)
 
+    accuracy = torchmetrics.Accuracy(task="binary")
+
+    with refused("'mine'.*logits or probabilities. Say which"):
+        play_all_coalitions(
+            tmp_path / "refused",
+            module,
+            partition_in_three(kind.data()),
+            performance=accuracy,
+        )
+
     accuracies, models = play_all_coalitions(
         tmp_path,
         module,
         partition_in_three(kind.data()),
-        performance=torchmetrics.Accuracy(task="binary"),
+        performance=FromOutputs(accuracy, logits=kind is OneLogit),
     )
 
     inputs, labels = zip(*kind.data().val_dataloader())

@@ -88,21 +88,6 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path, kind, name, mode):
     assert values[same].tolist() == [expected[row] for row in same]
 
 
-@pytest.mark.slow
-def test_several_loaders_are_averaged_by_size(tmp_path):
-    module = SeveralLoaders()
-    data = SeveralLoaders.data
-    values, vectors = play_all_coalitions(
-        tmp_path, module, partition_in_three(data()), performance="val_loss", mode="min"
-    )
-    for value, vector in zip(values.tolist(), vectors):
-        logged = validate_with_lightning(module, vector, data(), tmp_path)
-        mean = (
-            11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]
-        ) / 16
-        assert value == pytest.approx(-mean, rel=1e-5)
-
-
 SCALES = (1.0, 0.5, 2.0, 1.0)  # the first and the last model are equal
 
 

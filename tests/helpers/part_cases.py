@@ -156,7 +156,7 @@ def make_sites(case: fits.FitCase, names: Sequence[str], folder: Path) -> dict[i
             case.make,
             folder / name,
             trainer={"accelerator": "cpu"},
-            questions=(),
+            functions=(),
             upload_seed=fits.SEED,
         )
     return sites

@@ -169,7 +169,7 @@ def training_packet(classes: int) -> Packet:
     """A message that asks the first site for its first training."""
     zero = "0" * 16
     plain = {"run": zero, "clients": 3, "client": 0, "classes": classes}
-    plain |= {"rounds": 1, "round": 0, "seed": 0, "counted": None}
+    plain |= {"rounds": 1, "round": 0, "seed": 0, "continue_from": None}
     return Packet("train", plain, {"start": torch.zeros(1)})
 
 
@@ -237,7 +237,7 @@ class SiteTransport:
             if address not in self.sites:
                 continue
             site = self.sites[address]
-            reply = _through(site.answer(_through(packet)))
+            reply = _through(site.respond(_through(packet)))
             reply = self.on_reply(address, packet, reply)
             if reply is not None:
                 yield address, named(packet, reply)

@@ -326,21 +326,6 @@ def test_value_round_takes_clients_by_name_and_aggregation_weights(trained_run):
     assert_close(by_position["DecayedShapley"][[0, 2]], decayed[[0, 2]])
 
 
-def test_metric_that_is_given_to_value_round_again_counts_a_second_round(trained_run):
-    module, data, _, rounds = trained_run
-    metric = DecayedShapley(normalize=False)
-
-    for rounds_counted in (1, 2):
-        value_round(
-            module,
-            rounds[0].global_vector,
-            list(rounds[0].client_vectors),
-            data.val_dataloader(),
-            metrics=metric,
-        )
-        assert metric.rounds == rounds_counted  # and its omega is the second round's
-
-
 NET = network()
 VECTOR = ParameterSpace(NET).read(NET)
 STATE = NET.state_dict()
@@ -354,12 +339,12 @@ STATE = NET.state_dict()
             {"updates": [VECTOR, {"0.weight": STATE["0.weight"]}]},
             r"client 1 does not fit.*'1.weight'",
         ),
-        ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 holds NaN"),
+        ({"updates": [VECTOR, VECTOR * float("nan")]}, "model of client 1 contains NaN"),
         ({"updates": [], "num_clients": 2}, "has values of 0 clients"),
-        ({"updates": {"Lyon": VECTOR, 1: VECTOR}}, r"\['Lyon', 1\], expected of.*client_names"),
+        ({"updates": {"Lyon": VECTOR, 1: VECTOR}}, r"\['Lyon', 1\], but expected.*client_names"),
         (
             {"updates": {0: VECTOR, 1: VECTOR}, "client_names": ["Lyon", "Kyoto"]},
-            r"expected of \['Lyon', 'Kyoto'\]",
+            r"but expected those of \['Lyon', 'Kyoto'\]",
         ),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
         ({"weights": [1.0]}, r"weights=...\) has values of 1 clients"),
@@ -369,17 +354,17 @@ STATE = NET.state_dict()
         ),
         (
             {"metrics": CosineGradientShapley(), "val_loader": [1], "loss": nn.functional.mse_loss},
-            "measures it",
+            "measures the loss",
         ),
         ({"updates": [VECTOR]}, "at least 2.*against other clients'"),
-        ({"client_names": ["Lyon", "Lyon"]}, "each once"),
+        ({"client_names": ["Lyon", "Lyon"]}, "different names"),
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
-        ({"metrics": LeaveOneOut()}, "evaluate models.*give val_loader"),
-        ({"metrics": ContributionEstimation()}, r"asks for \['clients'\].*only a FederatedLoop"),
+        ({"metrics": LeaveOneOut()}, "evaluate models.*Pass val_loader"),
+        ({"metrics": ContributionEstimation()}, r"needs \['clients'\].*only a FederatedLoop"),
         ({"metrics": ClassSpecificShapley(head="4"), "num_classes": 7}, "has 3 rows"),
         (
             {"module": Logs(), "val_loader": [1], "loss": nn.functional.mse_loss},
-            "name what the LightningModule logs",
+            "name a value that it logs",
         ),
     ],
 )

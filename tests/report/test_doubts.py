@@ -132,7 +132,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
     is_strong = doubt.strength >= STRONG_DOUBT
-    assert ("doubts" in reasons) == (is_strong and kind != "shared")
+    assert ("data_warnings" in reasons) == (is_strong and kind != "shared")
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
 
@@ -158,7 +158,7 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path):
     assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_samples"]
     finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
     assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"
-    assert finding_of_lyon == "samples: has some of Bilbao"
+    assert finding_of_lyon == "samples: some are also samples of Bilbao"
     assert finding_of_turin == ""
 
 

@@ -261,7 +261,7 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
     page = text_of_page(write_report(folder, client="Graz"))
 
     assert (
-        "not finite or far too large in 1 of 2 rounds; samples: has some of another participant"
+        "not finite or far too large in 1 of 2 rounds; samples: some are also samples of another participant"
         in page
     )
     assert "Lyon" not in page

@@ -10,6 +10,7 @@ import pandas
 import pytest
 import torch
 
+import flsv.contrib
 import flsv.metrics
 from flsv.functional.joint_shares import CaseValues
 from flsv.report import Budget, write_report
@@ -339,7 +340,10 @@ def test_never_drawn_client_is_shown_as_a_dash_and_not_0(tmp_path):
 
 
 def test_every_metric_has_caveats_for_the_report():
-    exported = {*flsv.metrics.__all__} - {"ContributionMetric"}
+    metrics = [
+        name for name in flsv.contrib.__all__ if hasattr(getattr(flsv.contrib, name), "guide")
+    ]
+    exported = {*flsv.metrics.__all__, *metrics} - {"ContributionMetric"}
     for name in exported:
         entry = f"caveats:\n  {name}:\n    - What its values do not say."
         assert name in WORDS["caveats"], f"flsv/results/words.yaml: add\n{entry}"

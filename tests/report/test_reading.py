@@ -41,6 +41,14 @@ def test_open_run_reads_values_and_names(tmp_path):
     assert run.taken_part() == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("planned", "text"), [(1, "1 of 1 rounds"), (-1, "1 round"), (None, "1 round")]
+)
+def test_run_of_one_round_says_so(tmp_path, planned, text):
+    folder = change_record(make_run(tmp_path, rounds=1), rounds=planned)
+    assert open_run(folder).rounds_text == text
+
+
 def test_run_is_opened_by_its_table(tmp_path):
     folder = make_run(tmp_path, clients=3, classes=2, rounds=4)
 
@@ -130,7 +138,7 @@ def test_listed_runs_of_another_experiment_are_refused(tmp_path, config, other_c
 def test_listed_run_of_more_rounds_is_refused(tmp_path):
     reported_run = make_repeated_runs(tmp_path, [0.4, 0.1], [0.2, 0.1])
     change_record(tmp_path / "seed_1", rounds=4)
-    with refused("it is of 4 rounds, and not of 5"):
+    with refused("it has 4 rounds, and not 5"):
         basis_of(open_run(reported_run), "sv")
 
 

@@ -11,8 +11,7 @@ import flsv
 from flsv import ClientEvaluation
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
-from flsv.personalization import PFedSV
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.results.round_result import RoundResult, Row
 from flsv.results.rows import COLUMNS as BY_COLUMN, ENDS, OVERALL, changed_numbers, client_rows
 from flsv.results.run_table import (
@@ -26,7 +25,6 @@ from flsv.results.run_table import (
 from flsv.sampling import UniformSampler
 from flsv.utilities.csv_files import csv_text
 from helpers import make_generator, warns
-from helpers.data import toy_data
 from helpers.fits import fit
 
 NAN = float("nan")
@@ -234,6 +232,8 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
         assert value == pytest.approx(by_class[client, int(label)].item(), rel=1e-6)
 
     assert set(frame["round"]) == {3}
+    traffic = run[run["metric"] == "cost"]
+    assert set(traffic["class"].dropna()) == {"up", "down"}
 
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
     last_values = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
@@ -288,37 +288,3 @@ def test_csv_that_has_been_deleted_is_not_begun_without_its_header(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"c\.csv"):
         file.append(make_round_rows(3))
     assert not path.exists()
-
-
-@pytest.mark.slow
-def test_columns_of_pairs_and_traffic_are_read_back_under_their_names(tmp_path):
-    metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
-    loop = FederatedLoop(
-        metrics=metrics,
-        personalizer=PFedSV(),
-        seed=1,
-    )
-    fit(
-        loop,
-        tmp_path,
-        data=toy_data(client_val=0.2, drop_last=True),
-        rounds=2,
-    )
-    last_values = (
-        flsv.read_run(tmp_path)
-        .dropna(subset="class")
-        .groupby(["metric", "client", "class"])["value"]
-        .last()
-    )
-    by_pair = loop.contributions["relevance"].by_class
-    expected = {}
-    for i in range(3):
-        for j in range(3):
-            if not by_pair[i, j].isnan():
-                expected[i, str(j)] = by_pair[i, j].item()
-
-    assert len(expected) > 3
-    assert last_values["relevance"].to_dict() == pytest.approx(expected)
-    up_and_down = loop.contributions["cost"].by_class.tolist()
-    for client, expected_pair in enumerate(up_and_down):
-        assert last_values["cost", client].to_dict() == dict(zip(("up", "down"), expected_pair))

@@ -264,7 +264,6 @@ def write_end(
     folder: Path,
     names: list[str],
     accuracy: float,
-    first_round: int = 0,
 ):
     """Write the end of a run of five rounds, in the folder North-South for clients of these names.
 
@@ -274,7 +273,7 @@ def write_end(
     writes = TensorBoardLogger(folder, name="", version=version)
     sink = TensorBoard(writes, Curves({"gain": MeanMetric()}, names, class_names=None))
     settings = {"clients": len(names)}
-    sink.write_settings(first_round, settings, partition=plt.figure)
+    sink.write_settings(0, settings, partition=plt.figure)
 
     rows = []
     intervals = [(-1.0, accuracy), (float("nan"), float("nan"))]
@@ -325,15 +324,6 @@ def test_hparams_tab_compares_runs_with_other_clients(tmp_path):
         "gain/client_0_North": 0.0,
         "gain/client_1_South": 1.0,
     }
-
-
-def test_hparams_tab_has_the_last_end_of_a_run_that_went_on(tmp_path):
-    write_end(tmp_path, ["North", "South"], accuracy=2.0)
-    write_end(tmp_path, ["North", "South"], accuracy=3.0, first_round=5)
-
-    ((_, numbers),) = read_hparams_tab(tmp_path).values()
-
-    assert numbers["performance/accuracy"] == 3.0
 
 
 def test_picture_of_final_values_has_each_clients_interval():

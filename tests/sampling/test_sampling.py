@@ -205,7 +205,7 @@ def make_loop(**kwargs):
     ids=["nobody", "one twice"],
 )
 def test_fixed_cohort_of_no_different_clients_is_refused(clients):
-    with refused("expected at least one client id"):
+    with refused("expected at least one client, and each client once"):
         FixedCohort(clients)
 
 

@@ -107,29 +107,6 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight():
     assert auroc[0.0] < 0.7
 
 
-def test_noisy_samples_are_flagged_and_counted():
-    num_noisy = 30
-    num_clean = 120
-    num_samples = num_noisy + num_clean
-    x, y = draw_samples(num_samples, seed=1)
-    is_noisy = torch.arange(num_samples) < num_noisy
-    generator = make_generator(4)
-    noise = torch.randn(num_noisy, 5, generator=generator)
-    x[is_noisy] += 4 * noise
-
-    valuation, clients = value_clients(
-        [(x, y), draw_samples(90, seed=2)],
-        draw_samples(90, seed=0),
-        label_weight=0.0,
-    )
-
-    values = clients[0].ask(sample_values)
-    assert roc_auc_score(is_noisy, values.gradients) > 0.95
-    assert (values.flagged & is_noisy).sum() >= 0.8 * num_noisy
-    assert (values.flagged & ~is_noisy).sum() <= 0.1 * num_clean
-    assert valuation.flagged[0] == values.flagged.sum()
-
-
 def test_calibrated_gradients_sum_to_zero_per_client_or_class():
     x, y = draw_samples(91, 1)
     one_class = [y == label for label in range(3)]

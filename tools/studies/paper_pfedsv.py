@@ -19,7 +19,7 @@ from flsv.core import LocalData
 from flsv.core.strategy import Contributions
 from flsv.data import FederatedDataModule
 from flsv.functional import label_overlap, personalized_weights, relevance_auroc
-from flsv.functional.common_entries import keep_common
+from flsv.functional.common_columns import keep_common
 from flsv.models import LeNet5
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL

@@ -226,7 +226,7 @@ class CharacterData(CSVData):
 
     def encode(self, rows: Cells) -> TensorDataset:
         rows.check_has(self.text, "text")
-        pieces_of_rows = [windows(text, self.length) for text in rows.texts(self.text)]
+        pieces_of_rows = [windows(text, self.length) for text in rows.frame[self.text]]
         pieces = np.concatenate(pieces_of_rows).astype(np.int64)
         dataset = TensorDataset(torch.from_numpy(pieces))
         if self.group is None:

@@ -173,7 +173,7 @@ class Column:
 
     def _words(self, cells: Cells, name: str) -> ValuesOfColumn:
         words = cells.words(name)
-        gap_marks = self.gap_marks(cells.file is not None)
+        gap_marks = self.gap_marks(cells.is_text_file)
         marks = set(gap_marks)
         marks.update(texts_of(pd.Series(gap_marks, dtype=object)))
         marks.intersection_update(words.cat.categories)
@@ -185,12 +185,11 @@ class Column:
 
     def _numbers(self, cells: Cells, name: str) -> ValuesOfColumn:
         numbers = self._all_numbers(cells, name)
-        gap_marks = self.gap_marks(cells.file is not None)
+        gap_marks = self.gap_marks(cells.is_text_file)
         is_gap = np.isnan(numbers)
-        if not cells.are_read_as_gaps(name, gap_marks):
-            blank_cells = texts_of(cells.texts(name)[is_gap])
-            is_gap[is_gap] = blank_cells.isna() | blank_cells.isin(gap_marks)
-            is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
+        blank_cells = texts_of(cells.frame[name][is_gap])
+        is_gap[is_gap] = blank_cells.isna() | blank_cells.isin(gap_marks)
+        is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
             is_gap |= cells.is_missing(self.kind.removeprefix(DAYS), gap_marks)
 
@@ -215,8 +214,8 @@ class Column:
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
             cells.check_has(start_name, f"kind of {name}")
-            start_dates = dates_of(cells.texts(start_name), cells.file_format)
-        durations = dates_of(cells.texts(name), cells.file_format) - start_dates
+            start_dates = dates_of(cells.frame[start_name], cells.file_format)
+        durations = dates_of(cells.frame[name], cells.file_format) - start_dates
         days = durations / pd.Timedelta(days=1)
         return days.to_numpy(dtype=float)
 
@@ -361,7 +360,7 @@ class Dictionary:
             num_misfits += len(rows)
             unfit_columns.append(f"{name!r} ({column.description})")
             for row in rows[: _MAX_CELLS - len(misfits)].tolist():
-                cell = cells.texts(name).iloc[row]
+                cell = cells.frame[name].iloc[row]
                 shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
                 line = cells.where([row])
                 misfits.append(f"{line}: {shown_cell} in {name!r}, expected {column.description}")
@@ -391,18 +390,6 @@ class Dictionary:
             raise ConfigurationError(f"The data dictionary is not complete: {self.lacks}.")
         for name in (self.target, *self.columns):
             cells.check_has(name, "the data dictionary")
-
-    def gaps_of_numbers(self) -> dict[str, tuple[str, ...]] | None:
-        """Return the marks of missing values of text files' columns of numbers. None if these are not known yet."""
-        if not self.is_complete:
-            return None
-        gaps = {}
-        for name, column in self.columns.items():
-            if column.has_numbers:
-                gaps[name] = column.gap_marks(is_text_file=True)
-        if self.task == "regression":
-            gaps[self.target] = USUAL_GAPS
-        return gaps
 
     def encode(self, values: Mapping[str, pd.Series]) -> np.ndarray:
         """Return the features, float32 ``[N, D]``, of all columns' values."""
@@ -445,7 +432,7 @@ class Dictionary:
             description = f"one of {len(classes)} classes: {listed(classes, 20)}"
         if is_misfit.any():
             row = int(np.argmax(is_misfit))
-            cell = str(cells.texts(self.target).iloc[row])
+            cell = str(cells.frame[self.target].iloc[row])
             raise ConfigurationError(
                 f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}.",
                 without_data=self.without_cells([f"{self.target!r} ({description})"]),

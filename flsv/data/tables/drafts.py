@@ -16,7 +16,6 @@ from pandas.api.types import (
     infer_dtype,
     is_bool_dtype,
     is_datetime64_any_dtype,
-    is_integer_dtype,
     is_numeric_dtype,
 )
 
@@ -207,7 +206,7 @@ def _read_column(
     values, is_misfit = unlimited_column.values(cells, name)
     if is_misfit.any():
         row = int(np.argmax(is_misfit))
-        cell = str(cells.texts(name).iloc[row])
+        cell = str(cells.frame[name].iloc[row])
         raise Question(
             f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
             "notation (read), a number with its unit (unit), or categories (kind)?"
@@ -252,7 +251,7 @@ def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.S
     if bound is not None:
         return
     row = int(np.argmax(values == values_apart[0]))
-    cell = str(cells.texts(name).iloc[row])
+    cell = str(cells.frame[name].iloc[row])
     raise Question(
         f"{cells.where([row])}: {cell!r} lies farther from all other values than these from each other. A missing "
         f"value (gaps), another unit, or a value like others ({'low' if is_below else 'high'})?"
@@ -262,11 +261,10 @@ def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.S
 def apart(numbers: np.ndarray) -> np.ndarray:
     """Return the numbers that lie farther from all others than these from each other, ascending, or none.
 
-    Their gap to the others is wider than the range of the others. So that skewed numbers, as of money, do not lie
-    apart, a further condition holds for all but codes (9, 99, -999, ...), and negative numbers beside others that are
-    not: with the others' median ``m``, the median ``s`` of their distances from it, and the largest distance ``t`` on
-    the same side, ``1 + |x - m| / s > (1 + t / s)^2``, and the gap is the wider in ``log(1 + x / s)``, too. Beside
-    other negative numbers the exponent is 3, and there are no logarithms. Zeros never lie apart, nor does what is
+    Their gap to the others is wider than the range of the others. That is enough for codes (9, 99, -999, ...), and for
+    negative numbers beside others that are not. Any other number lies apart among 50 if the gap is wider also in
+    ``log(1 + x / s)``, with the others' median distance ``s`` from their median, so that skewed numbers, as of money,
+    do not, or beside other negative numbers if the gap is three times as wide. Zeros never lie apart, nor does what is
     beside fewer than 20 different numbers, but for a code.
 
     Example:
@@ -283,39 +281,29 @@ def apart(numbers: np.ndarray) -> np.ndarray:
     if _is_code(negative_numbers):
         return negative_numbers
 
-    split = _widest_gap(_logarithms(numbers, _typical_distance(numbers)))
+    logarithms = _logarithms(numbers, _typical_distance(numbers))
+    split = int(np.argmax(np.diff(logarithms))) + 1  # behind the widest gap
     few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
     gap = numbers[split] - numbers[split - 1]
-    if not gap > np.ptp(other_numbers) > 0 or not few_numbers.any():
+    range_of_others = np.ptp(other_numbers)
+    if not gap > range_of_others > 0 or not few_numbers.any():
         return none
     if _is_code(few_numbers):
         return few_numbers
     if len(np.unique(other_numbers)) < MIN_COMPARED:  # such as doses of 5, 10 and 20
         return none
-    are_negative = few_numbers[-1] < 0 <= other_numbers[0]
-    if are_negative or _is_no_tail(numbers, few_numbers, other_numbers):
+    if few_numbers[-1] < 0 <= other_numbers[0]:
         return few_numbers
-    return none
-
-
-def _is_no_tail(numbers: np.ndarray, few_numbers: np.ndarray, other_numbers: np.ndarray) -> bool:
-    """Return whether few numbers are farther away than the tail of a skewed distribution reaches."""
     if len(numbers) < MIN_VALUES:
-        return False
-    unit = _typical_distance(other_numbers)
-    median = np.median(other_numbers)
-    is_below = few_numbers[0] < other_numbers[0]
-    end_of_others = other_numbers[0] if is_below else other_numbers[-1]
-    distance = np.abs(few_numbers - median).min() / unit
-    usual_distance = abs(end_of_others - median) / unit
+        return none
 
-    have_negative = numbers[0] < 0
-    exponent = 3 if have_negative else 2
-    if 1 + distance <= (1 + usual_distance) ** exponent:
-        return False
-    logarithms = _logarithms(numbers, unit)
-    gap = np.diff(logarithms).max()
-    return have_negative or bool(gap > np.ptp(_logarithms(other_numbers, unit)))
+    if numbers[0] < 0:
+        is_apart = gap > 3 * range_of_others
+    else:
+        unit = _typical_distance(other_numbers)
+        gap_of_logarithms = np.diff(_logarithms(numbers, unit)).max()
+        is_apart = gap_of_logarithms > np.ptp(_logarithms(other_numbers, unit))
+    return few_numbers if is_apart else none
 
 
 def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
@@ -323,11 +311,6 @@ def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
     if numbers[0] < 0 or not unit:
         return numbers
     return np.log1p(numbers / unit)
-
-
-def _widest_gap(numbers: np.ndarray) -> int:
-    """Return the position behind the widest gap between ascending numbers."""
-    return int(np.argmax(np.diff(numbers))) + 1
 
 
 def _is_code(numbers: np.ndarray) -> bool:
@@ -436,23 +419,19 @@ def kind_of(cells: Cells, name: str, column: Column) -> str:
         return CATEGORIES
     if is_bool_dtype(typed_cells):
         return TRUTHS
-    if cells.file is None:
+    if not cells.is_text_file:
         type_of_cells = infer_dtype(typed_cells, skipna=True)
         if type_of_cells in ("mixed", "mixed-integer"):
             raise Question(f"values of several types in {cells.title}. Give them one")
     if not is_numeric_dtype(typed_cells):
         return _kind_of_texts(cells, name, column)
-    if cells.file is not None and cells.file.may_have_codes:
-        texts = set(cells.texts(name).str.strip())
-        if _are_codes(texts.difference(column.gap_marks(is_text_file=True))):
-            return CATEGORIES
     return _kind_of_numbers(cells, name, typed_cells.dropna())
 
 
 def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
     """Return the kind of a column with texts or dates, or raise Question."""
     words = cells.words(name)
-    gap_marks = column.gap_marks(cells.file is not None)
+    gap_marks = column.gap_marks(cells.is_text_file)
     texts = [text for text in words.cat.categories if text not in gap_marks]
     if not texts:
         return NUMBERS
@@ -516,16 +495,16 @@ def _check_notation(
 
 
 def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
-    if cells.file is not None and cells.file.may_have_groups:
+    if cells.is_text_file:
         _check_point(cells, name)
     return WHOLE_NUMBERS if (numbers % 1 == 0).all() else NUMBERS
 
 
 def _check_point(cells: Cells, name: str) -> None:
     """Raise Question if all numbers are below 1,000 or have three digits after a point, and there are both."""
-    if cells.file_format.thousands is not None or is_integer_dtype(cells.frame[name]):
+    if cells.file_format.thousands is not None:
         return
-    texts = cells.texts(name).tolist()
+    texts = cells.frame[name].tolist()
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))

@@ -51,7 +51,7 @@ def read_table(source: Any, reading: Reading, client: str) -> Cells:
     """Read the cells of a client's table in the notation that the data dictionary says."""
     dictionary = reading.dictionary or Dictionary()
     file_format = format_of(dictionary.read, client, source)
-    return read_cells(source, file_format=file_format, gaps=dictionary.gaps_of_numbers())
+    return read_cells(source, file_format=file_format)
 
 
 def group_values(cells: Cells, name: str) -> np.ndarray:
@@ -161,7 +161,7 @@ class _TablesSource:
         self._is_site_draft = reading.is_alone and not dictionary.is_complete
         self._tables = {}
         for name, cells in tables.items():
-            if are_clients and cells.file is None:
+            if are_clients and not cells.is_text_file:
                 cells = replace(cells, name=f"the {cells.name} of {name!r}")
             if self._is_site_draft:  # whose questions leave the site without its folders
                 cells = replace(cells, path=Path(cells.path).name)

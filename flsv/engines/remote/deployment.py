@@ -28,15 +28,15 @@ from flsv.engines.remote.transport import (
 )
 from flsv.utilities.declared import Count, NonNegative, Positive, checked
 
-#: The site's folder if its configuration has no entry ``folder``.
+#: The site's folder if its configuration does not set ``folder``.
 SITE_FOLDER = "flsv-site"
 
-#: Names of limits, which belong into the policy's file.
+#: Names of limits, which may be set in the policy's file only.
 LIMITS = {option.name for option in fields(SitePolicy)}
-#: Entries of a node's configuration that flsv reads, or that networks add themselves.
-OWN_ENTRIES = {"folder", "policy", "site", "partition-id", "num-partitions"}
+#: Options of a node's configuration that flsv reads, or that networks add themselves.
+OWN_OPTIONS = {"folder", "policy", "site", "partition-id", "num-partitions"}
 
-Say = Callable[[str | None], None]
+ReportWaiting = Callable[[str | None], None]
 _log = logging.getLogger(__name__)
 
 
@@ -48,10 +48,11 @@ class RemoteServer:
     The loop writes TensorBoard logs, ``contributions.csv`` and checkpoints into ``folder``. If the folder holds a
     checkpoint, the run continues from it.
 
-    A site that is away or late, or whose reply is not a valid and finite model, is left out of the round. The log names
-    it, and its contributions keep their values.
+    A site that cannot be reached, is late, or does not send a valid and finite model is excluded from the round. The
+    log names it, and its contributions keep their values.
 
-    ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, their faults.
+    ``status.json`` in the folder reports the run's state, the sites that it waits for and, at the end, which sites had
+    errors.
 
     Args:
         make_module: a function that makes the LightningModule.
@@ -59,17 +60,17 @@ class RemoteServer:
         sites: the names of all sites, as the network's operator has registered them. The first site is client 0.
         rounds: the number of rounds.
         num_classes: the number of classes, for metrics per class. The server does not see labels. Sites with tables
-            tell their classes.
+            report their classes.
         class_names: the names of the classes.
         datamodule: a function that makes the server's own data module, on whose validation data coalitions' models are
             evaluated. None if the server has no data. If the sites have tables, a FederatedDataModule with the server's
-            tables is encoded as they are.
+            tables is encoded in the same way.
         folder: the run's folder.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: the time in seconds that a site has for each message's work.
         wait: the time in seconds to wait for all sites before the first round.
         max_samples: the largest number of samples that a site may announce in a split. A site that announces more is
-            refused, since a model's weight in the average is its site's number of samples, which nobody else can count.
+            refused, since the number is the weight of the site's model in the average, and the server cannot check it.
     """
 
     make_module: Callable[[], L.LightningModule]
@@ -87,38 +88,38 @@ class RemoteServer:
     max_samples: Count = MAX_SAMPLES_OF_SPLIT
 
     def serve(self, transport: Transport, run: str) -> None:
-        """Run all rounds that are left. ``run`` is the network's name of the run.
+        """Run all remaining rounds. ``run`` is the network's name of the run.
 
         Raises:
-            ConfigurationError: a metric or strategy cannot work with remote sites, which is checked before any site is
-                contacted. Or a site has another version, module or settings, or announces more than ``max_samples``,
-                which is checked before the first round.
+            ConfigurationError: a metric or strategy cannot work with remote sites (checked before any site is
+                contacted), or a site has another version, module or settings, or announces more than ``max_samples``
+                (checked before the first round).
         """
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with run_status(folder, run) as say:
-            self._serve(transport, folder, say)
+        with run_status(folder, run) as report_waiting:
+            self._serve(transport, folder, report_waiting)
 
-    def _serve(self, transport: Transport, folder: Path, say: Say) -> None:
+    def _serve(self, transport: Transport, folder: Path, report_waiting: ReportWaiting) -> None:
         module = self.make_module()
         loop = self.make_loop()
         metrics = loop.contribution_metrics
         check_deployment(loop.config, metrics.fields, metrics.evaluating)
 
-        book = folder / "sites.json"
+        sizes_file = folder / "sites.json"
         last_checkpoint = folder / "checkpoints" / "last.ckpt"
         is_resumed = last_checkpoint.is_file()
         if not is_resumed:
-            # Files of another run.
-            book.unlink(missing_ok=True)
+            # The file may come from another run.
+            sizes_file.unlink(missing_ok=True)
         directory = Directory(
             transport,
             self.sites,
             agreement(module, loop),
-            book,
+            sizes_file,
             timeout=self.timeout,
             wait=self.wait,
-            say=say,
+            report_waiting=report_waiting,
             max_samples=self.max_samples,
             run_size={"rounds": self.rounds, "classes": self.num_classes},
         )
@@ -129,14 +130,14 @@ class RemoteServer:
         checkpoint = last_checkpoint if is_resumed else None
         trainer = L.Trainer(**self._trainer_options(folder, loop))
         trainer.fit(module, data, ckpt_path=checkpoint)
-        say(self._faults(loop))
+        report_waiting(self._site_errors(loop))
 
     def _data(self, directory: Directory) -> RemoteData:
         if self.datamodule is not None:
             server_data = self.datamodule()
         else:
             server_data = None
-            # Lightning would warn of the empty list of loaders in every round.
+            # Lightning would warn in every round that the list of loaders is empty.
             warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")
         numbers = range(len(self.sites))
         return RemoteData(
@@ -153,7 +154,7 @@ class RemoteServer:
         options: dict[str, Any] = {
             "max_epochs": self.rounds,
             "num_sanity_val_steps": 0,
-            # All starts of a run log into one folder, so that the logs continue, too.
+            # A resumed run writes into the same folder, so that its logs continue.
             "logger": TensorBoardLogger(folder, name="", version=""),
             **(self.trainer or {}),
         }
@@ -161,21 +162,21 @@ class RemoteServer:
         options["callbacks"] = [*options.get("callbacks", []), saving, loop]
         return options
 
-    def _faults(self, loop: Any) -> str | None:
-        faults = []
+    def _site_errors(self, loop: Any) -> str | None:
+        errors = []
         for incident in loop.state.incidents:
             client = incident["client"]
             subject = "" if client is None else f"{self.sites[client]} "
-            faults.append(f"{subject}{incident['what']} ({incident['times']} times)")
-        return "; ".join(faults) or None
+            errors.append(f"{subject}{incident['what']} ({incident['times']} times)")
+        return "; ".join(errors) or None
 
 
-class Entries(Mapping[str, Any]):
-    """The entries of a node's configuration, with the names that have been read.
+class NodeConfig(Mapping[str, Any]):
+    """The options of a node's configuration, and the names of those that have been read.
 
     Example:
-        >>> entries = Entries({"data": "boston.csv", "foldr": "/data"})
-        >>> entries["data"], entries.unread
+        >>> config = NodeConfig({"data": "boston.csv", "foldr": "/data"})
+        >>> config["data"], config.unread
         ('boston.csv', {'foldr'})
     """
 
@@ -202,7 +203,7 @@ class Entries(Mapping[str, Any]):
 @checked
 @dataclass
 class SiteClient:
-    """A site's side: it makes the :class:`Site` at the first message, and reads the owner's policy at every message.
+    """Client side of a site. It makes the :class:`Site` at the first message, and reads the owner's policy at each.
 
     Args:
         make_module: a function that makes the LightningModule, the same as the server's module.
@@ -210,11 +211,11 @@ class SiteClient:
         make_loop: a function that makes the :class:`flsv.FederatedLoop` that defines the clients' training, the same as
             the server's loop.
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
-        questions: functions, beside flsv's own, that the server may let the site compute on its data, as
+        functions: functions, beside flsv's own, that the server may run on the site's data, as
             ``"package.module:function"``.
-        sites: the names of the federation's sites, as for the server. With ``rounds`` they decide how many numbers a
-            site answers (:class:`SitePolicy`). None: as many as the first server says.
-        rounds: the number of rounds, as for the server. None: as many as the first server says.
+        sites: the names of the federation's sites, as for the server. Their number and ``rounds`` decide how many
+            numbers a site reports (:class:`SitePolicy`). None: the first server's number.
+        rounds: the number of rounds, as for the server. None: the first server's number.
 
     Raises:
         ConfigurationError: ``rounds`` is below 1.
@@ -225,21 +226,21 @@ class SiteClient:
     make_loop: Callable[[], Any]
     _: KW_ONLY
     trainer: Mapping[str, Any] | None = None
-    questions: Sequence[str] = ()
+    functions: Sequence[str] = ()
     sites: Sequence[str] | None = None
     rounds: Count | None = None
     _site: Site | None = field(default=None, init=False)
-    _entries: Entries = field(init=False)
+    _node_config: NodeConfig = field(init=False)
 
-    def answer(self, packet: Packet, node: Mapping[str, Any], sender: str) -> Packet:
-        """Reply to a message, within :func:`answer_or_failure`.
+    def respond(self, packet: Packet, node: Mapping[str, Any], sender: str) -> Packet:
+        """Reply to a message, within :func:`reply_or_failure`.
 
         Args:
             packet: the message.
             node: the configuration by the site's owner. ``folder`` is the folder in which the site keeps its state
-                between rounds, ``policy`` the path of the file with the owner's limits, if any. All other entries are
+                between rounds, ``policy`` the path of the file with the owner's limits, if any. All other options are
                 for ``make_datamodule``.
-            sender: who has sent the message, for the site's log.
+            sender: a description of the sender, for the site's log.
         """
         # The policy is read at every message: the owner may change the file while this process runs.
         if "policy" in node:
@@ -247,33 +248,34 @@ class SiteClient:
         else:
             policy = SitePolicy()
         if self._site is None:
-            self._entries = Entries(node)
+            self._node_config = NodeConfig(node)
             run_size = {"clients": len(self.sites or ()), "rounds": self.rounds}
             self._site = Site(
                 module=self.make_module,
-                data=partial(self.make_datamodule, self._entries),
+                data=partial(self.make_datamodule, self._node_config),
                 settings=self.make_loop,
                 folder=Path(str(node.get("folder", SITE_FOLDER))),
                 trainer=self.trainer,
-                questions=self.questions,
+                functions=self.functions,
                 run_size=run_size,
             )
-            self._site.say_policy(node.get("policy"), policy)
+            self._site.log_policy(node.get("policy"), policy)
         self._site.policy = policy
-        reply = self._site.answer(packet, sender)
-        wrong_names = self._entries.unread - OWN_ENTRIES | LIMITS & node.keys()
+        reply = self._site.respond(packet, sender)
+        wrong_names = self._node_config.unread - OWN_OPTIONS | LIMITS & node.keys()
         if wrong_names:
             raise Refused(
-                f"its configuration has {sorted(wrong_names)}, which nothing reads: expected 'folder', 'policy' and "
-                f"what the app's data module reads, {sorted(self._entries.read)}. Limits stand in the policy's file"
+                f"its node configuration has the options {sorted(wrong_names)}, which are not used. Expected 'folder', "
+                f"'policy' and the options that the app's data module reads, {sorted(self._node_config.read)}. Limits "
+                "belong in the policy's file"
             )
         return reply
 
 
-def answer_or_failure(answer: Callable[[], Packet]) -> Packet:
-    """Return what ``answer`` returns, or the report of its error, without the text, which may quote samples."""
+def reply_or_failure(respond: Callable[[], Packet]) -> Packet:
+    """Return the result of ``respond``, or a report of its error without the error's text, which may quote samples."""
     try:
-        return answer()
+        return respond()
     except Exception as error:
-        _log.exception("a message could not be answered")
+        _log.exception("The site could not reply to a message.")
         return failure_packet(error)

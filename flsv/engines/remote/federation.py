@@ -46,24 +46,24 @@ from flsv.engines.remote.messages import (
     BadReply,
     Packet,
     check_done,
+    describe_error,
     describe_reports,
-    fault_of,
     instruction_packet,
-    name_of_question,
+    name_of_function,
     on_cpu,
     pack,
     printable,
-    read_answer,
+    read_response,
+    read_state_name,
     read_update,
-    read_visit,
 )
 from flsv.engines.remote.transport import Directory, Reply
 from flsv.scores import OWN_SCORES
 from flsv.uploads import JointUpload
 from flsv.utilities.errors import ConfigurationError
 
-#: Why a site does not tell a score.
-WITHHELD = f"its policy does not let it, or it has fewer than {MIN_HELD_OUT} samples of a class"
+#: Reason why a site does not report a score.
+WITHHELD = f"its policy does not allow it, or it has fewer than {MIN_HELD_OUT} samples of a class"
 #: Largest number of optimizer steps per sample that a site may report for a module without automatic optimization.
 MAX_STEPS_PER_SAMPLE = 1000
 
@@ -73,19 +73,19 @@ def check_deployment(
 ) -> None:
     """Raise ConfigurationError if a setting, strategy or metric cannot work with remote sites. For ``fields`` and
     ``evaluating`` see :meth:`Engine.check`."""
-    # What needs a site's trained model, or clients that collude.
     evaluation = config.evaluation
     is_scored_in_private = config.is_private and evaluation.every > 0
     if evaluation.keeps or evaluation.models == "trained" or is_scored_in_private:
         raise ConfigurationError(
-            "models that sites have trained stay there, and so do scores of private sites: leave evaluation out."
+            "ClientEvaluation: the server of remote sites gets neither the models that sites have trained nor, if "
+            "updates have noise, their scores. Remove `evaluation`."
         )
     colluders = [upload for upload in config.uploads if isinstance(upload, JointUpload)]
     if colluders:
         raise ConfigurationError(
-            f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
+            f"uploads={colluders}: sites do not get each other's updates, so they cannot collude. Test collusion in a "
+            "simulation."
         )
-    # What needs class counts, numbers of steps or samples, or a performance that cannot be sent.
     _check_strategies(config.strategies)
     _check_metrics(config, metric_names=fields, evaluating_metrics=evaluating)
 
@@ -94,19 +94,19 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
     for role, strategy in strategies.items():
         if strategy.needs_classes:
             raise ConfigurationError(
-                f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
-                "the others'. Choose another, or measure it in a simulation."
+                f"{role} {strategy!r} works with the clients' class counts, which remote sites do not report. Choose "
+                "another one, or evaluate it in a simulation."
             )
         if strategy.reads_steps:
             raise ConfigurationError(
-                f"{role} {strategy!r} divides updates by the clients' numbers of steps, which only a site can count: a "
-                "false number would multiply the model's step. Use FedAvg with "
-                'local_epochs="100 steps", or measure it in a simulation.'
+                f"{role} {strategy!r} divides updates by the clients' numbers of steps. The server cannot check these, "
+                "and a false number would multiply the global model's step. Use FedAvg with "
+                'local_epochs="100 steps", or evaluate it in a simulation.'
             )
         if "answers" in needs_of(strategy) and not strategy.evaluates:
             raise ConfigurationError(
-                f"{role} {strategy!r} asks clients about their samples, which a deployment does not give. Choose "
-                "another, or measure it in a simulation."
+                f"{role} {strategy!r} computes on the clients' samples, which a deployment does not allow. Choose "
+                "another one, or evaluate it in a simulation."
             )
 
 
@@ -117,18 +117,18 @@ def _check_metrics(
 ) -> None:
     for name, metric in evaluating_metrics.items():
         if getattr(metric, "judges", None) == "clients":
-            continue  # its evaluation is tried when all is ready
+            continue  # the dry run of its evaluation comes later
         performance = getattr(metric, "performance", "accuracy")
         if not isinstance(performance, str):
             raise ConfigurationError(
-                f"the metric {name!r} lets sites measure models by {performance!r}, which cannot be sent to "
+                f"the metric {name!r} lets sites score models by {performance!r}, which cannot be sent to "
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:
         if "answers" in needs_of(config.metrics.get(name)):
             raise ConfigurationError(
-                f"the metric {name!r} asks clients about their samples, which a deployment does not give. Leave "
-                "it out, or measure it in a simulation."
+                f"the metric {name!r} computes on the clients' samples, which a deployment does not allow. Remove it, "
+                "or evaluate it in a simulation."
             )
 
 
@@ -140,7 +140,7 @@ class RemoteFederation(IdleEngine):
         options: the arguments of :class:`flsv.engines.engine.Engine`.
 
     Attributes:
-        sites_of: a function from a run's FederationState to its :class:`RemoteSites`, for other runs at the same sites.
+        sites_of: a function that makes the :class:`RemoteSites` of a FederationState, for other runs at the same sites.
     """
 
     clients_here = False
@@ -149,7 +149,7 @@ class RemoteFederation(IdleEngine):
         trainer, data, state, _, config, *_ = options  # the arguments of Engine
         if trainer.max_epochs == -1:
             raise ConfigurationError(
-                "sites are told the number of rounds, and max_epochs=-1 is none. Set max_epochs to a number."
+                "max_epochs=-1: the server sends the number of rounds to the sites. Set max_epochs to this number."
             )
         state.run = state.run or secrets.token_hex(8)
         # A module with manual optimization may step several times per batch.
@@ -190,7 +190,7 @@ class RemoteFederation(IdleEngine):
         personalizer = self._strategies.get("personalizer")
         if personalizer is None:
             return {}
-        # The server knows these models, so that no instructions are needed.
+        # The server has these models itself, so it does not need the instructions.
         state = self._state.for_strategies()
         own_models = {}
         for client in range(state.num_clients):
@@ -213,7 +213,7 @@ class RemoteFederation(IdleEngine):
         return f"{len(self._instructions)} sites"
 
     def _train(self, batches: Any) -> None:
-        """Let the sites train, and store their updates and models."""
+        """Send the round's instructions to the sites, and store their updates and models."""
         global_vector = self.global_vector
         device = global_vector.device
         updates, self.broken_clients = self._remote.train(self._instructions, device, self.space)
@@ -233,7 +233,7 @@ class RemoteFederation(IdleEngine):
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Discard this round's training of the excluded sites ``clients``. That of all others is accepted."""
+        """Discard this round's training of the excluded sites ``clients``, and accept that of all others."""
         super().leave_out(clients)
         clients_with_updates = {update.client_id for update in self.updates}
         self._remote.accept(clients_with_updates.difference(clients))
@@ -249,19 +249,19 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class _LastAnswer(NamedTuple):
-    """The visits that a site's last answer has changed, and the visit before."""
+class _LastQuery(NamedTuple):
+    """The dictionary in which a site's last query has changed the name of its state, and the name before."""
 
-    visits: dict[int, str]
-    visit_before: str | None
+    states: dict[int, str]
+    state_before: str | None
 
 
 class RemoteSites:
     """The server's connection to all sites of a federation."""
 
-    # A visit is a site's training in a round, or its answer to a question, named by the hash of the server's message.
-    # The server names the visit from whose state the site continues, so both stay consistent if messages are lost, and
-    # a message that is sent again after a kill is the same visit.
+    # A site saves its state after each training and each query, under the hash of the server's message as its name.
+    # Each message names the state from which the site continues. So server and site stay consistent if messages are
+    # lost, and a message that is sent again, as after a kill, leads to the same state.
 
     def __init__(
         self,
@@ -271,10 +271,10 @@ class RemoteSites:
         max_steps: Callable[[int, int], int],  # (site, number of samples) -> steps in a round
         reports: Mapping[str, Numbers | None] = MappingProxyType({}),
         num_classes: int | None = None,
-        left_out_of: str = "",  # what a site without a valid update is left out of, beside the round
+        excluded_from: str = "",  # what a site without a valid update is excluded from, if not the round
     ) -> None:
         self.directory = directory
-        self._left_out = f"is left out{left_out_of}"
+        self._exclusion = f"is excluded{excluded_from}"
         self.conversations = Conversations(directory.exchange)
         self._state = state
         self._rounds = rounds
@@ -283,32 +283,32 @@ class RemoteSites:
         self._expected_reports = reports
         self._majority_report: str | None = None
         self._withheld_names: set[tuple[int, str]] = set()
-        self._accepted_visits: dict[int, str] = {}
-        self._visits_of_round: dict[int, str] = {}
-        self._last_answers: dict[int, _LastAnswer] = {}
+        self._accepted_states: dict[int, str] = {}
+        self._states_of_round: dict[int, str] = {}
+        self._last_queries: dict[int, _LastQuery] = {}
         self.discard()
 
     def accept(self, sites: Collection[int]) -> None:
         """Accept this round's training of ``sites``, and discard that of all others."""
-        for site, visit in self._visits_of_round.items():
+        for site, state in self._states_of_round.items():
             if site in sites:
-                self._accepted_visits[site] = visit
-        self._visits_of_round = {}
+                self._accepted_states[site] = state
+        self._states_of_round = {}
 
     def commit(self) -> None:
-        """Record each site's last accepted training (visit) at the end of a round."""
-        self._state.counted = dict(self._accepted_visits)
+        """Record the name of each site's last accepted state at the end of a round."""
+        self._state.counted = dict(self._accepted_states)
 
     def discard(self) -> None:
         """Forget this round's trainings, so that sites continue from the last completed round."""
-        self._accepted_visits = dict(self._state.counted)
-        self._visits_of_round = {}
+        self._accepted_states = dict(self._state.counted)
+        self._states_of_round = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], device: torch.device, space: ParameterSpace
     ) -> tuple[list[ClientUpdate], list[int]]:
         """Return the sites' updates, and the ids of sites whose model is not finite."""
-        # A site that is away or late, or that sends an invalid reply, is named in a warning and left out of the round.
+        # A warning names each site without a valid reply, and the site is excluded from the round.
         start_time = time.monotonic()
         replies = self.directory.exchange(self.packets(instructions))
         updates, broken_sites = self.updates(replies, device, space)
@@ -332,15 +332,15 @@ class RemoteSites:
         """Read updates from the sites' replies to :meth:`packets`, and return them as :meth:`train` does."""
         finite_updates = {}
         broken_sites = []  # whose model is not finite
-        visits: dict[int, str] = {}  # by which a site finds the state that it has stored
+        states: dict[int, str] = {}  # the names of the sites' new states
         packets = {}
-        faults = {}
+        errors = {}
         for site, reply in replies.items():
             try:
                 packets[site] = check_done(reply)
-                update, visits[site] = self._read_update(site, packets[site], device, space)
+                update, states[site] = self._read_update(site, packets[site], device, space)
             except BadReply as error:
-                faults[site] = str(error)
+                errors[site] = str(error)
                 continue
             if update is None:
                 broken_sites.append(site)
@@ -348,22 +348,24 @@ class RemoteSites:
                 finite_updates[site] = update
 
         reports = {site: describe_reports(update) for site, update in finite_updates.items()}
-        faults |= self._unusual_reports(reports)
-        when = f" of round {self._state.round_index + 1}"
-        for site, fault in faults.items():
-            self._warn(site, self._left_out, fault, when)
-        accepted_sites = [site for site in finite_updates if site not in faults]
-        self._visits_of_round = {site: visits[site] for site in accepted_sites}
+        errors |= self._unusual_reports(reports)
+        when = f" in round {self._state.round_index + 1}"
+        for site, error_text in errors.items():
+            self._warn(site, self._exclusion, error_text, when)
+        accepted_sites = [site for site in finite_updates if site not in errors]
+        self._states_of_round = {site: states[site] for site in accepted_sites}
         for site in accepted_sites:
             if packets[site].plain.get("lost"):
-                self._warn(site, "no longer held what it kept, and went on from nothing", "", when)
+                self._warn(
+                    site, "has lost its state of earlier rounds, and continues without it", "", when
+                )
             self._warn_of_withheld(site, packets[site], [TRAINING_LOSS])
         return [finite_updates[site] for site in accepted_sites], broken_sites
 
     def _read_update(
         self, site: int, reply: Packet, device: torch.device, space: ParameterSpace
     ) -> tuple[ClientUpdate | None, str]:
-        """Return a site's update, None if it is not finite, and its training's name."""
+        """Return a site's update, None if it is not finite, and the name of the site's new state."""
         num_samples = self.directory.sizes[site]["train"]
         max_steps = self._max_steps(site, num_samples)
         update = read_update(reply, site, space, device, num_samples, max_steps)
@@ -371,23 +373,23 @@ class RemoteSites:
             return None, ""
         for name, value in sorted(update.reports.items()):
             self._check_report(name, value)
-        return update, read_visit(reply)
+        return update, read_state_name(reply)
 
     def _check_report(self, name: str, value: Tensor) -> None:
         if name not in self._expected_reports:
-            raise BadReply(f"it reports {name!r:.40}, which nobody asks for")
+            raise BadReply(f"it reports {name!r:.40}, which no strategy declares")
         expected = self._expected_reports[name]
         if expected is None:  # any shape, but finite numbers
             expected = Numbers(value.dtype, tuple(value.shape))
         try:
             expected.check(value)
         except ValueError as error:
-            raise BadReply(f"it reports {name!r:.40}, {error}") from error
+            raise BadReply(f"its report {name!r:.40} is not valid: {error}") from error
 
     def _unusual_reports(self, reports: Mapping[int, str]) -> dict[int, str]:
         """Return the sites whose reports differ from the majority's, with reasons."""
-        # In a tie the values of an earlier round's majority count as right. Without one, all sites are at fault.
-        # `reports` holds a description for each site.
+        # `reports` has a description for each site. In a tie the majority of an earlier round decides. If there was
+        # none, all sites are excluded.
         counts = Counter(reports.values())
         highest_count = max(counts.values(), default=0)
         most_frequent = {report for report, count in counts.items() if count == highest_count}
@@ -399,33 +401,35 @@ class RemoteSites:
             reports_of_others = expected_report
         else:
             expected_report = None
-            reports_of_others = f"do not agree: {' or '.join(sorted(most_frequent))}"
-        faults = {}
+            reports_of_others = " or ".join(sorted(most_frequent))
+        errors = {}
         for site, report in reports.items():
             if report != expected_report:
-                faults[site] = f"it reports {report}, the others {reports_of_others}"
-        return faults
+                errors[site] = (
+                    f"it reports {report}, but the other sites report {reports_of_others}"
+                )
+        return errors
 
-    def ask(self, site: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Let a site call the function ``question`` on its data, and return the result."""
-        if isinstance(question, partial):
-            all_args = (*question.args, *args)
-            all_kwargs = {**question.keywords, **kwargs}
-            return self.ask(site, question.func, all_args, all_kwargs)
-        name = name_of_question(question)
-        expected = self._expected_answer(site, question, args, kwargs)
+    def query(self, site: int, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Let a site call ``function`` on its data, and return the result."""
+        if isinstance(function, partial):
+            all_args = (*function.args, *args)
+            all_kwargs = {**function.keywords, **kwargs}
+            return self.query(site, function.func, all_args, all_kwargs)
+        name = name_of_function(function)
+        expected = self._expected_result(site, function, args, kwargs)
 
-        # The site continues from its training in this round, if any, and its answer becomes its last visit.
-        visits = self._accepted_visits
-        if site in self._visits_of_round:
-            visits = self._visits_of_round
-        visit_before = visits.get(site)
+        # The site continues from its training in this round, if it has trained.
+        states = self._accepted_states
+        if site in self._states_of_round:
+            states = self._states_of_round
+        state_before = states.get(site)
         plain, tensors = pack((tuple(args), dict(kwargs)))
-        info = {**self._run_info(site), "counted": visit_before}
+        info = {**self._run_info(site), "continue_from": state_before}
         packet = Packet(
-            "ask",
+            "query",
             {
-                "question": name,
+                "function": name,
                 "arguments": plain,
                 "round": self._state.round_index,
                 **info,
@@ -433,24 +437,25 @@ class RemoteSites:
             on_cpu(tensors),
         )
 
-        self._last_answers.pop(site, None)
-        reply = self.conversations.ask(site, packet)
+        self._last_queries.pop(site, None)
+        reply = self.conversations.send(site, packet)
         try:
-            answer, visit = read_answer(reply, expected)
+            result, state = read_response(reply, expected)
         except GARBLED_REPLY_ERRORS as error:
-            raise NoAnswer(self._note(site, f"did not answer {name}", fault_of(error))) from error
-        visits[site] = visit
-        self._last_answers[site] = _LastAnswer(visits, visit_before)
-        return answer
+            event = f"has sent no result of {name}"
+            raise NoAnswer(self._note(site, event, describe_error(error))) from error
+        states[site] = state
+        self._last_queries[site] = _LastQuery(states, state_before)
+        return result
 
-    def _expected_answer(
-        self, site: int, question: Callable[..., Any], args: Any, kwargs: Any
+    def _expected_result(
+        self, site: int, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Numbers:
-        expectation = expected_answer(question)
+        expectation = expected_answer(function)
         if expectation is None:
             raise ConfigurationError(
-                f"{name_of_question(question)} cannot be asked of a site: nobody could tell a false "
-                "answer. Declare what its answer must be: flsv.core.declare_answer(...)."
+                f"{name_of_function(function)} cannot run at a site, since the server could not check its result. "
+                "Declare what the result must be with flsv.core.declare_answer(...)."
             )
         client = AnsweringClient(
             num_samples=self.directory.sizes[site],
@@ -460,17 +465,17 @@ class RemoteSites:
         return expectation(client, *args, **kwargs)
 
     def take_back(self, site: int) -> None:
-        """Discard the changes that the last :meth:`ask` made to a site's state."""
-        answer = self._last_answers.pop(site, None)
-        if answer is None:
+        """Discard the changes that the last :meth:`query` made to a site's state."""
+        last_query = self._last_queries.pop(site, None)
+        if last_query is None:
             return
-        if answer.visit_before is None:
-            answer.visits.pop(site, None)
+        if last_query.state_before is None:
+            last_query.states.pop(site, None)
         else:
-            answer.visits[site] = answer.visit_before
+            last_query.states[site] = last_query.state_before
 
     def score_own_models(self, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
-        """Let each site score its own model on its test samples: ``{site: {name: score}}``."""
+        """Return the scores of each site's own model on its test samples, ``{site: {name: score}}``."""
         packets = {}
         for site, instruction in models.items():
             packets[site] = instruction_packet(instruction, self._run_info(site), kind="test")
@@ -479,20 +484,20 @@ class RemoteSites:
             try:
                 plain = check_done(reply).plain
                 scores_of_site = {name: float(plain[name]) for name in OWN_SCORES}
-                # A score of NaN is not defined, and passes.
+                # NaN is accepted: it stands for a score that is not defined.
                 if any(score < 0 or score > 1 for score in scores_of_site.values()):
-                    raise BadReply(f"its scores are {scores_of_site}")
+                    raise BadReply(f"its scores {scores_of_site} are not between 0 and 1")
                 scores[site] = scores_of_site
                 self._warn_of_withheld(site, reply, OWN_SCORES)
             except GARBLED_REPLY_ERRORS as error:
-                self._warn(site, "has not tested its model", fault_of(error), kind=None)
+                self._warn(site, "has not scored its model", describe_error(error), kind=None)
         return scores
 
     def _warn_of_withheld(self, site: int, reply: Any, names: Sequence[str]) -> None:
         withheld = reply.plain.get("withheld")
         if not isinstance(withheld, list):
             return
-        # One warning in a run for each site and name.
+        # There is one warning in a run for each site and name.
         new_names = []
         for name in names:
             if name in withheld and (site, name) not in self._withheld_names:
@@ -500,7 +505,7 @@ class RemoteSites:
                 new_names.append(name)
         if new_names:
             score_names = ", ".join(new_names)
-            self._warn(site, f"does not tell {score_names}", WITHHELD, kind=None)
+            self._warn(site, f"does not report {score_names}", WITHHELD, kind=None)
 
     def _run_info(self, site: int) -> dict[str, Any]:
         """Return the values of JSON types that every message to a site contains."""
@@ -509,7 +514,7 @@ class RemoteSites:
             "rounds": self._rounds,
             "classes": self._num_classes,
             "client": site,
-            "counted": self._accepted_visits.get(site),
+            "continue_from": self._accepted_states.get(site),
         }
 
     def _note(
@@ -520,9 +525,7 @@ class RemoteSites:
         when: str = "",
         kind: str | None = OF_VALUES,
     ) -> str:
-        """Record an event at a site, and the reason ``why`` if there is one. Return a sentence for a warning, which
-        also says ``when``.
-        """
+        """Record an event at a site with its reason ``why``. Return a warning's text, which also says ``when``."""
         event = printable(event)  # both texts may come from a site
         reason = printable(why)
         clause = f": {reason}" if reason else ""
@@ -531,12 +534,12 @@ class RemoteSites:
         return f"site {site_name!r} (client {site}) {event}{when}{clause}."
 
     def _warn(self, site: int, event: str, *arguments: Any, **options: Any) -> None:
-        """Record an event at a site, and warn of it. The arguments are those of :meth:`_note`."""
+        """Record an event at a site, and warn about it. The arguments are those of :meth:`_note`."""
         warnings.warn(self._note(site, event, *arguments, **options), stacklevel=3)
 
 
 def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
-    """Return what each value that sites report must be, None where a strategy declares its name only."""
+    """Return what each report of a site must be. None: a strategy has declared the report's name only."""
     expected: dict[str, Numbers | None] = {}
     for strategy in config.strategies.values():
         expected |= dict.fromkeys(strategy.reports)
@@ -545,7 +548,7 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
 
 
 class RemoteClient(Client):
-    """Client at a remote site, to which :meth:`ask` sends a message."""
+    """Client at a remote site. :meth:`ask` sends a message to the site."""
 
     def __init__(
         self,
@@ -563,7 +566,7 @@ class RemoteClient(Client):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        return self._remote.ask(self.id, question, args, kwargs)
+        return self._remote.query(self.id, question, args, kwargs)
 
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]

@@ -21,14 +21,14 @@ from flsv.core.state import GLOBAL_MODEL
 from flsv.utilities.errors import ConfigurationError, Refused as Refused
 from flsv.utilities.plain_values import digest
 
-#: Names of a packet's tensors: of the initial model, and prefixes for other tensors of an instruction and for reports.
+#: Names of a packet's tensors: that of the initial model, and the prefixes of other tensors and of reports.
 START_NAME = "start"
-OTHER_PREFIX = "told/"
+SENT_PREFIX = "sent/"
 REPORT_PREFIX = "report/"
-#: Largest number of characters of a site's error in a message.
+#: Largest number of characters of a site's error that a message shows.
 _MAX_REASON_LENGTH = 600
 _PLAIN_TYPES = (str, int, float, bool, type(None))
-#: Types of tensors of numbers; operations on tensors of any other type, which only hold bits, raise errors.
+#: Dtypes that hold numbers. Operations on tensors of any other dtype raise errors.
 _NUMBER_TYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
@@ -45,7 +45,7 @@ class Packet:
         tensors: dense tensors of numbers, by name.
 
     Raises:
-        ValueError: the arguments are of other types.
+        ValueError: an argument has the wrong type.
     """
 
     kind: str
@@ -55,42 +55,43 @@ class Packet:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
             raise ValueError(
-                f"a packet has a kind and named values, this one {self.kind!r:.40}, {self.plain!r:.40}."
+                f"a packet needs a text as its kind and named values, but got {self.kind!r:.40} and {self.plain!r:.40}."
             )
         for name, tensor in self.tensors.items():
             is_strided = isinstance(tensor, Tensor) and tensor.layout == torch.strided
             is_dense = is_strided and not tensor.is_meta
             if not isinstance(name, str) or not is_dense or tensor.dtype not in _NUMBER_TYPES:
-                raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
+                raise ValueError(
+                    f"the packet's tensor {name!r:.40} is not a dense tensor of numbers."
+                )
 
     @cached_property
     def digest(self) -> bytes:
-        """Return the SHA-256 hash of all fields: equal for equal messages only."""
+        """Return the SHA-256 hash of all fields."""
         return digest([getattr(self, field.name) for field in fields(self)])
 
 
 Reply = Packet | str
-"""A packet from a site; or, if there is none, the reason as text."""
+"""A packet from a site or, if the site has not replied, the reason as text."""
 
 
-def printable(words: object) -> str:
-    """Return a text without characters that would be lines or colours of their own on a terminal or in a log."""
-    # A site's words may hold any character, such as line breaks or halves of characters.
-    return "".join(c if c.isprintable() else "?" for c in str(words))
+def printable(text: object) -> str:
+    """Replace characters that are not printable, such as a site's line breaks and terminal codes, by question marks."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
 class BadReply(ValueError):
-    """Error: a site's reply is not a valid update of this federation. Its text is printable."""
+    """Error: a site's reply is not valid in this federation. Its text is printable."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(printable(words))
-
-
-class Unwilling(BadReply):
-    """Error: a site cannot take part, and another attempt is useless."""
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
-#: Errors that reading a reply with unexpected content may raise, :class:`BadReply` among them.
+class PermanentFailure(BadReply):
+    """Error: a site cannot take part, and another attempt would fail in the same way."""
+
+
+#: Errors that may be raised while a reply with unexpected content is read. They include :class:`BadReply`.
 GARBLED_REPLY_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -101,15 +102,17 @@ GARBLED_REPLY_ERRORS = (
 )
 
 
-def fault_of(error: Exception) -> str:
-    """Describe the fault of a site's reply, given the error that reading it raised."""
+def describe_error(error: Exception) -> str:
+    """Describe what is wrong with a site's reply, given the error that was raised while it was read."""
     if isinstance(error, BadReply):
         return str(error)
-    return printable(f"its reply lacks or garbles {error!s:.200}")
+    return printable(
+        f"its reply cannot be read because of a missing or invalid value: {error!s:.200}"
+    )
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # Packets may go to a process without the same devices.
+    # The receiving process may not have the same devices.
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
@@ -125,7 +128,7 @@ def instruction_packet(
     }
     tensors = {}
     for name, tensor in instruction.tensors.items():
-        tensors[OTHER_PREFIX + name] = tensor
+        tensors[SENT_PREFIX + name] = tensor
     if instruction.start is not None:
         tensors[START_NAME] = instruction.start
     return Packet(kind, plain, on_cpu(tensors))
@@ -138,8 +141,8 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
     for name, tensor in packet.tensors.items():
         if name == START_NAME:
             start_model = tensor.to(device)
-        elif name.startswith(OTHER_PREFIX):
-            other_tensors[name.removeprefix(OTHER_PREFIX)] = tensor.to(device)
+        elif name.startswith(SENT_PREFIX):
+            other_tensors[name.removeprefix(SENT_PREFIX)] = tensor.to(device)
     plain = packet.plain
     return Instruction(
         round_index=plain["round"],
@@ -151,28 +154,28 @@ def read_instruction(packet: Packet, device: Any = "cpu") -> Instruction:
 
 
 def check_request(packet: Packet) -> None:
-    """Raise Refused if a message names a client, a round or classes that its run does not have."""
+    """Raise Refused if a message names a client, a round or a number of classes that its run does not have."""
     plain = packet.plain
     try:
         clients = checked_int(plain, "clients", maximum=float("inf"), minimum=1)
         checked_int(plain, "client", maximum=clients - 1)
         if plain.get("classes") is not None:
             checked_int(plain, "classes", maximum=float("inf"), minimum=1)
-        if packet.kind == "hello":
+        if packet.kind == "handshake":
             return
         rounds = checked_int(plain, "rounds", maximum=float("inf"), minimum=1)
-        # The run's end is asked about with the number after the last round's.
+        # Requests after the last round have the number after the last round's.
         last_round = rounds - 1 if packet.kind == "train" else rounds
         checked_int(plain, "round", maximum=last_round)
     except GARBLED_REPLY_ERRORS as error:
-        raise Refused(f"it cannot do as it is asked: {error!s:.200}") from error
+        raise Refused(f"the server's message is not valid: {error!s:.200}") from error
 
 
 def check_model(packet: Packet) -> None:
     """Raise Refused if a private site cannot train the model that it was sent."""
     model = global_model(read_instruction(packet))
     if model is None or not bool(model.isfinite().all()):
-        raise Refused("it was sent no finite model")
+        raise Refused("the model in the server's message is missing or not finite")
 
 
 def global_model(instruction: Instruction) -> Tensor | None:
@@ -181,10 +184,10 @@ def global_model(instruction: Instruction) -> Tensor | None:
 
 
 def update_packet(
-    update: ClientUpdate, visit: str, lost: bool = False, withheld: Sequence[str] = ()
+    update: ClientUpdate, state: str, lost: bool = False, withheld: Sequence[str] = ()
 ) -> Packet:
-    """Make the packet that sends a site's update of the training ``visit``. ``lost``: the site has lost its earlier
-    state. ``withheld``: scores that it does not report."""
+    """Make the packet that sends a site's update, after which the site is in the state of the name ``state``. ``lost``:
+    the site has lost its earlier state. ``withheld``: scores that it does not report."""
     plain = {
         "samples": update.num_samples,
         "loss": float("nan") if TRAINING_LOSS in withheld else update.loss,
@@ -192,7 +195,7 @@ def update_packet(
         "traffic": list(update.traffic or Traffic(0, 0.0)),
         "lost": lost,
         "withheld": list(withheld),
-        "visit": visit,
+        "state": state,
     }
     tensors = {}
     for name, value in update.reports.items():
@@ -203,7 +206,7 @@ def update_packet(
 
 def failure_packet(error: BaseException) -> Packet:
     """Make the packet that reports a site's error by its class and source line."""
-    # The error's text may quote samples. A Refused error's does not.
+    # The error's text may quote samples. The text of a Refused error does not.
     text = getattr(error, "without_data", None)
     if text is None:
         source_line = ""
@@ -211,11 +214,10 @@ def failure_packet(error: BaseException) -> Packet:
         if frames:
             innermost = frames[-1]
             source_line = f" at {Path(innermost.filename).name}:{innermost.lineno}"
-        text = f"it failed with {type(error).__name__}{source_line}, its own log says more"
-    # Files, connections and memory may come back. Code that fails will fail again.
-    may_mend_itself = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
-    is_unwilling = not may_mend_itself
-    return Packet("failed", {"error": text, "unwilling": is_unwilling})
+        text = f"it failed with {type(error).__name__}{source_line}; the site's own log has the details"
+    # Errors of files, connections and memory may be temporary. Other errors would be raised again.
+    is_temporary = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+    return Packet("failed", {"error": text, "permanent": not is_temporary})
 
 
 def describe_reports(update: ClientUpdate) -> str:
@@ -230,8 +232,8 @@ def check_done(reply: Reply) -> Packet:
         raise BadReply(reply)
     if reply.kind == "failed":
         reason = str(reply.plain.get("error"))[:_MAX_REASON_LENGTH]
-        if reply.plain.get("unwilling") is True:
-            raise Unwilling(reason)
+        if reply.plain.get("permanent") is True:
+            raise PermanentFailure(reason)
         raise BadReply(reason)
     return reply
 
@@ -244,8 +246,8 @@ def read_update(
     num_announced: int,
     max_steps: int,
 ) -> ClientUpdate | None:
-    """Read a site's update from its reply. Check it against ``num_announced`` samples and at most ``max_steps`` steps.
-    None: its model is not finite."""
+    """Read a site's update from its reply. It must have ``num_announced`` samples and at most ``max_steps`` steps.
+    Return None if the site's model is not finite."""
     if packet.kind == "broken":
         return None
     plain = packet.plain
@@ -259,18 +261,19 @@ def read_update(
         checked_num_numbers = checked_int({"traffic": num_numbers}, "traffic", max_numbers)
         traffic = Traffic(checked_num_numbers, float(num_bytes))
     except GARBLED_REPLY_ERRORS as error:
-        raise BadReply(fault_of(error)) from error
+        raise BadReply(describe_error(error)) from error
     if num_samples != num_announced:
         raise BadReply(
-            f"it has trained on {num_samples} samples and had announced {num_announced}: start this server again"
+            f"it has trained on {num_samples} samples, but it had announced {num_announced}. Start the server again"
         )
     if abs(loss) > LARGEST_NUMBER or not 0 <= traffic.bytes <= 16 * max_numbers:
-        raise BadReply(f"its numbers cannot be: loss {loss}, {traffic}")
+        raise BadReply(f"its loss {loss} or its traffic {traffic} is out of range")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(
-            f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]"
+            f"its model has the shape {list(vector.shape)} and the dtype {vector.dtype}, but the federation's model "
+            f"has the shape [{space.size}]"
         )
-    # Check after the conversion: values that are finite in float64 may overflow here.
+    # Values that are finite in float64 may overflow in this conversion, so they are checked after it.
     vector = vector.detach().to(device, space.dtype)
     reports = {}
     for name, tensor in packet.tensors.items():
@@ -290,33 +293,34 @@ def read_update(
     )
 
 
-def name_of_question(question: Callable[..., Any]) -> str:
-    """Return the name by which a site finds a question, ``"package.module:function"``."""
-    name = f"{question.__module__}:{question.__qualname__}"
-    if "<" in name or "." in question.__qualname__:
+def name_of_function(function: Callable[..., Any]) -> str:
+    """Return the name by which a site imports a function, ``"package.module:function"``."""
+    name = f"{function.__module__}:{function.__qualname__}"
+    if "<" in name or "." in function.__qualname__:
         raise ConfigurationError(
-            f"{name} cannot be asked of a site: a question is a function of a module."
+            f"{name} cannot run at a site, which can import only functions at the top level of a module. Define it "
+            "there."
         )
     return name
 
 
-def read_answer(reply: Reply, expected: Numbers) -> tuple[Any, str]:
-    """Return a site's answer to a question, which must be as ``expected``, and the name of its visit."""
+def read_response(reply: Reply, expected: Numbers) -> tuple[Any, str]:
+    """Read a function's result from a site's reply. Return it, and the name of the state in which the site now is."""
     packet = check_done(reply)
-    answer = unpack(packet.plain["answer"], packet.tensors)
+    result = unpack(packet.plain["result"], packet.tensors)
     try:
-        expected.check(answer)
+        expected.check(result)
     except ValueError as error:
-        raise BadReply(f"its answer is wrong: {error}") from error
-    return answer, read_visit(packet)
+        raise BadReply(f"its result is wrong: {error}") from error
+    return result, read_state_name(packet)
 
 
-def read_visit(packet: Packet) -> str:
-    """Return the name of a site's training (visit) from its reply."""
-    visit = packet.plain.get("visit")
-    if not isinstance(visit, str) or not re.fullmatch(r"[0-9a-f]{64}", visit):
-        raise BadReply(f"it names its visit {visit!r:.80}, expected 64 hexadecimal digits")
-    return visit
+def read_state_name(packet: Packet) -> str:
+    """Read from a site's reply the name of the state in which the site now is."""
+    state = packet.plain.get("state")
+    if not isinstance(state, str) or not re.fullmatch(r"[0-9a-f]{64}", state):
+        raise BadReply(f"its state has the name {state!r:.80}, expected 64 hexadecimal digits")
+    return state
 
 
 def checked_int(
@@ -379,8 +383,8 @@ def _pack_into(tensors: dict[str, Tensor], value: Any) -> Any:
         parts = [_pack_into(tensors, part) for part in value]
         return {type(value).__name__: parts}
     raise ConfigurationError(
-        f"{type(value).__name__} cannot cross between processes: only numbers, words, tensors, and lists, tuples "
-        "and dictionaries of them can."
+        f"A value of type {type(value).__name__} cannot be sent to another process. Use numbers, texts, tensors, and "
+        "lists, tuples and dictionaries of these."
     )
 
 
@@ -389,7 +393,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(plain, _PLAIN_TYPES):
         return plain
     if isinstance(plain, Mapping) and len(plain) == 1:
-        # A dict of one entry: what the value was, and of what it is made.
+        # A dictionary of one item: the value's type, and its parts.
         ((kind, content),) = plain.items()
         if kind == "tensor" and content in tensors:
             return tensors[content].detach()
@@ -400,4 +404,4 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
             return values if kind == "list" else tuple(values)
         if kind == "dict" and isinstance(content, Sequence):
             return {key: unpack(part, tensors) for key, part in content}
-    raise ValueError(f"{plain!r} is no packed value.")
+    raise ValueError(f"{plain!r} has not been made by `pack`.")

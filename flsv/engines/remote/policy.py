@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -24,43 +23,44 @@ from flsv.utilities.errors import listed
 class SitePolicy:
     """Limits that a site's owner sets on the server's requests.
 
-    Without a policy a site does everything that the app asks for. An app that does not use flsv's client does not read
-    it, so let a SuperNode run signed apps only.
+    Without a policy a site does everything that the app requests. An app that does not use flsv's client does not read
+    the policy, so let a SuperNode run signed apps only.
 
     Args:
-        questions: the only functions that the server may let the site compute on its data, as
-            ``"package.module:function"``. None for flsv's own functions and those that the app names.
+        functions: the only functions that the server may run on the site's data, as ``"package.module:function"``. None
+            for flsv's own functions and those that the app names.
         max_epsilon: the largest total privacy loss (epsilon) of this site's updates over all runs from the same folder,
             also those before the limit was set. None for no limit. With a limit, updates must be noised by
-            :class:`flsv.privacy.GaussianPrivacy`. Then the site tells nothing else but its numbers of samples and the
-            numbers of steps that they take, and answers no question. An update that left without noise before the limit
-            was set exceeds any limit.
+            :class:`flsv.privacy.GaussianPrivacy`. Then the site reports nothing else but its numbers of samples and of
+            optimizer steps, and runs no functions for the server. If an update left without noise before the limit was
+            set, the site refuses all further training.
         delta: the probability that the bound ``max_epsilon`` does not hold.
-        tells: the only losses and scores that the site tells, by name. These are ``"training_loss"``, ``"accuracy"``,
-            ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the ``performance`` that a question asks for
-            (``"accuracy"`` for counts of right answers, ``"negative_loss"``, ``"val_loss"``), and what the strategies
-            let it report, such as ``"in_run_values"``. It always tells its numbers of samples and steps. None for
-            all. The server's log says what a site withholds. A run that cannot do without it is refused at the start.
-        max_answers: the most numbers about its samples (scores, losses, counts, sizes of its splits) that the site
-            answers over all servers and runs from the same folder, whose file ``answers.json`` has their count. None:
-            twice what the app's loop asks in a run.
+        reports: the only losses and scores that the site reports, by name. These are ``"training_loss"``,
+            ``"accuracy"``, ``"balanced_accuracy"`` and ``"auroc"`` of its own model, the argument ``performance`` of a
+            function that the server runs (``"accuracy"`` for counts of correct predictions, ``"negative_loss"``,
+            ``"val_loss"``), and what strategies declare as their reports, such as ``"in_run_values"``. The site always
+            reports its numbers of samples and steps. None for all. The server's log names what a site withholds. A
+            run that needs a withheld number is refused at the start.
+        max_answers: the largest number of scores, losses, counts and sizes of splits that the site reports about its
+            samples to all servers and runs from the same folder, whose file ``answers.json`` counts them. None: twice
+            as many as the app's loop requests in a run.
 
     Raises:
         ConfigurationError: an argument is out of range.
 
     Example:
-        >>> SitePolicy(questions=[]).check_question("os:system")
+        >>> SitePolicy(functions=[]).check_function("os:system")
         Traceback (most recent call last):
             ...
-        flsv.utilities.errors.Refused: its policy does not let it answer 'os:system'
+        flsv.utilities.errors.Refused: its policy does not allow the function 'os:system'
     """
 
-    questions: (
-        list[Annotated[str, 'Say a list of names such as "package.module:function".']] | None
+    functions: (
+        list[Annotated[str, 'Pass a list of names such as "package.module:function".']] | None
     ) = None
     max_epsilon: Annotated[float, Gt(0)] | None = None
     delta: Annotated[float, Gt(0), Lt(1)] = 1e-5
-    tells: list[Annotated[str, 'Say a list of names such as "accuracy".']] | None = None
+    reports: list[Annotated[str, 'Pass a list of names such as "accuracy".']] | None = None
     max_answers: Annotated[int, Ge(0)] | None = None
 
     @classmethod
@@ -71,41 +71,42 @@ class SitePolicy:
         except (OSError, ValueError, TypeError) as error:
             names = [option.name for option in fields(cls)]
             raise Refused(
-                f"its policy {path} cannot be read: {error}. It may have {names}"
+                f"its policy {path} cannot be read: {error}. A policy may have the keys {names}"
             ) from error
 
-    def check_names(self, scores: Collection[str], questions: Collection[str]) -> None:
-        """Raise Refused if the policy names a score or a question that does not exist."""
-        known_questions = [*map(_name_without_module, questions)]
-        for name in self.questions or ():
-            if _name_without_module(name) not in known_questions:
+    def check_names(self, scores: Collection[str], functions: Collection[str]) -> None:
+        """Raise Refused if the policy names a score or a function that does not exist."""
+        for name in self.functions or ():
+            if name not in functions:
                 raise Refused(
-                    f"its policy names the question {name!r:.120}: expected one of {known_questions}"
+                    f"its policy allows the function {name!r:.120}: expected one of {sorted(functions)}"
                 )
-        for name in self.tells or ():
+        for name in self.reports or ():
             if name not in scores:
-                raise Refused(f"its policy tells {name!r:.120}: expected one of {sorted(scores)}")
+                raise Refused(
+                    f"its policy allows reports of {name!r:.120}: expected one of {sorted(scores)}"
+                )
 
-    def check_question(self, question: str, questions: Collection[str] = QUESTIONS) -> None:
-        """Raise Refused unless the policy allows ``question``, and it is one of ``questions``."""
-        if self.questions is not None:
-            permitted = {_name_without_module(name) for name in self.questions}
-            if _name_without_module(question) not in permitted:
-                raise Refused(f"its policy does not let it answer {question!r:.120}")
-        if question not in questions:
-            raise Refused(f"{question!r:.120} is no question that this site's loop asks")
+    def check_function(self, name: str, functions: Collection[str] = QUESTIONS) -> None:
+        """Raise Refused unless the policy allows the function ``name``, and it is one of ``functions``."""
+        if self.functions is not None and name not in self.functions:
+            raise Refused(f"its policy does not allow the function {name!r:.120}")
+        if name not in functions:
+            raise Refused(f"{name!r:.120} is not a function that this site's loop requests")
 
     def withheld(self, names: Iterable[str]) -> list[str]:
         """Return the losses and scores among ``names`` that the site does not report."""
-        if self.tells is None:
+        if self.reports is None:
             return []
-        return [name for name in names if name not in self.tells]
+        return [name for name in names if name not in self.reports]
 
-    def check_told(self, names: Iterable[str]) -> None:
+    def check_reported(self, names: Iterable[str]) -> None:
         """Raise Refused unless the site may report all losses and scores in ``names``."""
         withheld = self.withheld(names)
         if withheld:
-            raise Refused(f"its policy does not let it tell {listed(withheld, show=repr):.120}")
+            raise Refused(
+                f"its policy does not allow reports of {listed(withheld, show=repr):.120}"
+            )
 
     def noise(self, uploads: Sequence[Any]) -> list[GaussianPrivacy]:
         """Return the transformations in ``uploads`` that add noise. Raise Refused if required noise is missing."""
@@ -116,7 +117,7 @@ class SitePolicy:
         ]
         if self.max_epsilon is not None and not noises:
             raise Refused(
-                f"its policy wants max_epsilon={self.max_epsilon:g}, and updates would leave without noise"
+                f"its policy sets max_epsilon={self.max_epsilon:g}, but the app's updates have no noise"
             )
         return noises
 
@@ -125,8 +126,3 @@ class SitePolicy:
         # Called before each training, also if it repeats an earlier one or fails later.
         multipliers = [noise.noise_multiplier for noise in self.noise(uploads)]
         spend_privacy(ledger, multipliers, self.delta, max_epsilon=self.max_epsilon)
-
-
-def _name_without_module(question: str) -> str:
-    """Shorten ``"flsv.module:function"`` to ``"flsv:function"``, since flsv's modules change between versions."""
-    return re.sub(r"^flsv\.[\w.]*:", "flsv:", question)

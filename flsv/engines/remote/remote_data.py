@@ -1,4 +1,4 @@
-"""RemoteData: the data module of a server whose samples are at the sites, of which it knows the numbers."""
+"""RemoteData: the data module of a server whose training samples stay at the sites."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from flsv.engines.remote.transport import common_hash
 class RemoteData(FederatedDataModule):
     """Data module of the server, with placeholders for the sites' samples.
 
-    A placeholder has the label 0, takes no memory, and raises an error when it is read.
+    The placeholders have the label 0 and take no memory. Iterating a client's loader raises an error.
 
     Args:
         names: the sites' names.
         sizes: for each site, its number of samples in each split, ``{split: number}``.
-        contents: for each site, what it has told of its samples' hash. See :class:`Directory`.
+        contents: for each site, the fingerprint of its samples. See :class:`Directory`.
         num_classes: the number M of classes. None if the data have no classes, or if ``class_names`` is given.
         class_names: the classes' names.
         server_data: the server's own data module, whose validation and test loaders are used. None if it has none.
@@ -53,12 +53,12 @@ class RemoteData(FederatedDataModule):
         self._dictionary_hash = dictionary_hash
         reason_without_classes = None
         if not num_classes and not class_names:
-            reason_without_classes = "the server was told no num_classes"
+            reason_without_classes = "the server has no num_classes"
         if not class_names:
             class_numbers = [str(number) for number in range(num_classes or 0)]
             class_names = class_numbers or ["samples"]
 
-        # The samples are at the sites: only their numbers matter here.
+        # Placeholders stand for the sites' samples, since only their numbers are known.
         splits = []
         for site_sizes in sizes:
             splits.append({split: _placeholders(size) for split, size in site_sizes.items()})
@@ -114,7 +114,7 @@ class RemoteData(FederatedDataModule):
     def client_loader(
         self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any
     ) -> Any:
-        """Return a placeholder loader, of which only the number of samples can be read."""
+        """Return a placeholder loader that has a number of samples, but raises an error when it is iterated."""
         num_samples = self._sizes[client][split]
         return _Elsewhere(
             lambda: num_samples, f"{client_called(client, self.names)} are at its site"
@@ -125,17 +125,17 @@ class RemoteData(FederatedDataModule):
         return _Elsewhere(num_batches, f"{', '.join(self.names)} are at their sites")
 
     def content_hashes(self) -> dict[str, str]:
-        """Return the hash of the server's validation set, and what each site has told of its samples' hash."""
+        """Return the hash of the server's validation set, and the fingerprint of each site's samples."""
         hashes = {"server": loader_hash(self.val_dataloader())}
         for client, contents in enumerate(self._contents):
             hashes[str(client)] = contents
         return hashes
 
     def hashes_of_samples(self) -> None:
-        """Return None: the samples are at the sites."""
+        """Return None, since the samples are at the sites."""
 
     def indices_and_labels(self, client: int) -> list[Tensor]:
-        """Return no indices and labels, which only the site has."""
+        """Return empty indices and labels, which only the site has."""
         return [torch.arange(0)] * 6
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
@@ -144,7 +144,7 @@ class RemoteData(FederatedDataModule):
 
     @property
     def class_counts(self) -> Tensor:
-        """Return each client's number of training samples ``[n, 1]``, as if there were one class."""
+        """Return each client's number of training samples ``[n, 1]``, as those of a single class."""
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
@@ -192,4 +192,4 @@ class _Elsewhere:
         return self._length()
 
     def __iter__(self) -> NoReturn:
-        raise PermissionError(f"the samples of {self._owners}.")
+        raise PermissionError(f"The server cannot read samples: the samples of {self._owners}.")

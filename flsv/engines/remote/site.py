@@ -1,4 +1,4 @@
-"""Site: the participant's side of a federation across processes."""
+"""Site: the client side of a federation across processes."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from flsv.engines.remote.site_memory import (
     SiteMemory,
     SiteState,
     keyed_hash,
+    noise_key,
     own_secret,
-    visit_secret,
 )
-from flsv.engines.remote.site_visit import SiteVisit, restore_state
+from flsv.engines.remote.site_training import SiteTraining, restore_state
 from flsv.engines.remote.transport import agreement, check_agreement
 from flsv.games.module_copies import ModuleCopies
 from flsv.ledgers import AnswerBudget
@@ -69,7 +69,7 @@ from flsv.utilities.errors import listed
 from flsv.utilities.plain_values import to_three_digits
 
 _log = logging.getLogger(__name__)
-#: File in the site's folder with the privacy loss of its updates so far.
+#: File in the site's folder with the total privacy loss of its updates.
 LEDGER_FILE = "privacy.json"
 _QUIET_TRAINER_OPTIONS: dict[str, Any] = {"num_sanity_val_steps": 0, "limit_val_batches": 0}
 _QUIET_TRAINER_OPTIONS |= dict.fromkeys(
@@ -78,24 +78,25 @@ _QUIET_TRAINER_OPTIONS |= dict.fromkeys(
 
 
 class Site:
-    """A participant of a federation across processes.
+    """A client of a federation across processes.
 
     Args:
         module: a function that makes the LightningModule, the same as the server's module.
-        data: a function that makes the site's own data: a LightningDataModule, or a FederatedDataModule with one client
-            (which can hold out test and validation samples).
+        data: a function that makes the site's own data module: a LightningDataModule, or a FederatedDataModule with one
+            client, which can hold out test and validation samples.
         settings: a function that makes the federation's loop, the same as the server's loop.
-        folder: the site's folder, for its state between rounds.
+        folder: the folder in which the site saves its state between rounds.
         trainer: arguments of the site's Trainer, such as ``{"accelerator": "gpu"}``.
-        questions: functions, beside flsv's own, that the server may let the site compute on its data, as
+        functions: functions, beside flsv's own, that the server may run on the site's data, as
             ``"package.module:function"``.
         upload_seed: the seed of uploads' random numbers, such as the noise of a private update, to compare a site with
-            a simulation. With None they follow from this site's secret, so that the server cannot subtract the noise.
+            a simulation. With None they are derived from the site's secret, so that the server cannot subtract the
+            noise.
         policy: the limits that the site's owner sets, if any.
-        run_size: the numbers of ``"clients"`` and ``"rounds"``, 0 or None where the app does not know them.
+        run_size: the numbers of ``"clients"`` and ``"rounds"``, 0 or None if the app does not set them.
 
     Attributes:
-        policy: the limits that apply to the next message.
+        policy: the limits for the next message.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Site:
         settings: Callable[[], Any],
         folder: Path,
         trainer: Mapping[str, Any] | None = None,
-        questions: Sequence[str] = (),
+        functions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
         run_size: Mapping[str, int | None] = MappingProxyType({}),
@@ -116,7 +117,7 @@ class Site:
         self._config = federation.config
         self._trainer_options = dict(trainer or {})
         self._limit_train_batches = self._trainer_options.pop("limit_train_batches", 1.0)
-        self._questions = questions
+        self._functions = functions
         self._upload_seed = upload_seed
         self._size_of_app = {name: number for name, number in run_size.items() if number}
         self._budget = AnswerBudget(folder, self._default_max_answers)
@@ -132,47 +133,47 @@ class Site:
         model = module()
         self._agreement = agreement(model, federation)
         self._space = shared_space(model, self._config)
-        self._flsv_questions = questions_of(self._config)
+        self._flsv_functions = questions_of(self._config)
 
-    def say_policy(self, path: object, policy: SitePolicy) -> None:
+    def log_policy(self, path: object, policy: SitePolicy) -> None:
         """Log at the site's start which policy it has, and what updates without noise spend."""
         if path is None:
-            text = "has no policy: it does all that the app asks"
+            text = "has no policy, so it does everything that the app requests"
         else:
             text = f"has the policy {path}: {policy}"
         if not self._config.is_private:
-            text += ". Its updates leave without noise, which exceeds any max_epsilon that a policy sets later"
+            text += ". Its updates have no noise, so a policy that sets max_epsilon later will refuse all training"
         rank_zero_info(f"flsv: this site {text}.")
 
-    def answer(self, packet: Packet, sender: str = "server") -> Packet:
+    def respond(self, packet: Packet, sender: str = "server") -> Packet:
         """Reply to a message of the server, and log it."""
-        # The reply reports an error by class and line only, because its text may quote samples. A refusal's text is
-        # sent.
-        replies = {
-            "hello": self._hello,
+        # The reply reports an error by its class and line only, since the error's text may quote samples. The text of a
+        # Refused error is sent.
+        handlers = {
+            "handshake": self._handshake,
             "train": self._train,
-            "ask": self._ask,
+            "query": self._query,
             "test": self._test,
         }
         try:
-            subject = {name: packet.plain.get(name) for name in ("run", "round", "question")}
+            subject = {name: packet.plain.get(name) for name in ("run", "round", "function")}
             rank_zero_info(
-                f"flsv: {sender} asks {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
+                f"flsv: {sender} requests {packet.kind!r:.20} {subject!r:.200}, sha256 {packet.digest.hex()}"
             )
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             check_request(packet)
             self._check_size(packet.plain)
-            self.policy.check_names(scores_told(self._config), [*QUESTIONS, *self._questions])
-            if self._config.is_private and packet.kind not in ("hello", "train"):
+            self.policy.check_names(scores_told(self._config), [*QUESTIONS, *self._functions])
+            if self._config.is_private and packet.kind not in ("handshake", "train"):
                 raise Refused(
-                    f"its updates are private, and its answer to {packet.kind!r:.20} would have no noise"
+                    f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
                 )
             self._set_up(packet.plain["client"])
             self._check_samples(packet)
-            reply = replies[packet.kind](packet)
+            reply = handlers[packet.kind](packet)
             return replace(reply, plain={**reply.plain, "message": packet.plain.get("message")})
         except Exception as error:
-            _log.exception("%r could not be answered", packet.kind)
+            _log.exception("The site could not reply to the message %r.", packet.kind)
             return failure_packet(error)
 
     def _check_size(self, plain: Mapping[str, Any]) -> None:
@@ -180,17 +181,16 @@ class Site:
         for name, number in self._size_of_app.items():
             if plain.get(name, number) != number:
                 raise Refused(
-                    f"its app has {number} {name}, and the server says {plain[name]!r:.40}: start both from the same "
-                    "app"
+                    f"its app has {number} {name}, but the server has {plain[name]!r:.40}. Start both from the same app"
                 )
 
     def _default_max_answers(self, run: Mapping[str, int]) -> int:
-        """Return the most numbers that the site answers by default, twice those of a run."""
+        """Return the default of the policy's ``max_answers``, twice the numbers that a run requests."""
         size = {**run, **self._size_of_app}
-        questions = {**self._flsv_questions, **dict.fromkeys(self._questions, 1)}
+        functions = {**self._flsv_functions, **dict.fromkeys(self._functions, 1)}
         return 2 * numbers_of_run(
             self._config,
-            questions,
+            functions,
             num_clients=size.get("clients", 1),
             num_rounds=size.get("rounds", 1),
             num_classes=self._num_classes,
@@ -202,52 +202,54 @@ class Site:
         return self._data.num_classes if head is None else head.num_classes
 
     def _set_up(self, client_id: int) -> None:
-        """Divide the site's samples as those of the client that the server takes it for, if they are not yet."""
+        """Split the site's samples with the random numbers of the client id that the server gives it."""
         self._data.deal_from(client_id)
         if self._data.num_clients != 1:
             raise Refused(
-                f"it has data of {self._data.num_clients} clients, and a site is one: use OneClient()"
+                f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"
             )
         if self._data.dictionary_lacks:
             raise Refused(f"its data dictionary is not complete: {self._data.dictionary_lacks}")
         if self._data.has_draft:
             raise Refused(
-                "its table has no data dictionary. Draft its part with flsv data --write, merge all sites' parts with "
-                "flsv data --merge, and give all sites and the server the same file: dictionary=..."
+                "its table has no data dictionary. Infer its part with flsv data --write, merge all sites' parts with "
+                "flsv data --merge, and pass the same file to all sites and the server: dictionary=..."
             )
 
-    def _hello(self, packet: Packet) -> Packet:
-        self.policy.noise(self._config.uploads)  # both raise an error if the policy refuses
-        self.policy.check_told(self._needed_reports())
+    def _handshake(self, packet: Packet) -> Packet:
+        self.policy.noise(
+            self._config.uploads
+        )  # this and the next line raise an error if the policy refuses
+        self.policy.check_reported(self._needed_reports())
         dictionary = self._data.dictionary
         num_classes = packet.plain.get("classes")
         classes = () if dictionary is None else dictionary.classes or ()
         if num_classes and classes and num_classes != len(classes):
             raise Refused(
-                f"the server says num_classes={num_classes}, and its data dictionary has the {len(classes)} classes "
-                f"{listed(classes)}. Leave num_classes out"
+                f"the server has num_classes={num_classes}, but the site's data dictionary has {len(classes)} classes: "
+                f"{listed(classes)}. Remove num_classes"
             )
         sizes = self._sizes()
-        # Equal sizes under another number of the site tell nothing.
-        self._spend(packet, len(sizes), answer=f"sizes {sizes}")
+        # Sizes that were reported before, even under another client id, reveal nothing new.
+        self._spend(packet, len(sizes), name=f"sizes {sizes}")
         reply = {
             "sizes": sizes,
             "dictionary": None if dictionary is None else dictionary.hash,
             "contents": self._contents(),
         }
-        return Packet("hello", reply)
+        return Packet("handshake", reply)
 
     def _sizes(self) -> dict[str, int]:
         data: Any = self._data
         return {split: len(data.client_indices(0, split)) for split in SPLITS}
 
-    def _spend(self, packet: Packet, numbers: int, answer: str | None = None) -> None:
-        """Count the numbers of an answer. A message that is sent again, as after a kill, has the same answer."""
-        name = answer or packet.digest.hex()[:16]
-        self._budget.spend(name, numbers, packet.plain, self.policy.max_answers)
+    def _spend(self, packet: Packet, numbers: int, name: str | None = None) -> None:
+        """Count the numbers of a reply. A repeated message, as after a kill, gets the same reply and counts once."""
+        name_of_reply = name or packet.digest.hex()[:16]
+        self._budget.spend(name_of_reply, numbers, packet.plain, self.policy.max_answers)
 
     def _contents(self) -> str:
-        """Return the secret's name, and the samples' keyed hash, which is constant at a private site."""
+        """Return the fingerprint of the samples: the secret's name and a keyed hash, constant at a private site."""
         client_id = self._data.partitioner.first_client
         if client_id not in self._hash_by_client_id:
             hash_of_samples = "private"
@@ -261,19 +263,19 @@ class Site:
 
     def _check_samples(self, packet: Packet) -> None:
         """Raise Refused if the samples are not those of the run's start."""
-        told_before = packet.plain.get("contents")
+        earlier_contents = packet.plain.get("contents")
         contents = self._contents()
-        if told_before is None:
+        if earlier_contents is None:
             return
         name_of_secret, _, _ = contents.partition(" ")
-        if told_before.startswith(name_of_secret) and told_before != contents:
+        if earlier_contents.startswith(name_of_secret) and earlier_contents != contents:
             raise Refused(
-                "its samples or labels are other ones than when this run began. Give it those again, or start a new "
-                "run in another folder"
+                "its samples or labels differ from those at the start of this run. Restore the earlier ones, or start "
+                "a new run in another folder"
             )
 
     def _needed_reports(self) -> list[str]:
-        """Return the names of the losses and reports without which the run cannot do."""
+        """Return the names of the losses and reports that the run needs."""
         report_names: list[str] = []
         if any("losses" in needs_of(metric) for metric in self._config.metrics.values()):
             report_names.append(TRAINING_LOSS)
@@ -283,14 +285,14 @@ class Site:
 
     def _train(self, packet: Packet) -> Packet:
         memory = self._memory(packet)
-        state = memory.after(packet.plain["counted"])
+        state = memory.load(packet.plain["continue_from"])
         secret: bytes | int | None = self._upload_seed
         if secret is None:
-            secret = visit_secret(self._secret, packet, state)
+            secret = noise_key(self._secret, packet, state)
         if self._config.is_private:
             check_model(packet)
 
-        visit = SiteVisit(
+        training = SiteTraining(
             packet=packet,
             data=self._data,
             site_state=state or {},
@@ -298,52 +300,56 @@ class Site:
             upload_secret=secret,
             limit_train_batches=self._limit_train_batches,
         )
-        self.policy.check_told(self._needed_reports())
+        self.policy.check_reported(self._needed_reports())
         self.policy.spend(self._config.uploads, self._folder / LEDGER_FILE)
-        trainer = self._make_trainer(packet, packet.plain["rounds"], visit)
+        trainer = self._make_trainer(packet, packet.plain["rounds"], training)
         module = self._make_module()
-        loader = visit.loader(trainer)
+        loader = training.loader(trainer)
         if self._config.is_private:
-            update = self._private_update(trainer, module, visit, loader)
+            update = self._private_update(trainer, module, training, loader)
         else:
             trainer.fit(module, loader)
-            update = visit.update
+            update = training.update
 
         if update is None:
             return Packet("broken")
         name = packet.digest.hex()
-        memory.keep(name, visit.site_state, [packet.plain["counted"]])
+        memory.save(name, training.site_state, [packet.plain["continue_from"]])
         return update_packet(
             update, name, lost=state is None, withheld=self.policy.withheld([TRAINING_LOSS])
         )
 
     def _private_update(
-        self, trainer: L.Trainer, module: L.LightningModule, visit: SiteVisit, loader: CohortLoader
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        training: SiteTraining,
+        loader: CohortLoader,
     ) -> ClientUpdate | None:
-        """Train, and return the noised update, or noise alone after a failure."""
-        # That training failed, or how, may depend on single samples. So only the noised update leaves the site.
+        """Train, and return the update with noise. After an error return the global model with noise."""
+        # Whether training fails, and how, may depend on single samples. So only an update with noise leaves the site.
         handler_before = signal.getsignal(signal.SIGINT)
         try:
             trainer.fit(module, loader)
         except BaseException:
             _log.exception(
-                "training has failed: without an update this site sends noise alone. Leave the run, or mend the cause"
+                "Training has failed. Without an update the site sends noise only. Solve the error, or leave the run."
             )
         finally:
-            # Lightning ignores further interrupts after the first, since it ends the process.
+            # After the first interrupt Lightning ignores all others, since it expects the process to end.
             if signal.getsignal(signal.SIGINT) is not handler_before:
                 signal.signal(signal.SIGINT, handler_before)
-        if visit.has_update():
-            return visit.update
-        _log.error("this site's update is noise alone")
-        return visit.noise_alone()
+        if training.has_update():
+            return training.update
+        _log.error("The update of this site is noise only.")
+        return training.noise_only()
 
     def _test(self, packet: Packet) -> Packet:
         if not self._config.evaluation.every:
-            raise Refused("its loop scores no clients' own models")
+            raise Refused("its loop does not score clients' own models")
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
-            self.policy.check_told(OWN_SCORES)  # raises Refused: nothing is left to report
+            self.policy.check_reported(OWN_SCORES)  # raises Refused: nothing is left to report
         self._check_enough(ToldScore("accuracy", "test"))
         if self._has_rare_class("test"):
             withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
@@ -368,38 +374,37 @@ class Site:
         count_answers(trainer, module, self._data.client_loader(0, "test"), class_scores)
         return plain_scores(class_scores)
 
-    def _ask(self, packet: Packet) -> Packet:
-        question_name = packet.plain["question"]  # "module:function"
-        allowed_questions = [*self._flsv_questions, *self._questions]
-        self.policy.check_question(question_name, allowed_questions)
-        question = function_of(question_name)
+    def _query(self, packet: Packet) -> Packet:
+        function_name = packet.plain["function"]  # "module:function"
+        self.policy.check_function(function_name, [*self._flsv_functions, *self._functions])
+        function = function_of(function_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        told_score = score_told(self._config, question, args, kwargs)
-        if told_score is not None:
-            self.policy.check_told([told_score.name])
-            self._check_enough(told_score)
+        reported_score = score_told(self._config, function, args, kwargs)
+        if reported_score is not None:
+            self.policy.check_reported([reported_score.name])
+            self._check_enough(reported_score)
 
         site_state = self._state_for(packet)
-        call = partial(self._call_question, packet, question, site_state)
-        answer = self._round_and_count(question, self._within_fit(packet, call), packet)
-        plain_answer, tensors = pack(answer)
-        visit = packet.digest.hex()
+        call = partial(self._call_function, packet, function, site_state)
+        result = self._round_and_count(function, self._within_fit(packet, call), packet)
+        plain_result, tensors = pack(result)
+        name = packet.digest.hex()
         memory = self._memory(packet)
-        # The earlier states stay, since the server may discard this answer.
-        memory.keep(visit, site_state, visits_to_keep=memory.load_all())
-        return Packet("answer", {"answer": plain_answer, "visit": visit}, on_cpu(tensors))
+        # The earlier states stay, since the server may discard this result.
+        memory.save(name, site_state, names_to_keep=memory.load_all())
+        return Packet("result", {"result": plain_result, "state": name}, on_cpu(tensors))
 
-    def _check_enough(self, told_score: ToldScore) -> None:
-        """Raise Refused if a score would tell of fewer samples than a site answers about."""
-        score, split = told_score
+    def _check_enough(self, reported_score: ToldScore) -> None:
+        """Raise Refused if a score would be computed on fewer samples than the minimum, in total or of a class."""
+        score, split = reported_score
         if self._sizes()[split] < MIN_HELD_OUT:
             raise Refused(
-                f"it has fewer than {MIN_HELD_OUT} {split} samples, and tells no score of them"
+                f"it has fewer than {MIN_HELD_OUT} {split} samples, so it reports no score of them"
             )
         if score in SCORES_OF_CLASSES and self._has_rare_class(split):
             raise Refused(
-                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, and does not tell {score!r}, in which "
-                "each class counts by itself"
+                f"it has fewer than {MIN_HELD_OUT} {split} samples of a class, so it does not report {score!r}, in "
+                "which each class has a weight of its own"
             )
 
     def _has_rare_class(self, split: str) -> bool:
@@ -407,42 +412,42 @@ class Site:
         _, counts = data.client_labels(0, split).unique(return_counts=True)
         return bool((counts < MIN_HELD_OUT).any())
 
-    def _round_and_count(self, question: Any, answer: Any, packet: Packet) -> Any:
-        """Return an answer in three digits. Raise Refused if a run asks for fewer numbers, or the budget is used up."""
+    def _round_and_count(self, function: Any, result: Any, packet: Packet) -> Any:
+        """Round a result to three digits. Raise Refused if it has more numbers than a run or the policy allows."""
         num_clients = self._size_of_app.get("clients", packet.plain["clients"])
-        max_numbers = numbers_of_round(question, num_clients, self._num_classes)
+        max_numbers = numbers_of_round(function, num_clients, self._num_classes)
         if max_numbers == 0:
-            return answer
-        rounded_answer = to_three_digits(answer)
-        numbers = torch.as_tensor(rounded_answer).numel()
+            return result
+        rounded_result = to_three_digits(result)
+        numbers = torch.as_tensor(rounded_result).numel()
         if numbers > max_numbers:
             raise Refused(
-                f"it is asked for {numbers} numbers at once, and a run of {num_clients} sites asks for at most "
+                f"the server requests {numbers} numbers at once, but a run of {num_clients} sites requests at most "
                 f"{max_numbers} in a round"
             )
         self._spend(packet, numbers)
-        return rounded_answer
+        return rounded_result
 
-    def _call_question(
+    def _call_function(
         self,
         packet: Packet,
-        question: Callable[..., Any],
+        function: Callable[..., Any],
         site_state: SiteState,
         trainer: L.Trainer,
     ) -> Any:
-        # What the question has changed is written into `site_state`.
+        # The client's state that the function has changed is written into `site_state`.
         _, _, local = restore_state(trainer, self._data, self._config, packet, site_state)
         arguments = unpack(packet.plain["arguments"], packet.tensors)
         args, kwargs = move_data_to_device(arguments, trainer.lightning_module.device)
         with opened(local):
-            answer = question(local, *args, **kwargs)
+            result = function(local, *args, **kwargs)
             store = dict(site_state.get("store", {}))
             store[TENSORS] = {name: tensor.cpu() for name, tensor in local.state.items()}
             site_state["store"] = store
-        return answer
+        return result
 
     def _within_fit(self, packet: Packet, compute: Callable[[L.Trainer], Any]) -> Any:
-        """Return ``compute(trainer)``, with the Trainer as it is at the start of a fit. The fit has no round."""
+        """Return ``compute(trainer)``, called at the start of a fit without rounds."""
         results: list[Any] = []
 
         def on_fit_start(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -454,13 +459,13 @@ class Site:
         return results[0]
 
     def _make_trainer(self, packet: Packet, rounds: int, callback: L.Callback) -> L.Trainer:
-        """Make a Trainer whose first epoch has the number of the message's round."""
+        """Make a Trainer whose first epoch has the index of the message's round."""
         options = {**_QUIET_TRAINER_OPTIONS, **self._trainer_options}
         options["callbacks"] = [*options.get("callbacks", []), callback]
         options["max_epochs"] = rounds
         trainer = L.Trainer(**options)
         if rounds:
-            # Hooks see the round as the epoch: all counters of epochs are set to it.
+            # In hooks the current epoch is the round.
             progress = trainer.fit_loop.epoch_progress.current
             for counter_name in vars(progress):
                 setattr(progress, counter_name, packet.plain["round"])
@@ -471,11 +476,11 @@ class Site:
         return SiteMemory(self._folder, plain["run"], plain["client"])
 
     def _state_for(self, packet: Packet) -> SiteState:
-        """Return the saved state from which this site continues, as the server requests."""
+        """Return the saved state that the server's message names."""
         memory = self._memory(packet)
-        state = memory.after(packet.plain["counted"])  # the visit that the server has accepted
+        state = memory.load(packet.plain["continue_from"])
         if state is None:
             raise LookupError(
-                "this site no longer holds what it kept of the round that it is asked about."
+                "This site no longer has its saved state of the round that the server's message names."
             )
         return dict(state)

@@ -1,4 +1,4 @@
-"""SiteMemory: what a site keeps of a run between two messages."""
+"""SiteMemory: a site's saved states of a run, and the site's secret."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SiteState = dict[str, Any]
 
 
 class SiteMemory:
-    """A site's saved states of one run, named after the trainings (visits) that left them.
+    """A site's saved states of one run, by name.
 
     Example:
         >>> import tempfile
         >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef", client=0)
-        >>> memory.keep("first", {"visits": 1}, [])
-        >>> memory.keep("second", {"visits": 2}, ["first"])
-        >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
-        ({}, {'visits': 1}, {'visits': 2}, None)
+        >>> memory.save("first", {"rounds": 1}, [])
+        >>> memory.save("second", {"rounds": 2}, ["first"])
+        >>> memory.load(None), memory.load("first"), memory.load("second"), memory.load("third")
+        ({}, {'rounds': 1}, {'rounds': 2}, None)
     """
 
-    # A visit's name is the hash of the server's message, so a server that repeats a round, and two servers that
-    # continue from one checkpoint, get the right state, and no message can overwrite the state after another.
+    # A state's name is the hash of the server's message that led to it. So a server that repeats a round, and two
+    # servers that resume one checkpoint, get the right state, and no message can overwrite another message's state.
 
     def __init__(
         self,
@@ -42,36 +42,38 @@ class SiteMemory:
     ) -> None:
         is_text = isinstance(run, str)
         if not is_text or not re.fullmatch(r"[0-9a-f]{16}", run):
-            raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
-        # By client, too: two sites may have been given one folder.
+            raise ConfigurationError(
+                f"the run's name is {run!r:.80}, expected 16 hexadecimal digits."
+            )
+        # Each client has its own subfolder, since two sites may use one folder.
         run_folder = folder / "runs" / run
         folder_of_client = run_folder / f"{client:d}"
         folder_of_client.mkdir(parents=True, exist_ok=True)
         self._path = folder_of_client / "state.pt"
 
-    def after(self, visit: str | None) -> SiteState | None:
-        """Return the state after the training ``visit``. Empty if ``visit`` is None, None if it was deleted."""
-        if visit is None:
+    def load(self, name: str | None) -> SiteState | None:
+        """Return a saved state. It is empty if ``name`` is None, and None if the site has no state of this name."""
+        if name is None:
             return {}
-        return self.load_all().get(visit)
+        return self.load_all().get(name)
 
-    def keep(
+    def save(
         self,
-        visit: str,
+        name: str,
         state: SiteState,
-        visits_to_keep: Container[str | None],
+        names_to_keep: Container[str | None],
     ) -> None:
-        """Save the ``state`` after a training. Delete all others but those of ``visits_to_keep``."""
+        """Save a state. Delete all others but those of ``names_to_keep``."""
         states = {}
-        for stored_visit, stored_state in self.load_all().items():
-            if stored_visit in visits_to_keep:
-                states[stored_visit] = stored_state
-        states[visit] = state
+        for saved_name, saved_state in self.load_all().items():
+            if saved_name in names_to_keep:
+                states[saved_name] = saved_state
+        states[name] = state
         with replacing(self._path, private=True) as file:
             torch.save(states, file)
 
     def load_all(self) -> dict[str, SiteState]:
-        """Return all saved states, ``{visit: state}``."""
+        """Return all saved states, ``{name: state}``."""
         if not self._path.is_file():
             return {}
         states: dict[str, SiteState] = torch.load(
@@ -92,18 +94,19 @@ def own_secret(folder: Path) -> str:
     secret = path.read_text()
     if not re.fullmatch(r"[0-9a-f]{64}", secret):
         raise ConfigurationError(
-            f"{path} is no secret of 64 hexadecimal digits. Delete it: the site draws another."
+            f"{path} does not contain a secret of 64 hexadecimal digits. Delete the file, and the site will draw a new "
+            "secret."
         )
     return secret
 
 
 def keyed_hash(secret: str, text: str) -> str:
-    """Return a hash of ``text``, 16 hexadecimal digits, that nobody can compute without the site's secret."""
+    """Return a hash of ``text`` that is keyed by the site's secret, as 16 hexadecimal digits."""
     return hmac.digest(secret.encode(), text.encode(), "sha256").hex()[:16]
 
 
-def visit_secret(secret: str, packet: Packet, state: SiteState | None) -> bytes:
+def noise_key(secret: str, packet: Packet, state: SiteState | None) -> bytes:
     """Derive the secret key (32 bytes) for the noise of the site's update in a round."""
-    # The same message and state give the same key, so that averaging answers reveals nothing. Any difference gives
-    # another key, so that subtracting two answers reveals nothing. GaussianPrivacy adds the update itself to the key.
+    # The same message and state give the same key, so that averaging replies reveals nothing. Any difference gives
+    # another key, so that subtracting two replies reveals nothing. GaussianPrivacy adds the update itself to the key.
     return hmac.digest(secret.encode(), digest([packet.digest, state]), "sha256")

@@ -1,4 +1,4 @@
-"""Directory, which finds the sites, and Transport, which carries packets."""
+"""Directory, which finds the sites, and Transport, the interface of networks that carry packets."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from flsv.engines.remote.messages import (
     GARBLED_REPLY_ERRORS,
     BadReply,
     Packet,
+    PermanentFailure,
     Refused,
     Reply as Reply,
-    Unwilling,
     check_done,
     checked_int,
-    fault_of,
+    describe_error,
 )
 from flsv.utilities.atomic_files import replacing
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: A number on Flower, a name on NVFlare.
+#: A site's address in the network: a number on Flower, a name on NVFlare.
 Address = Any
-#: Seconds between two log lines about the sites for which the server waits.
+#: Seconds between two log lines that name the sites for which the server waits.
 REPORT_SECONDS = 15.0
-#: Largest number of samples of a site in a split, unless the operator sets another one.
+#: Default of the largest number of samples that a site may have in a split.
 MAX_SAMPLES_OF_SPLIT = 10**8
 #: Smallest number of samples that a site may announce.
 _MIN_SAMPLES_BY_SPLIT = {"train": 1, "val": 0, "test": 0}
-#: A reply's place holds this text for a site that was not reached.
-_AWAY = "it is away"
+#: Reason for the missing reply of a site that cannot be reached.
+_UNREACHABLE = "it cannot be reached"
 
 
 class Transport(Protocol):
@@ -62,25 +62,27 @@ class Transport(Protocol):
 class Directory:
     """The sites of a federation by name, with their current addresses.
 
-    A site is the name under which the transport's operator has registered it, whatever its address and key.
+    A site is identified by the name under which the network's operator has registered it. Its address may change.
 
     Args:
-        transport: the carrier of the packets.
-        names: the names of all sites, in the order of their numbers.
-        ours: the server's version, module and settings, see :func:`agreement`. Every site compares them with its own.
-        book: the file with the sites' numbers of samples, so that a server can continue while some sites are away.
+        transport: the network that carries the packets.
+        names: the names of all sites, in the order of their client ids.
+        server_agreement: the server's version, module and settings, see :func:`agreement`. Every site compares them
+            with its own.
+        sizes_file: the file with the sites' numbers of samples, with which a resumed server can continue while some
+            sites cannot be reached.
         timeout: the time in seconds that a site has for each message's work.
         wait: the time in seconds to wait for all sites before the first round, and for any site within a run.
-        say: a function that is called every 15 s with a text about the sites that the server waits for, and with None
-            after every exchange.
-        max_samples: the largest number of samples that a site may announce in a split. A site that announces more takes
-            no part, since the weight of its model would grow with a number that nobody else can check.
-        run_size: what sites are told of the run when they are greeted, by the names of their later messages.
+        report_waiting: a function that is called every 15 s with a text that names the sites for which the server
+            waits, and with None after every exchange.
+        max_samples: the largest number of samples that a site may announce in a split. A site that announces more
+            cannot take part, since the number is the weight of its model, and the server cannot check it.
+        run_size: the run's numbers of ``"rounds"`` and ``"classes"``, which the first message to each site contains.
 
     Attributes:
         sizes: ``{site: {split: number}}``, each site's number of samples in each split.
-        contents: ``{site: text}``, what each site has told of its samples' hash when the run began. The text holds the
-            name of the site's secret and a hash that only who knows the secret can compute.
+        contents: ``{site: text}``, the fingerprint of each site's samples when the run began. The text consists of the
+            name of the site's secret and a hash of its samples that is keyed by the secret.
         dictionary_hash: hash of the data dictionary of the sites' tables. None if they have no tables.
     """
 
@@ -88,57 +90,59 @@ class Directory:
         self,
         transport: Transport,
         names: Sequence[str],
-        ours: Mapping[str, str],
-        book: Path,
+        server_agreement: Mapping[str, str],
+        sizes_file: Path,
         timeout: float = 600.0,
         wait: float = 600.0,
-        say: Callable[[str | None], None] = lambda text: None,
+        report_waiting: Callable[[str | None], None] = lambda text: None,
         max_samples: int = MAX_SAMPLES_OF_SPLIT,
         run_size: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         if len(set(names)) < len(names) or not names:
-            raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
+            raise ConfigurationError(
+                f"sites={list(names)}: expected at least one name, and different names."
+            )
         self.names = list(names)
         self.timeout = timeout
         self.wait = wait
         self._transport = transport
-        self._server_agreement = ours
-        self._sizes_file = book
-        self._report_waiting = say
+        self._server_agreement = server_agreement
+        self._sizes_file = sizes_file
+        self._report_waiting = report_waiting
         self._max_samples = max_samples
         self._run_size = run_size
         self._num_sent = Counter[str]()
         self.sizes: dict[int, dict[str, int]] = {}
         self.contents: dict[int, str] = {}
-        self._read_book()
+        self._read_sizes_file()
 
         self.dictionary_hash: str | None = None
         self._dictionary_hashes: dict[int, str | None] = {}
         self._addresses: dict[int, Address] = {}
-        # Sites that have been greeted, and those that have answered.
-        self._asked_sites: set[int] = set()
-        self._greeted_sites: set[int] = set()
-        self._fault_by_name: dict[str, str] = {}
+        # Sites to which the first message was sent, and those that have replied to it with their numbers of samples.
+        self._contacted_sites: set[int] = set()
+        self._announced_sites: set[int] = set()
+        self._warning_by_name: dict[str, str] = {}
 
-    def _read_book(self) -> None:
-        book = self._sizes_file
-        if not book.is_file():
+    def _read_sizes_file(self) -> None:
+        path = self._sizes_file
+        if not path.is_file():
             return
         try:
-            entries = json.loads(book.read_bytes())
-            entry_by_name = entries["sites"]
+            announcement_by_name = json.loads(path.read_bytes())["sites"]
             for site, name in enumerate(self.names):
-                if name in entry_by_name:
-                    self._store_announcement(site, entry_by_name[name])
-        except Unwilling as error:
-            raise ConfigurationError(f"a site of {book} cannot take part: {error}.") from error
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+                if name in announcement_by_name:
+                    self._store_announcement(site, announcement_by_name[name])
+        except PermanentFailure as error:
+            raise ConfigurationError(f"a site of {path} cannot take part: {error}.") from error
+        except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
+                f"{path} cannot be read because of a missing or invalid value: {error}. Delete the file, and start "
+                "again with all sites."
             ) from error
 
     def _store_announcement(self, site: int, announced: Mapping[str, Any]) -> None:
-        """Store a site's numbers of samples, and the first hash of its samples that it has told."""
+        """Store a site's numbers of samples, and its first fingerprint of them."""
         sizes = _sizes(announced, self._max_samples)
         contents = _contents(announced)
         self.sizes[site] = sizes
@@ -151,34 +155,34 @@ class Directory:
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
             while not reachable_sites or self._sites_without_sizes():
-                # A site may have come while another one's answer was awaited.
+                # A site may have connected while the server waited for another one.
                 is_last_look = time.monotonic() > deadline
                 if not is_last_look:
                     time.sleep(min(0.5, self.wait))
-                asked_before = set(self._asked_sites)
+                contacted_before = set(self._contacted_sites)
                 reachable_sites = self.refresh(strict=True, only_new=is_last_look)
-                if is_last_look and self._asked_sites == asked_before:
+                if is_last_look and self._contacted_sites == contacted_before:
                     raise RuntimeError(self._why_not_all_sites())
 
-        message = f"{len(reachable_sites)} of {len(self.names)} sites are there"
-        away = []
+        message = f"{len(reachable_sites)} of {len(self.names)} sites are connected"
+        missing_names = []
         for site, name in enumerate(self.names):
             if site not in reachable_sites:
-                away.append(name)
-        if away:
-            message += f", without {', '.join(away)}"
+                missing_names.append(name)
+        if missing_names:
+            message += f", without {', '.join(missing_names)}"
         rank_zero_info(f"flsv: {message}.")
         hashes = {self.names[site]: self._dictionary_hashes[site] for site in reachable_sites}
         self.dictionary_hash = common_hash(hashes)
 
     def _why_not_all_sites(self) -> str:
-        """Return an error's text on the sites for which the server has waited in vain."""
-        # All sites have sizes in the file if none is missing: then no site can be reached.
+        """Return an error's text about the sites for which the server has waited in vain."""
+        # If no site's sizes are missing, since all are in the file, no site can be reached.
         missing_sites = self._sites_without_sizes() or range(len(self.names))
         names_of_absent = []
         names_of_silent = []
         for site in missing_sites:
-            if site in self._asked_sites:
+            if site in self._contacted_sites:
                 names_of_silent.append(self.names[site])
             else:
                 names_of_absent.append(self.names[site])
@@ -186,39 +190,39 @@ class Directory:
         reasons = []
         if names_of_silent:
             reasons.append(
-                f"sites {names_of_silent} have come, and have not said what they have within {self.wait:g} s. Their "
-                "logs may say why. If they read their data for longer, raise wait."
+                f"sites {names_of_silent} are connected, but have not announced their samples within {self.wait:g} s. "
+                "Their logs may have the reason. If they need more time to read their data, raise wait."
             )
         if names_of_absent:
             reasons.append(
-                f"sites {names_of_absent} have not come within {self.wait:g} s. Start them, or leave them out of "
-                "sites=[...]. One whose log says Exit Code: 305 has a key that is not registered here."
+                f"sites {names_of_absent} have not connected within {self.wait:g} s. Start them, or remove them from "
+                "sites=[...]. If a site's log says Exit Code: 305, its key is not registered at this server."
             )
-        return " ".join([*reasons, *self._fault_by_name.values()])
+        return " ".join([*reasons, *self._warning_by_name.values()])
 
     def _sites_without_sizes(self) -> list[int]:
         return [site for site in range(len(self.names)) if site not in self.sizes]
 
     def refresh(self, strict: bool = False, only_new: bool = False) -> dict[int, Address]:
-        """Return ``{site number: address}`` of the sites that answer. With ``strict`` a site that cannot take part is
-        an error, with ``only_new`` sites that have been asked are not asked again."""
+        """Return ``{site: address}`` of the sites that have announced their samples. With ``strict`` a site that cannot
+        take part is an error. With ``only_new`` the server sends its first message to new sites only."""
         self._addresses = self._sites_at(self._transport.present())
         if strict:
-            # At the first contact a site starts a process and reads its data: it may take as long as `wait`.
+            # At the first message a site starts a process and reads its data, which may take as long as `wait`.
             seconds = max(self.timeout, self.wait)
         else:
             seconds = self.timeout
-        greetings = {}
+        handshakes = {}
         for site in self._addresses:
-            is_asked = only_new and site in self._asked_sites
-            if site not in self._greeted_sites and not is_asked:
-                greetings[site] = Packet("hello", {"client": site, **self._run_size})
-        self._asked_sites.update(greetings)
-        for site, reply in self._send(greetings, seconds):
-            self._take_greeting(site, reply, strict)
+            is_contacted = only_new and site in self._contacted_sites
+            if site not in self._announced_sites and not is_contacted:
+                handshakes[site] = Packet("handshake", {"client": site, **self._run_size})
+        self._contacted_sites.update(handshakes)
+        for site, reply in self._send(handshakes, seconds):
+            self._read_handshake(site, reply, strict)
         reachable_sites = {}
         for site, address in self._addresses.items():
-            if site in self._greeted_sites:
+            if site in self._announced_sites:
                 reachable_sites[site] = address
         return reachable_sites
 
@@ -231,7 +235,7 @@ class Directory:
             return [site for site in packets if site not in replies]
 
         with self._awaiting(sites_without_reply, count=len(packets)):
-            # If no site can be reached, because all are being restarted, wait for the first one.
+            # If all sites are being restarted, wait for the first one.
             reachable_sites = self.refresh()
             while not reachable_sites and time.monotonic() < deadline:
                 time.sleep(min(0.5, self.wait))
@@ -240,12 +244,11 @@ class Directory:
             for site, reply in self._send(sent_packets, self.timeout):
                 replies[site] = reply
 
-        # A text in a reply's place says why there is none.
         for site in sites_without_reply():
             if site in sent_packets:
                 replies[site] = f"no reply within {self.timeout:g} s"
             else:
-                replies[site] = _AWAY
+                replies[site] = _UNREACHABLE
         return {site: replies[site] for site in packets}
 
     @contextmanager
@@ -258,9 +261,9 @@ class Directory:
                 missing = missing_sites()
                 if missing:
                     names = ", ".join(self.names[site] for site in missing)
-                    words = f"{count - len(missing)} of {count} sites, waiting for {names}"
-                    rank_zero_info(f"flsv: {words}.")
-                    self._report_waiting(words)
+                    text = f"{count - len(missing)} of {count} sites, waiting for {names}"
+                    rank_zero_info(f"flsv: {text}.")
+                    self._report_waiting(text)
 
         thread = threading.Thread(target=report_until_done, daemon=True)
         thread.start()
@@ -297,7 +300,7 @@ class Directory:
             yield site_at_address[address], _reply_to(name, reply)
 
     def _name_of_message(self, site: int, packet: Packet) -> str:
-        """Return a name that no other message of the round has, and that a resumed server gives again."""
+        """Return the message's name, unique within its round. A resumed server gives the same message the same name."""
         name = (
             f"{packet.kind} of round {packet.plain.get('round')} in run {packet.plain.get('run')}"
         )
@@ -310,22 +313,22 @@ class Directory:
         for address, name in nodes.items():
             if name not in self.names:
                 self._warn(
-                    name, f"a node is registered as {name!r}, which is none of sites={self.names}."
+                    name, f"a node is registered as {name!r}, which is not in sites={self.names}."
                 )
                 continue
             site = self.names.index(name)
             if site in addresses:
                 self._warn(
-                    name, f"two nodes are registered as {name!r}: one of them is left alone."
+                    name, f"two nodes are registered as {name!r}. The server uses one of them only."
                 )
-                # The site stays at the address that it has had.
+                # The site keeps its earlier address.
                 if address != self._addresses.get(site):
                     continue
             addresses[site] = address
         return addresses
 
-    def _take_greeting(self, site: int, reply: Reply, strict: bool) -> None:
-        """Read a site's answer to the server's first message. With ``strict`` raise an error if it cannot take part."""
+    def _read_handshake(self, site: int, reply: Reply, strict: bool) -> None:
+        """Read a site's reply to the server's first message. With ``strict`` raise an error if it cannot take part."""
         name = self.names[site]
         try:
             plain = check_done(reply).plain
@@ -333,61 +336,63 @@ class Directory:
             self._check_samples(site, announced)
             dictionary_hash = _dictionary_hash(plain)
             if announced["contents"] is None:
-                raise BadReply("it tells no hash of its samples")
-        # An Unwilling error is one of these. Any site with an error is greeted again later.
+                raise BadReply("its reply has no fingerprint of its samples")
+        # These include PermanentFailure. A site with an error gets the first message again later.
         except GARBLED_REPLY_ERRORS as error:
-            if strict and isinstance(error, Unwilling):
+            if strict and isinstance(error, PermanentFailure):
                 raise ConfigurationError(
-                    f"site {name!r} cannot take part: {error}. Mend it, and start this server again."
+                    f"site {name!r} cannot take part: {error}. Solve this, and start the server again."
                 ) from error
-            self._warn(name, f"site {name!r} has not said what it has: {fault_of(error)}.")
+            self._warn(
+                name, f"site {name!r} has not announced its samples: {describe_error(error)}."
+            )
         else:
-            self._greeted_sites.add(site)
+            self._announced_sites.add(site)
             self._dictionary_hashes[site] = dictionary_hash
-            self._fault_by_name.pop(name, None)
+            self._warning_by_name.pop(name, None)
             self._store_announcement(site, announced)
-            self._write_book()
+            self._write_sizes_file()
 
     def _check_samples(self, site: int, announced: Mapping[str, Any]) -> None:
-        """Raise Unwilling if a site announces other samples than when the run began."""
+        """Raise PermanentFailure if a site announces other numbers of samples than when the run began."""
         sizes = _sizes(announced, self._max_samples)
         earlier_sizes = self.sizes.get(site, sizes)
         if sizes != earlier_sizes:
-            raise Unwilling(
-                f"it has {sizes} samples now and had {earlier_sizes} when this run began. Give it those again, or "
-                "start a new run in another folder"
+            raise PermanentFailure(
+                f"it has {sizes} samples now, but it had {earlier_sizes} when this run began. Restore the earlier "
+                "samples, or start a new run in another folder"
             )
         contents = _contents(announced)
-        # A site that knows its secret has compared the samples itself.
+        # A site that still has its secret has compared the samples itself.
         if contents is not None and contents != self.contents.get(site, contents):
             name = self.names[site]
             self._warn(
                 f"secret of {name}",
-                f"site {name!r} has lost its folder since the run began: nothing shows that its samples are the same.",
+                f"site {name!r} has lost its folder since the run began, so its samples cannot be compared with the "
+                "earlier ones.",
             )
 
-    def _write_book(self) -> None:
-        entries: dict[str, dict[str, Any]] = {}
+    def _write_sizes_file(self) -> None:
+        announcements: dict[str, dict[str, Any]] = {}
         for site, sizes in sorted(self.sizes.items()):
-            entries[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
-        book = {"sites": entries}
+            announcements[self.names[site]] = {**sizes, "contents": self.contents.get(site)}
         with replacing(self._sizes_file) as file:
-            file.write(json.dumps(book).encode())
+            file.write(json.dumps({"sites": announcements}).encode())
 
-    def _warn(self, name: str, words: str) -> None:
-        if self._fault_by_name.get(name) != words:
-            self._fault_by_name[name] = words
-            warnings.warn(words, stacklevel=3)
+    def _warn(self, name: str, text: str) -> None:
+        if self._warning_by_name.get(name) != text:
+            self._warning_by_name[name] = text
+            warnings.warn(text, stacklevel=3)
 
 
 def _reply_to(name: str, reply: Reply) -> Reply:
-    """Return a site's reply to the message of this name, or the reason why it is none."""
+    """Return a site's reply if it belongs to the message ``name``, else a text that says that it does not."""
     if isinstance(reply, str) or reply.kind == "failed":
         return reply
     replied_name = reply.plain.get("message")
     if replied_name == name:
         return reply
-    return f"its reply is one to {replied_name!r:.120}, and the message is {name!r}"
+    return f"it has replied to the message {replied_name!r:.120}, expected a reply to {name!r}"
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
@@ -397,20 +402,20 @@ def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:
         sizes[split] = checked_int(plain, split, maximum=float("inf"), minimum=minimum)
     largest_split = max(sizes, key=sizes.__getitem__)
     if sizes[largest_split] > max_samples:
-        raise Unwilling(
-            f"it announces {sizes[largest_split]:,} {largest_split} samples, and the server takes "
-            f"max_samples={max_samples:,} of a site at most. If it has them, raise the server's max_samples"
+        raise PermanentFailure(
+            f"it announces {sizes[largest_split]:,} {largest_split} samples, but the server accepts at most "
+            f"max_samples={max_samples:,} of a site. If the number is right, raise the server's max_samples"
         )
     return sizes
 
 
 def _contents(plain: Mapping[str, Any]) -> str | None:
-    """Read a site's hash of samples."""
+    """Read the fingerprint of a site's samples."""
     contents = plain.get("contents")
     if contents is None:
         return None
     if not isinstance(contents, str) or not re.fullmatch("[0-9a-f]{16} [0-9a-f]{16}", contents):
-        raise BadReply(f"it says of its samples {contents!r:.80}")
+        raise BadReply(f"its samples have the fingerprint {contents!r:.80}, which is not valid")
     return contents
 
 
@@ -420,15 +425,17 @@ def _dictionary_hash(plain: Mapping[str, Any]) -> str | None:
     if dictionary_hash is None:
         return None
     if not isinstance(dictionary_hash, str) or not re.fullmatch("[0-9a-f]{12}", dictionary_hash):
-        raise BadReply(f"it says of its data dictionary {dictionary_hash!r:.80}")
+        raise BadReply(
+            f"its data dictionary has the hash {dictionary_hash!r:.80}, which is not valid"
+        )
     return dictionary_hash
 
 
 def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
-    """Return the hash of the data dictionary that sites, or sites and server, share.
+    """Return the hash of the data dictionary that all owners share, None if no owner has one.
 
     Raises:
-        ConfigurationError: they have several, or some have none.
+        ConfigurationError: the owners have different dictionaries, or some have none.
     """
     owners_by_hash: dict[str | None, list[str]] = {}
     for owner, dictionary_hash in hash_by_owner.items():
@@ -445,7 +452,7 @@ def common_hash(hash_by_owner: Mapping[str, str | None]) -> str | None:
 
 
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
-    """Describe what server and sites must share: version, module and settings.
+    """Describe flsv's version, the module and the settings, which server and sites must share.
 
     Args:
         module: the LightningModule.
@@ -480,7 +487,7 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
 
 @cache
 def _sources() -> str:
-    # It detects changes between checkouts of one version.
+    # The hash detects changes between checkouts of one version.
     texts = [path.read_text("utf-8") for path in sorted(Path(__file__).parents[2].rglob("*.py"))]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
@@ -491,6 +498,6 @@ def check_agreement(facts_of_site: Mapping[str, str], facts_of_server: Mapping[s
         if facts_of_site.get(name) != value:
             # The server's log puts the site's name before this text.
             raise Refused(
-                f"it and the server differ in {name}: {facts_of_site.get(name)!r} there, {value!r} here. Start both "
-                "from the same version, module and settings"
+                f"it and the server differ in {name}: the site has {facts_of_site.get(name)!r}, the server {value!r}. "
+                "Start both from the same version, module and settings"
             )

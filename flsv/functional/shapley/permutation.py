@@ -252,7 +252,9 @@ def _sample_permutations(
             moments.add(samples.mean(dim=1))
             distinct_permutations |= _representatives(affordable_permutations, group_size)
         # Without truncation the number of evaluations is exact, so sampling ends at the first group beyond the budget.
-        if num_affordable == 0 or (truncation is None and num_affordable < batch_size):
+        is_used_up = num_affordable == 0
+        exceeds_budget = truncation is None and num_affordable < batch_size
+        if is_used_up or exceeds_budget:
             break
     return moments, len(distinct_permutations)
 
@@ -351,7 +353,9 @@ def gtg_shapley(
             marginals = marginals_along(game, affordable_permutations, tolerance)
             samples = torch.cat([samples, marginals])
             leaders = torch.cat([leaders, affordable_permutations[:, 0]])
-        if num_affordable < len(permutations) and (num_affordable == 0 or truncation is None):
+        is_used_up = num_affordable == 0
+        exceeds_budget = truncation is None and num_affordable < len(permutations)
+        if is_used_up or exceeds_budget:
             break
         if convergence is not None and _has_converged(samples, convergence):
             break

@@ -134,7 +134,7 @@ class ClientContext:
         """Return the tensor that the server sent to the client under ``name``."""
         return self.instruction.tensors[name]
 
-    def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    def unflatten(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         """Split a vector into one tensor per parameter, in the parameter's shape and dtype: a view of the vector, or a
         copy where the dtype differs.
 
@@ -145,7 +145,7 @@ class ClientContext:
         views = self.space.unflatten(vector)
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
-    def flat(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
+    def flatten(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> Tensor:
         """Write one tensor per parameter, such as its gradient, into a new vector ``[num_parameters]``.
 
         Args:
@@ -282,7 +282,7 @@ class ClientContext:
             gradients = torch.autograd.grad(loss, trained_parameters, allow_unused=True)
             buffers = self.space.read(module)[self.num_parameters :]
             model[self.num_parameters :] = buffers
-        return loss.detach(), self.flat(trained_parameters, gradients)
+        return loss.detach(), self.flatten(trained_parameters, gradients)
 
     @contextmanager
     def _restored_module(self) -> Iterator[None]:

@@ -64,10 +64,10 @@ class FedDyn(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        initial_entries = context.entries(context.start, parameters)
-        drift = torch._foreach_sub(parameters, initial_entries)
+        initial_parameters = context.unflatten(context.start, parameters)
+        drift = torch._foreach_sub(parameters, initial_parameters)
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        stored_gradients = context.entries(context.state[CLIENT_GRADIENT], parameters)
+        stored_gradients = context.unflatten(context.state[CLIENT_GRADIENT], parameters)
         torch._foreach_sub_(gradients, stored_gradients)
 
     def end_client(self, context: ClientContext) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class FedProx(ClientAlgorithm):
         gradients: list[Tensor],
     ) -> None:
         anchor = context.instruction.tensors.get("anchor", context.start)
-        anchors = context.entries(anchor, parameters)
+        anchors = context.unflatten(anchor, parameters)
         with torch.no_grad():
             drift = torch._foreach_sub(parameters, anchors)
             torch._foreach_add_(gradients, drift, alpha=self.mu)

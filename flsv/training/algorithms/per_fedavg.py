@@ -64,7 +64,7 @@ class PerFedAvg(ClientAlgorithm):
     ) -> None:
         model = context.space.read(context.module)
         further_batches = context.own_batches("per_fedavg")
-        inner_gradient = context.flat(parameters, gradients)
+        inner_gradient = context.flatten(parameters, gradients)
 
         # The gradient at the model after the inner step, w~ = w - alpha grad f(w).
         inner_step = -self.alpha * inner_gradient
@@ -79,7 +79,7 @@ class PerFedAvg(ClientAlgorithm):
             difference = gradient_ahead - gradient_behind
             meta_gradient = meta_gradient - self.alpha * difference / (2 * self.delta)
 
-        torch._foreach_copy_(gradients, context.entries(meta_gradient, parameters))
+        torch._foreach_copy_(gradients, context.unflatten(meta_gradient, parameters))
 
 
 def _gradient_at(

@@ -96,9 +96,9 @@ class SCAFFOLD(ClientAlgorithm):
         parameters: list[Tensor],
         gradients: list[Tensor],
     ) -> None:
-        server_variate = context.entries(context.received(VARIATE), parameters)
+        server_variate = context.unflatten(context.received(VARIATE), parameters)
         torch._foreach_add_(gradients, server_variate)
-        client_variate = context.entries(context.state[VARIATE], parameters)
+        client_variate = context.unflatten(context.state[VARIATE], parameters)
         torch._foreach_sub_(gradients, client_variate)
 
     def end_client(self, context: ClientContext) -> dict[str, float]:

@@ -43,7 +43,11 @@ def test_deployment_by_the_guides_commands_equals_one_process(tmp_path):
 
     log = (folder / "Boston.log").read_text()  # a line a message: what it has, and three rounds
     assert (
-        len(re.findall(r"flsv: Flower run \d+ asks '(?:hello|train)' .*sha256 [0-9a-f]{64}", log))
+        len(
+            re.findall(
+                r"flsv: Flower run \d+ requests '(?:handshake|train)' .*sha256 [0-9a-f]{64}", log
+            )
+        )
         == 4
     )
     assert (folder / "runs" / "report.html").is_file()
@@ -68,5 +72,5 @@ def test_packet_converted_to_a_flower_record_and_back_is_equal():
     for name, tensor in packet.tensors.items():
         torch.testing.assert_close(read.tensors[name], tensor, rtol=0, atol=0)
 
-    with pytest.raises(ValueError, match="this is no packet"):
+    with pytest.raises(ValueError, match="not a packet of flsv"):
         from_record(RecordDict())

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from flsv.engines.flower import from_record, to_record
+from flsv.engines.remote import RemoteServer, SiteClient
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -55,13 +56,15 @@ class Diary(L.Callback):
             book.write(f"{os.getpid()} {trainer.current_epoch}\\n")
 
 
-right = client_app(make_module, SiteData, make_loop)
+right = client_app(SiteClient(make_module, SiteData, make_loop))
 client = ClientApp(mods=[trouble])
 for register in (client.train(), client.query(), client.evaluate()):
     register(lambda message, context: right(message, context))
 server = server_app(
-    make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder=FOLDER, timeout=TIMEOUT,
-    trainer={"callbacks": [Diary()]},
+    RemoteServer(
+        make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder=FOLDER, timeout=TIMEOUT,
+        trainer={"callbacks": [Diary()]},
+    )
 )
 """
 
@@ -104,7 +107,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
             processes.wait_for(site, lambda log: ACCEPTED in log)
         processes.run("refused")
         words = (
-            "a node is registered as 'Boston', which is none of sites=['Bostn', 'Lyon', 'Osaka']",
+            "a node is registered as 'Boston', which is not in sites=['Bostn', 'Lyon', 'Osaka']",
             f"cannot take part: its policy {folder}/flsv-site.toml cannot be read: SitePolicy() got",
         )
         # Some 20 s where the machine has nothing else to do; the server waits 600 s for its sites.
@@ -113,7 +116,7 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
             lambda log: all(reason in log for reason in words),
         )
 
-        (folder / "flsv-site.toml").write_text("questions = []\n")
+        (folder / "flsv-site.toml").write_text("functions = []\n")
         settings = f"\nROUNDS, TIMEOUT, FOLDER = {ROUNDS}, {TIMEOUT}, {str(folder / 'runs')!r}\n"
         settings += f"os.chdir({str(folder)!r})\n"
         project_with_trouble = TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble")
@@ -159,12 +162,12 @@ def test_deployment_survives_misspelt_names_failing_sites_and_kills(tmp_path):
     assert log_text.count("it is started again") >= 2
     # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
     for words in (
-        "'Lyon' (client 1) is left out of round 2",
-        "'Osaka' (client 2) is left out of round 3",
+        "'Lyon' (client 1) is excluded in round 2",
+        "'Osaka' (client 2) is excluded in round 3",
     ):
         assert words in log_text
     assert f"no reply within {TIMEOUT} s" in log_text
 
-    # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
+    # Absence is not a zero: a site that was excluded has no row of that round, and keeps its values.
     values_of_lyon = [row for row in rows if row["metric"] == "cssv" and row["client"] == "1"]
     assert "1" not in {row["round"] for row in values_of_lyon}

@@ -15,8 +15,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import DivergenceWeighted
 from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
-from flsv.engines.remote import Packet
-from flsv.engines.remote.messages import BadReply, Unwilling, check_done
+from flsv.engines.remote import Packet, RemoteServer, SiteClient
+from flsv.engines.remote.messages import BadReply, PermanentFailure, check_done
 from helpers import refused
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("as_a_task")]
@@ -151,7 +151,9 @@ def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     # An app that cannot be loaded is not waited for.
     with pytest.raises(BadReply, match=rf"gone \(code {code}\)") as error:
         check_done(replies[2])
-    assert isinstance(error.value, Unwilling) is (code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION)
+    assert isinstance(error.value, PermanentFailure) is (
+        code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION
+    )
     assert replies[1].plain == {"answer_to_round": 0}
 
 
@@ -167,7 +169,7 @@ def make_context(run_id, **node_config):
 
 def greet(app, **node_config):
     """Return what a site says when it is greeted."""
-    packet = Packet("hello", {"client": 1, "clients": 3})
+    packet = Packet("handshake", {"client": 1, "clients": 3})
     greeting = Message(to_record(packet), 1, "query")
     grid = Grid(patience=0)
     (message,) = grid.address_messages([greeting])
@@ -177,7 +179,7 @@ def greet(app, **node_config):
 
 
 def test_client_app_reads_the_policy_of_its_nodes_configuration():
-    app = client_app(ClassifierClient, lambda node: None, FederatedLoop)
+    app = client_app(SiteClient(ClassifierClient, lambda node: None, FederatedLoop))
 
     reply = greet(app, policy="/nowhere.toml")
 
@@ -188,7 +190,8 @@ def test_client_app_reads_the_policy_of_its_nodes_configuration():
 def test_refused_run_contacts_no_site_and_records_its_failure(tmp_path):
     module = partial(ClassifierClient, "mlp", num_classes=10, input_shape=(1, 8, 8))
     loop = partial(FederatedLoop, DivergenceWeighted())
-    app = server_app(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+    server = RemoteServer(module, loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+    app = server_app(server)
 
     with refused("works with.*clients' class counts"):
         app(grid=None, context=make_context(run_id=7))

@@ -18,7 +18,6 @@ import flsv
 pytest.importorskip("flwr", reason="needs flwr: make flower")
 
 from flsv import FederatedDataModule, cli
-from flsv.engines.remote import RemoteServer, SiteClient
 from helpers import pages
 from helpers.fits import trainer_for
 from helpers.sites import BOSTON_ADDRESS, SiteTransport
@@ -76,15 +75,15 @@ def load_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     project = with_texts(text, changes)
     path = folder / "federation.py"
     path.write_text(project)
-    monkeypatch.setattr("flsv.engines.flower.client_app", SiteClient)
-    monkeypatch.setattr("flsv.engines.flower.server_app", RemoteServer)
+    monkeypatch.setattr("flsv.engines.flower.client_app", lambda client: client)
+    monkeypatch.setattr("flsv.engines.flower.server_app", lambda server: server)
     return runpy.run_path(str(path))
 
 
 def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
     """Run the project's server on its client at each hospital."""
     policy = folder / "flsv-site.toml"
-    policy.write_text("questions = []\n")
+    policy.write_text("functions = []\n")
     sites = {}
     for address, name in enumerate(HOSPITALS, start=BOSTON_ADDRESS):
         node = {
@@ -93,8 +92,8 @@ def serve_hospitals(project: Mapping[str, Any], folder: Path) -> None:
             "policy": str(policy),
         }
         client = replace(project["client"])  # one of its own
-        answer = partial(client.answer, node=node, sender="server")
-        sites[address] = SimpleNamespace(answer=answer)
+        respond = partial(client.respond, node=node, sender="server")
+        sites[address] = SimpleNamespace(respond=respond)
 
     project["server"].serve(SiteTransport(sites, HOSPITALS), "run")
 

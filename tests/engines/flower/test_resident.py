@@ -204,7 +204,7 @@ def test_error_of_the_app_fails_only_its_own_message(site):
 
     error = site.send("raise")["error"]
     # Flower tells the server the last line; the site's log has the text.
-    assert error.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
+    assert error.splitlines()[-1] == "RuntimeError: OSError; the site's own log has the details"
     assert "the disk is gone" in error
     assert site.send("b")["process"] == first_reply["process"]
 

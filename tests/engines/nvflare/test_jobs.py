@@ -4,7 +4,6 @@ import csv
 import json
 import sys
 import time
-from functools import partial
 from types import ModuleType
 
 import lightning as L
@@ -27,10 +26,9 @@ from flsv.engines.nvflare import (
     from_shareable,
     to_shareable,
 )
-from flsv.engines.remote import Packet, RemoteServer, SiteClient
+from flsv.engines.remote import Packet, RemoteServer
 from flsv.engines.remote.run_status import Stopped
-from helpers import hospitals, refused, warns
-from helpers.hospitals import TABLES, VAL, make_data, make_module, merged_dictionary
+from helpers import refused, warns
 from helpers.nvflare_jobs import Job
 from helpers.sites import NAMES, ServerData, fit_in_one_process, make_mlp_module, make_shapfed_loop
 
@@ -177,7 +175,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
         return True
 
     job.answers = keep_the_server_busy
-    replies = dict(transport.exchange({"Lyon": Packet("hello", {"client": 1})}, 0.2))
+    replies = dict(transport.exchange({"Lyon": Packet("handshake", {"client": 1})}, 0.2))
 
     assert list(replies) == ["Lyon"]
 
@@ -197,44 +195,10 @@ def test_abort_cancels_the_task_of_a_site(job):
     assert job.cancelled == [task]
 
 
-def test_hospitals_with_a_merged_dictionary_are_those_of_one_process(job, tmp_path):
-    dictionary = merged_dictionary()
-    for name, table in TABLES.items():
-        make_site_data = partial(make_site_table, table, dictionary)
-        setattr(job.code, name, SiteClient(make_module, make_site_data, make_shapfed_loop))
-    server = RemoteServer(
-        make_module,
-        make_shapfed_loop,
-        NAMES,
-        rounds=2,
-        datamodule=partial(make_data, VAL, val=VAL, dictionary=dictionary),
-        num_classes=2,
-        trainer={"accelerator": "cpu", "enable_progress_bar": False},
-    )
-    job.run(server)
-
-    loop, _ = hospitals.fit_in_one_process(
-        tmp_path / "one_process",
-        clients=TABLES,
-        val=VAL,
-        pos_label="yes",
-        dictionary=dictionary,
-    )
-    checkpoint = torch.load(
-        tmp_path / "server" / "flsv-runs" / "checkpoints" / "last.ckpt", weights_only=False
-    )
-    weights = [checkpoint["state_dict"][name] for name, _ in make_module().named_parameters()]
-    assert torch.equal(torch.cat([weight.flatten() for weight in weights]), loop.state.model())
-
-
-def make_site_table(table, dictionary, node):
-    return make_data(table, dictionary=dictionary)
-
-
 def greet_lyon(job, context=None):
     """Return what Lyon replies to a greeting."""
     agreement = from_shareable(job.tasks[0].data).plain["agreement"]
-    greeting = Packet("hello", {"client": 1, "agreement": agreement, "clients": 3})
+    greeting = Packet("handshake", {"client": 1, "agreement": agreement, "clients": 3})
     reply = job.execute("Lyon", to_shareable(greeting), context)
     return dict(from_shareable(reply).plain)
 
@@ -252,7 +216,7 @@ def test_owners_policy_and_node_file_are_read_at_every_message(
 
     policy.write_text("max_epsilon = 3\n")
     reply = greet_lyon(job)
-    assert "its policy wants max_epsilon=3" in reply["error"]
+    assert "its policy sets max_epsilon=3" in reply["error"]
 
     policy.unlink()
     (local / "flsv-node.toml").write_text('policy = "/nowhere.toml"\n')
@@ -273,8 +237,8 @@ def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
         misspelt_file = local / name
         misspelt_file.write_text("max_epsilon = 3\n")
         reply = greet_lyon(job)
-        assert f"{name} in its folder local is no file that flsv reads" in reply["error"]
-        assert reply["unwilling"] is True
+        assert f"flsv does not read the file {name} in the site's folder local" in reply["error"]
+        assert reply["permanent"] is True
         misspelt_file.unlink()
 
     # NVFlare's own files, and what an editor has open.
@@ -283,16 +247,6 @@ def test_misspelt_policy_file_is_refused_and_a_site_says_which_policy_it_has(
     with caplog.at_level("INFO"):
         assert "sizes" in greet_lyon(job)
     assert "no policy" in caplog.text
-
-
-def test_filters_of_nvflare_change_nothing_of_a_packet(job):
-    vector = torch.ones(3)
-    message = to_shareable(Packet("update", {}, {"vector": vector}))
-
-    filtered_message = PercentilePrivacy().process(message, job.context("Lyon"))
-
-    filtered = from_shareable(filtered_message)
-    assert torch.equal(filtered.tensors["vector"], torch.ones(3))
 
 
 def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
@@ -304,11 +258,11 @@ def test_filters_of_nvflare_which_would_change_nothing_are_refused(job):
     reply = greet_lyon(job, context)
 
     assert "filters ['PercentilePrivacy'] would not change flsv's messages" in reply["error"]
-    assert reply["unwilling"] is True
+    assert reply["permanent"] is True
 
 
 def test_name_of_something_else_in_a_job_is_refused(job):
-    with refused("is no flsv.engines.remote.RemoteServer"):
+    with refused("is a str, expected a flsv.engines.remote.RemoteServer"):
         job.run("a server")
     job.run(server_of(rounds=1))
     job.executors["Lyon"] = FlsvExecutor("os:path")
@@ -356,5 +310,5 @@ def test_packet_converted_to_a_shareable_and_back_is_equal():
         assert packet_read.tensors[name].dtype == tensor.dtype
         assert torch.equal(packet_read.tensors[name], tensor)
 
-    with pytest.raises(ValueError, match="this is no packet"):
+    with pytest.raises(ValueError, match="not a packet of flsv"):
         from_shareable(Shareable())

@@ -92,15 +92,15 @@ WAYS = {
 
 def make_reply(answer):
     plain, tensors = pack(answer)
-    return Packet("answer", {"answer": plain, "visit": VISIT}, tensors)
+    return Packet("result", {"result": plain, "state": VISIT}, tensors)
 
 
 def make_sites(folder, reply):
     transport = Replay()
     sizes = {"train": 40, "val": HELD_OUT, "test": 0}
-    hello = Packet("hello", announcement(sizes))
-    transport.says["hello"] = dict.fromkeys(ADDRESSES, hello)
-    transport.says["ask"] = {LYON_ADDRESS: reply}
+    hello = Packet("handshake", announcement(sizes))
+    transport.says["handshake"] = dict.fromkeys(ADDRESSES, hello)
+    transport.says["query"] = {LYON_ADDRESS: reply}
     sites = sites_that_reply(folder, transport, num_classes=NUM_CLASSES)
     sites.directory.gather()
     sites._state.global_vector = MODEL
@@ -123,24 +123,24 @@ def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, na
     assert expected_answer(question) is not None
 
     def ask_lyon(sites):
-        return sites.ask(site=1, question=question, args=arguments, kwargs={})
+        return sites.query(site=1, function=question, args=arguments, kwargs={})
 
     received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
     assert torch.equal(as_tensor(received), as_tensor(answer))
 
     for manner, spoil in WAYS.items():
         if manner == "missing":
-            reply = Packet("answer", {"visit": VISIT})
+            reply = Packet("result", {"state": VISIT})
         else:
             reply = make_reply(spoil(answer))
         sites = make_sites(tmp_path, reply)
 
-        with pytest.raises(NoAnswer, match="'Lyon' .* did not answer"):
+        with pytest.raises(NoAnswer, match="'Lyon' .* has sent no result of"):
             ask_lyon(sites)
 
         (incident,) = sites._state.incidents
         assert incident["client"] == 1, manner
-        assert sites._accepted_visits == {}, manner
+        assert sites._accepted_states == {}, manner
 
 
 def undeclared(local):
@@ -150,4 +150,4 @@ def undeclared(local):
 def test_question_without_a_declared_answer_is_refused(tmp_path):
     sites = make_sites(tmp_path, make_reply(3))
     with refused("Declare what its answer must"):
-        sites.ask(1, undeclared, (), {})
+        sites.query(1, undeclared, (), {})

@@ -40,7 +40,7 @@ def make_clients(count):
 
 
 def make_question(text):
-    return Packet("ask", {"text": text}, {})
+    return Packet("query", {"text": text}, {})
 
 
 def replies_of_client(
@@ -52,7 +52,7 @@ def replies_of_client(
     replies = []
     for number in range(num_questions[client.id]):
         packet = make_question(f"{client.id}.{number}")
-        reply = conversations.ask(client.id, packet)
+        reply = conversations.send(client.id, packet)
         replies.append(reply)
     return replies
 
@@ -73,7 +73,7 @@ def test_questions_of_one_step_are_one_exchange():
 def test_a_question_outside_of_conversations_is_an_exchange_of_its_own():
     exchange = Echoes()
     conversations = Conversations(exchange)
-    assert conversations.ask(1, make_question("alone")) == "alone"
+    assert conversations.send(1, make_question("alone")) == "alone"
     assert conversations.hold_conversations(lambda client: client.id, make_clients(1)) == [0]
     assert exchange.sites_of_exchanges == [[1]]
 
@@ -84,10 +84,10 @@ def test_an_error_ends_all_conversations_and_is_raised():
 
     def talk(client):
         try:
-            conversations.ask(client.id, make_question("first"))
+            conversations.send(client.id, make_question("first"))
             if client.id == 1:
                 raise KeyError("client 1")
-            conversations.ask(client.id, make_question("second"))
+            conversations.send(client.id, make_question("second"))
         finally:
             ended.append(client.id)
 
@@ -113,7 +113,7 @@ def test_another_site_is_not_asked_within_a_conversation():
     conversations = Conversations(Echoes())
 
     def talk(client):
-        conversations.ask(1 - client.id, make_question("for the other"))
+        conversations.send(1 - client.id, make_question("for the other"))
 
     with pytest.raises(RuntimeError, match="conversation with site 0"):
         conversations.hold_conversations(talk, make_clients(2))
@@ -156,7 +156,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
         seconds,
     ):
         kinds = {packet.kind for packet in packets.values()}
-        if kinds == {"ask"}:
+        if kinds == {"query"}:
             num_asked_sites.append(len(packets))
         return exchange(packets, seconds)
 

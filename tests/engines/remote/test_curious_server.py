@@ -94,9 +94,9 @@ class CuriousServer:
         )
         self.agreement = agreement(OneWeightPerSample(), make_loop())
         self.last_visit: str | None = None
-        self.greeting = self.send("hello")
+        self.greeting = self.send("handshake")
         update = self.send("train", model=model_that_picks(None))
-        self.last_visit = update.plain["visit"]
+        self.last_visit = update.plain["state"]
 
     def send(
         self,
@@ -115,13 +115,13 @@ class CuriousServer:
             "rounds": ROUNDS,
             "round": 0,
             "seed": 1,
-            "counted": self.last_visit,
+            "continue_from": self.last_visit,
             **fields,
         }
         sent_tensors = dict(tensors or {})
         if model is not None:
             sent_tensors["start"] = model
-        return self.site.answer(Packet(kind, plain, sent_tensors))
+        return self.site.respond(Packet(kind, plain, sent_tensors))
 
     @property
     def answered(self):
@@ -137,11 +137,11 @@ class CuriousServer:
 
     def ask(self, question, *arguments, **fields):
         packed, tensors = pack((arguments, {}))
-        fields = {"question": question, "arguments": packed, **fields}
-        reply = self.send("ask", tensors, **fields)
+        fields = {"function": question, "arguments": packed, **fields}
+        reply = self.send("query", tensors, **fields)
         if reply.kind == "failed":
             return None
-        return unpack(reply.plain["answer"], reply.tensors)
+        return unpack(reply.plain["result"], reply.tensors)
 
 
 def score_of_others(server, sample, score="accuracy", **fields):
@@ -276,13 +276,13 @@ def ask_in_many_ways(server, ask):
             "round": number % ROUNDS,
             "client": number % NUM_SITES,
             "run": f"{number:016x}",
-            "counted": None,
+            "continue_from": None,
             "name": f"site {number}",
             "greeting": f"{number:016x}",
         }
         if ask is score_of_others:  # about what the site has sent
-            fields |= {"run": "1" * 16, "client": 0, "counted": server.last_visit}
-        server.send("hello", **fields)
+            fields |= {"run": "1" * 16, "client": 0, "continue_from": server.last_visit}
+        server.send("handshake", **fields)
         answer = ask(server, number % NUM_SAMPLES, **fields)
         if answer is not None:
             answers[number] = answer
@@ -302,11 +302,11 @@ def test_all_answers_about_a_table_count_against_one_budget(tmp_path, options, a
     assert 1 <= num_answered <= server.answered <= max_answers
 
     restarted_server = CuriousServer(tmp_path, policy, **options)
-    assert ask(restarted_server, 39, round=1, counted=restarted_server.last_visit) is None
+    assert ask(restarted_server, 39, round=1, continue_from=restarted_server.last_visit) is None
     assert restarted_server.answered == server.answered
 
     restarted_server.site.policy = SitePolicy(max_answers=2 * max_answers)
-    assert ask(restarted_server, 39, round=1, counted=restarted_server.last_visit) is not None
+    assert ask(restarted_server, 39, round=1, continue_from=restarted_server.last_visit) is not None
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_size_of_the_first_run_decides_the_default_of_an_app_that_does_not_know_
     site = Site(OneWeightPerSample, make_data, make_loop, tmp_path)
     hello = {"agreement": agreement(OneWeightPerSample(), make_loop()), "client": 0, "clients": 3}
     for rounds in (3, 1000):
-        assert site.answer(Packet("hello", {**hello, "rounds": rounds})).kind == "hello"
+        assert site.respond(Packet("handshake", {**hello, "rounds": rounds})).kind == "handshake"
 
     book = json.loads((tmp_path / BUDGET_FILE).read_text())
     assert book["run"] == {"clients": 3, "rounds": 3}
@@ -354,8 +354,8 @@ def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
 
 def sizes_in_greetings(server):
     """The sizes of held-out splits, of which a site takes others as another client."""
-    replies = [server.send("hello", client=client) for client in range(NUM_SITES)]
-    return [reply.plain["sizes"] for reply in replies if reply.kind == "hello"]
+    replies = [server.send("handshake", client=client) for client in range(NUM_SITES)]
+    return [reply.plain["sizes"] for reply in replies if reply.kind == "handshake"]
 
 
 class DataOfEachClient(FederatedDataModule):

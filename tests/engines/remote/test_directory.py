@@ -5,15 +5,11 @@ import time
 from functools import partial
 
 import pytest
-import torch
-from lightning.pytorch.loggers import TensorBoardLogger
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from flsv import ClientEvaluation
-from flsv.aggregation import DivergenceWeighted, FedAvg
+from flsv.aggregation import DivergenceWeighted
 from flsv.attacks import InnerProductManipulation
-from flsv.engines.remote import Directory, Packet, RemoteServer
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteServer
 from flsv.engines.remote.federation import check_deployment
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.run_status import run_status
@@ -64,8 +60,8 @@ class BostonThatComesLate:
 
     def exchange(self, packets, seconds):
         for address, packet in packets.items():
-            if packet.kind != "hello":
-                yield address, named(packet, Packet("answer", {"address": address}))
+            if packet.kind != "handshake":
+                yield address, named(packet, Packet("result", {"address": address}))
             elif self.refusals_left > 0:
                 self.refusals_left -= 1
                 yield address, "the node is not available"
@@ -91,13 +87,15 @@ def test_restarted_server_waits_for_a_site_that_is_away_or_silent(
     nodes = BostonThatComesLate(absences=absences, refusals=refusals)
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
 
-    replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
+    replies = directory.exchange({0: Packet("query"), 1: Packet("query")})
 
     assert replies[0].plain["address"] == BOSTON_ADDRESS
-    assert replies[1] == "it is away"
+    assert replies[1] == "it cannot be reached"
 
     messages = [str(warning.message) for warning in recwarn]
-    silent = [message for message in messages if "'Boston' has not said what it has" in message]
+    silent = [
+        message for message in messages if "'Boston' has not announced its samples" in message
+    ]
 
     assert len(silent) == num_warnings
 
@@ -107,8 +105,10 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
 ):
     """At once and by name; what its error says, which may be of its samples, stays there."""
     nodes = Replay()
-    nodes.says["hello"] = {address: Packet("here", announcement(SIZES)) for address in ADDRESSES}
-    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(
+    nodes.says["handshake"] = {
+        address: Packet("here", announcement(SIZES)) for address in ADDRESSES
+    }
+    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(
         ConfigurationError("class 'of Jane Doe' has 1 sample")
     )
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=60)
@@ -119,16 +119,16 @@ def test_server_start_with_a_misconfigured_site_raises_an_error_naming_the_site(
     assert "Jane" not in str(error.value)
 
     # So does code that fails for another reason.
-    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(KeyError("Jane Doe"))
+    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(KeyError("Jane Doe"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "third", wait=60)
     with refused("site 'Osaka' cannot take.*KeyError"):
         directory.gather()
 
     # One that may mend itself ends no start.
-    nodes.says["hello"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
+    nodes.says["handshake"][OSAKA_ADDRESS] = failure_packet(OSError("no disk"))
     directory = Directory(nodes, NAMES, {}, tmp_path / "other", wait=0)
     with (
-        warns("site 'Osaka' has not said"),
+        warns("site 'Osaka' has not announced"),
         pytest.raises(
             RuntimeError,
             match=r"\['Osaka'\].*within 0 s.* 'Osaka'",
@@ -144,16 +144,18 @@ FORGED = "gone\x1b[2J\nflsv: the run has finished: all is well"
     "reply",
     [
         FORGED,
-        Packet("failed", {"error": FORGED, "unwilling": True}),
-        Packet("failed", {"error": FORGED, "unwilling": False}),
+        Packet("failed", {"error": FORGED, "permanent": True}),
+        Packet("failed", {"error": FORGED, "permanent": False}),
         Packet("here", {"sizes": FORGED}),
     ],
-    ids=["text", "unwilling", "willing", "sizes"],
+    ids=["text", "permanent", "willing", "sizes"],
 )
 def test_words_of_a_site_are_printable_at_the_start(tmp_path, reply, recwarn):
     nodes = Replay()
-    nodes.says["hello"] = {address: Packet("here", announcement(SIZES)) for address in ADDRESSES}
-    nodes.says["hello"][OSAKA_ADDRESS] = reply
+    nodes.says["handshake"] = {
+        address: Packet("here", announcement(SIZES)) for address in ADDRESSES
+    }
+    nodes.says["handshake"][OSAKA_ADDRESS] = reply
     directory = Directory(nodes, NAMES, {}, tmp_path / "book", wait=0)
 
     with pytest.raises((ConfigurationError, RuntimeError)) as error:
@@ -196,8 +198,8 @@ def test_site_that_does_not_answer_is_not_said_to_be_away(tmp_path):
     with pytest.raises(RuntimeError) as error:
         directory.gather()
 
-    assert str(error.value).startswith("sites ['Boston'] have come, and have not said")
-    assert "have not come" not in str(error.value)
+    assert str(error.value).startswith("sites ['Boston'] are connected, but have not announced")
+    assert "have not connected" not in str(error.value)
     assert nodes.num_exchanges == 2
 
 
@@ -207,7 +209,7 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
     remote.transport.names[LYON_ADDRESS] = ""  # registered without one
     remote.transport.sites[another_address] = remote.transport.sites[OSAKA_ADDRESS]
     remote.transport.names[another_address] = "Osaka"
-    words = r"a node is registered as '', which is none of sites=\['Boston', 'Lyon', 'Osaka'\]"
+    words = r"a node is registered as '', which is not in sites=\['Boston', 'Lyon', 'Osaka'\]"
     with (
         warns(words) as warned,
         pytest.raises(RuntimeError, match=rf"sites \['Lyon'\] have not.*{words}"),
@@ -216,22 +218,22 @@ def test_nodes_with_unknown_or_duplicate_names_are_ignored(tmp_path):
 
     messages = [str(warning.message) for warning in warned]
     assert sum("is registered as" in message for message in messages) == 1
-    assert "two nodes are registered as 'Osaka': one of them is left alone." in messages
+    assert "two nodes are registered as 'Osaka'. The server uses one of them only." in messages
 
 
 def test_absent_sites_are_named_while_the_server_waits(tmp_path, capsys, monkeypatch):
     statuses = []  # None: the server no longer waits
     nodes = BostonThatComesLate()  # the only node
     book = tmp_path / "book"
-    book.write_text(json.dumps(dict.fromkeys(NAMES, SIZES)))  # of the run's first start
+    book.write_text(json.dumps({"sites": dict.fromkeys(NAMES, SIZES)}))  # of the run's first start
     monkeypatch.setattr("flsv.engines.remote.transport.rank_zero_info", print)
-    directory = Directory(nodes, NAMES, {}, book, wait=60, say=statuses.append)
+    directory = Directory(nodes, NAMES, {}, book, wait=60, report_waiting=statuses.append)
 
     directory.gather()
-    assert capsys.readouterr().out == "flsv: 1 of 3 sites are there, without Lyon, Osaka.\n"
+    assert capsys.readouterr().out == "flsv: 1 of 3 sites are connected, without Lyon, Osaka.\n"
     assert statuses == [None]
 
-    directory.exchange({0: Packet("ask")})
+    directory.exchange({0: Packet("query")})
     assert statuses == [None, None]
 
 
@@ -241,7 +243,7 @@ def announce_sizes(train):
 
 def make_sites_with_many_samples_at_lyon():
     nodes = Replay()
-    nodes.says["hello"] = {
+    nodes.says["handshake"] = {
         BOSTON_ADDRESS: Packet("here", announcement(announce_sizes(train=10))),
         LYON_ADDRESS: Packet("here", announcement(announce_sizes(train=1001))),
         OSAKA_ADDRESS: Packet("here", announcement(announce_sizes(train=1000))),
@@ -274,50 +276,20 @@ def test_book_with_a_site_of_too_many_samples_is_refused(tmp_path):
         Directory(sites, NAMES, {}, book, wait=0, max_samples=1000)
 
 
-class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest tensor that an operation makes."""
+def test_samples_that_sites_announce_take_no_memory_at_the_server():
+    sizes = dict.fromkeys(("train", "val", "test"), 10**8)
+    data = RemoteData(["Boston"], sizes=[sizes], contents=[""])
 
-    bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
-        return result
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_samples_that_a_site_announces_take_no_memory_at_the_server(tmp_path):
-    announced = 10**8
-    make = partial(make_shapfed_loop, aggregator=FedAvg(), metrics={})
-    federation = SitesInProcess(tmp_path, make)
-
-    def announce_many_at_lyon(address, packet, reply):
-        if address != LYON_ADDRESS:
-            return reply
-        if packet.kind == "hello":
-            sizes = dict.fromkeys(("train", "val", "test"), announced)
-            return Packet("hello", announcement(sizes))
-        if packet.kind == "train":
-            return Packet("update", {**reply.plain, "samples": announced}, reply.tensors)
-        return reply
-
-    federation.transport.on_reply = announce_many_at_lyon
-    logger = TensorBoardLogger(tmp_path, name="", version="")
-
-    with Largest() as largest:
-        loop = federation.fit(rounds=1, logger=logger)
-
-    assert loop.participations.tolist() == [1, 1, 1]
-    assert 0 < largest.bytes < announced / 10
+    labels = data.to_device(None).classes.labels
+    assert len(labels) == 10**8
+    assert labels.untyped_storage().nbytes() == 8
 
 
 def test_another_checkout_of_one_version_is_refused(tmp_path, monkeypatch):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
     monkeypatch.setattr("flsv.engines.remote.transport._sources", lambda: "changed")
 
-    with refused(r"'[\w.]+, sources [0-9a-f]{12}' there,.*changed'"):
+    with refused(r"'[\w.]+, sources [0-9a-f]{12}', the server .*changed'"):
         remote.fit()
 
 
@@ -402,7 +374,10 @@ def test_rows_that_a_kill_has_lost_are_of_the_models_in_the_checkpoint(
 @pytest.mark.parametrize(
     ("settings", "difference"),
     [
-        ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
+        (
+            {"local_epochs": 2},
+            "training: the site has .*local_epochs=2.*, the server .*local_epochs=1",
+        ),
         (
             {"client_algorithm": FedProx(0.1), "uploads": [TopK(0.5)]},
             r"at clients: .*FedProx\(.*, TopK\(",
@@ -437,9 +412,9 @@ def test_sites_with_other_settings_are_refused_and_within_a_run_left_out(
 
 def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path):
     packet = Packet(
-        "ask",
+        "query",
         {
-            "question": "os:getcwd",
+            "function": "os:getcwd",
             "arguments": {"tuple": []},
             "round": 0,
             "rounds": 1,
@@ -447,10 +422,10 @@ def test_site_refuses_to_answer_questions_that_are_no_functions_of_flsv(tmp_path
             "client": 0,
         },
     )
-    reply = make_site(tmp_path, 0, make_shapfed_loop).answer(packet)
+    reply = make_site(tmp_path, 0, make_shapfed_loop).respond(packet)
 
     assert reply.kind == "failed"
-    assert "'os:getcwd' is no question" in reply.plain["error"]
+    assert "'os:getcwd' is not a function" in reply.plain["error"]
 
 
 def test_round_without_replies_is_recorded_for_every_site(tmp_path):
@@ -458,14 +433,14 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
     federation.transport.change_replies("train", lambda reply: None)
 
     with (
-        warns("left out"),
+        warns("is excluded"),
         pytest.raises(RuntimeError, match="no site.*model. No client"),
     ):
         federation.fit()
 
     record = json.loads((tmp_path / "run.json").read_text())
     events = [(event["client"], event["what"]) for event in record["events"]]
-    expected = [(client, "is left out: no reply within 1 s") for client in range(3)]
+    expected = [(client, "is excluded: no reply within 1 s") for client in range(3)]
     assert events == expected
 
 
@@ -475,7 +450,7 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
         ({"aggregator": DivergenceWeighted()}, "works with the clients' class counts"),
         (
             {"metrics": {"own": WassersteinContribution()}, "aggregator": None},
-            "asks clients about their samples",
+            "computes on the clients' samples",
         ),
         (
             {
@@ -559,7 +534,9 @@ def test_reply_to_an_earlier_message_counts_as_none(tmp_path):
         return replies_of_lyon[0]
 
     remote.transport.on_reply = repeat
-    with warns("'Lyon'.*left out of round 2: its reply is one to 'train of round 0 in run .*, 1'"):
+    with warns(
+        "'Lyon'.*excluded in round 2: it has replied to the message 'train of round 0 in run .*, 1'"
+    ):
         loop = remote.fit(rounds=2)
 
     assert loop.participations.tolist() == [2, 1, 2]

@@ -47,7 +47,7 @@ PLAIN = st.recursive(
     ),
     max_leaves=9,
 )
-KINDS = st.sampled_from(["update", "broken", "failed", "answer", "tested", "hello"]) | st.text(
+KINDS = st.sampled_from(["update", "broken", "failed", "result", "tested", "handshake"]) | st.text(
     max_size=5
 )
 #: Kinds of tensors that an operator can send.
@@ -139,10 +139,10 @@ MODEL = SPACE.read(make_mlp_module())
 INSTRUCTIONS = {
     client: Instruction(round_index=0, client_id=client, seed=7, start=MODEL) for client in range(3)
 }
-HELLO = Packet("hello", announcement({"train": SAMPLES, "val": 10, "test": 0}))
+HELLO = Packet("handshake", announcement({"train": SAMPLES, "val": 10, "test": 0}))
 _plain, _tensors = pack(torch.tensor(0.5, dtype=torch.float64))
 VISIT = "0" * 64
-ANSWER = Packet("answer", {"answer": _plain, "visit": VISIT}, _tensors)
+ANSWER = Packet("result", {"result": _plain, "state": VISIT}, _tensors)
 
 
 def make_update(client, **reports):
@@ -164,7 +164,7 @@ def make_update(client, **reports):
 
 def make_sites(
     folder,
-    kind="hello",
+    kind="handshake",
     packet_of_lyon=HELLO,
 ):
     """Lyon sends this, the others what they should; nobody is in the book."""
@@ -172,13 +172,13 @@ def make_sites(
 
     transport = Replay()
     transport.says = {
-        "hello": {},
+        "handshake": {},
         "train": {},
-        "ask": {},
+        "query": {},
         "test": {},
     }
     for client, address in enumerate(ADDRESSES):
-        transport.says["hello"][address] = HELLO
+        transport.says["handshake"][address] = HELLO
         transport.says["train"][address] = make_update(client)
 
     transport.says[kind][LYON_ADDRESS] = packet_of_lyon
@@ -230,7 +230,7 @@ def test_fuzzed_update_of_one_site_changes_no_other_sites_update(folder, packet)
 @FUZZED
 @given(packet=packet_variants(HELLO))
 def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
-    directory = make_sites(folder, "hello", packet)[0].directory
+    directory = make_sites(folder, "handshake", packet)[0].directory
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         sites = directory.refresh(strict=True)
@@ -249,13 +249,13 @@ def test_fuzzed_greeting_is_accepted_or_warned_about(folder, packet):
 )
 @pytest.mark.filterwarnings("ignore")
 def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
-    sites, transport = make_sites(folder, "ask", packet)
+    sites, transport = make_sites(folder, "query", packet)
     transport.says["test"][LYON_ADDRESS] = packet
     sites.directory.refresh()
     arguments = (torch.zeros(3), 0.5)
 
     try:
-        answer = sites.ask(site=1, question=leave_self_out, args=arguments, kwargs={})
+        answer = sites.query(site=1, function=leave_self_out, args=arguments, kwargs={})
     except NoAnswer as error:
         words = str(error)
         assert words.startswith("site 'Lyon' (client 1) ")
@@ -280,20 +280,20 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder):
     }
 
     transport.says["train"] = disagreeing_answers
-    with warns("others do not agree: change") as warned:
+    with warns("the other sites report change.* or change") as warned:
         updates_and_broken = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert updates_and_broken == ([], [])
-    assert sum("do not agree" in str(warning.message) for warning in warned) == 2
+    assert sum(" or change" in str(warning.message) for warning in warned) == 2
 
     transport.says["train"] = agreeing_answers
     updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert len(updates) == 3
 
-    # Once most have agreed on shapes, only the site of other shapes is left out.
+    # Once most have agreed on shapes, only the site with other shapes is excluded.
     transport.says["train"] = disagreeing_answers
-    with warns("'Boston' .* the others change"):
+    with warns("'Boston' .* the other sites report change"):
         updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert [update.client_id for update in updates] == [1]
@@ -304,7 +304,7 @@ def test_update_with_an_undeclared_report_is_left_out(folder):
     odd = make_update(1, change=torch.zeros(5), weights=torch.ones(3))
     transport.says["train"] |= {BOSTON_ADDRESS: odd, LYON_ADDRESS: odd}
 
-    with warns("reports 'weights', which nobody asks"):
+    with warns("reports 'weights', which no strategy declares"):
         updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
     assert [update.client_id for update in updates] == [2]
 

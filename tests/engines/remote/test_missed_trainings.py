@@ -22,7 +22,7 @@ from helpers.sites import (
     make_shapfed_loop,
 )
 
-COALITION = "is left out of a coalition's training: "
+COALITION = "is excluded from a coalition's training: "
 DIVERGED = "sent a model that is not finite in a coalition's training"
 
 
@@ -67,10 +67,10 @@ class Federation(SitesInProcess):
     [
         (lose, False, f"Lyon {COALITION}no reply within 1 s (1 times)"),
         (spoil, False, f"Lyon {DIVERGED} (1 times)"),
-        (lose, True, "Lyon is left out: no reply within 1 s (1 times)"),
+        (lose, True, "Lyon is excluded: no reply within 1 s (1 times)"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*is left out")
+@pytest.mark.filterwarnings("ignore:.*is excluded")
 def test_verdict_says_what_a_site_has_missed(tmp_path, change, in_run, words):
     federation = Federation(tmp_path, change, in_run=in_run)
     loop = federation.fit(server_data=ServerData())
@@ -93,13 +93,13 @@ def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
         source="trainings",
         seeds=3,
         judged=True,
-        incidents="Lyon is away",
+        incidents="Lyon cannot be reached",
     )
     judged = verdict_of(inputs)
 
     assert judged.forbids_payment
     assert [*judged.reasons] == ["judged", "incidents"]
-    assert "Lyon is away" in judged.text
+    assert "Lyon cannot be reached" in judged.text
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ LOSSES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("losses", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("make", [make_shadow_loop, make_fedadam_shadow_loop])
-@pytest.mark.filterwarnings("ignore:.*is left out")
+@pytest.mark.filterwarnings("ignore:.*is excluded")
 def test_honest_site_is_not_accused_whatever_replies_are_lost(tmp_path, make, losses):
     federation = SitesInProcess(tmp_path, make)
     members_of_runs = members_by_run(federation)

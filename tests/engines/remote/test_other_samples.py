@@ -26,7 +26,7 @@ from helpers.sites import (
     make_shapfed_loop,
 )
 
-OTHER_SAMPLES = "its samples or labels are other ones than when this run began"
+OTHER_SAMPLES = "its samples or labels differ from those at the start of this run"
 
 
 class ChangedData(L.LightningDataModule):
@@ -107,7 +107,7 @@ def test_site_whose_samples_change_within_a_run_refuses_to_train(tmp_path):
     assert loop.participations.tolist() == [2, 1, 2]
     record = json.loads((tmp_path / "run.json").read_text())
     refusals = [event for event in record["events"] if OTHER_SAMPLES in event["what"]]
-    # It is left out of the run, and of coalitions' trainings.
+    # It is excluded from the run, and of coalitions' trainings.
     assert [event["client"] for event in refusals] == [1, 1]
 
 
@@ -119,7 +119,7 @@ def test_site_that_has_lost_its_folder_is_named(tmp_path):
     shutil.rmtree(tmp_path / "sites" / "Lyon")
     federation.transport.sites[LYON_ADDRESS] = make_lyon(tmp_path, label_shift=1)
 
-    with warns("site 'Lyon'.*nothing shows.*samples"):
+    with warns("site 'Lyon'.*samples cannot be compared"):
         loop = federation.go_on_until(2)
 
     assert loop.participations.tolist() == [2, 2, 2]
@@ -132,10 +132,10 @@ def test_what_a_site_tells_of_its_samples_depends_on_its_secret(tmp_path):
     for folder in (tmp_path / "a", tmp_path / "b"):
         lyon = make_lyon(folder)
         plain = {"client": 1, "agreement": lyon._agreement, "clients": 3}
-        greeting = Packet("hello", plain)
+        greeting = Packet("handshake", plain)
 
-        contents = lyon.answer(greeting).plain["contents"]
-        repeated_contents = lyon.answer(greeting).plain["contents"]
+        contents = lyon.respond(greeting).plain["contents"]
+        repeated_contents = lyon.respond(greeting).plain["contents"]
 
         own_hash = sample_hashes(lyon._data)["0"]
         assert repeated_contents == contents
@@ -155,11 +155,11 @@ def test_site_that_tells_no_hash_is_not_let_in(tmp_path, contents):
     federation = Federation(tmp_path)
 
     def tell_other_contents(reply):
-        return Packet("hello", {**reply.plain, "contents": contents})
+        return Packet("handshake", {**reply.plain, "contents": contents})
 
-    federation.transport.change_replies("hello", tell_other_contents, [BOSTON_ADDRESS])
+    federation.transport.change_replies("handshake", tell_other_contents, [BOSTON_ADDRESS])
     with (
-        warns("site 'Boston' has not said"),
+        warns("site 'Boston' has not announced"),
         pytest.raises(RuntimeError, match="have not said what they"),
     ):
         federation.go_on_until(1)

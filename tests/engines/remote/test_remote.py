@@ -13,8 +13,7 @@ from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import FedAdam, FedAvg
 from flsv.contrib import InRunShapley, InRunValues
 from flsv.data import load_image_data
-from flsv.engines.remote import SitePolicy
-from flsv.engines.remote.site_visit import SiteVisit
+from flsv.engines.remote.site_training import SiteTraining
 from flsv.functional import choose_halvings
 from flsv.games.members import members_of
 from flsv.metrics import (
@@ -31,9 +30,7 @@ from flsv.uploads import TopK
 from helpers import refused, sites, warns
 from helpers.fits import client_tensors
 from helpers.sites import (
-    ADDRESSES,
     NAMES,
-    OSAKA_ADDRESS,
     SPLITS,
     ServerData,
     SitesInProcess,
@@ -317,8 +314,10 @@ class LyonThatSendsTheGlobalModel:
     def __init__(self, monkeypatch):
         self.run_of_the_federation: str | None = None
         self.global_model: torch.Tensor | None = None
-        self.end_honest_training = SiteVisit._end_training
-        monkeypatch.setattr(SiteVisit, "_end_training", lambda visit: self.end_training(visit))
+        self.end_honest_training = SiteTraining._end_training
+        monkeypatch.setattr(
+            SiteTraining, "_end_training", lambda training: self.end_training(training)
+        )
 
     def end_training(self, visit):
         self.end_honest_training(visit)
@@ -383,7 +382,7 @@ def check_that_sites_equal_one_process(
 
 
 @pytest.mark.slow
-def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_path):
+def test_values_by_losses_logged_at_sites_equal_those_of_one_process(tmp_path):
     def by_loss():
         metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
         return {"loss": metric}
@@ -401,22 +400,6 @@ def test_values_by_losses_logged_at_sites_are_finite_if_a_site_is_absent(tmp_pat
     values = at_sites.contributions["loss"]
 
     torch.testing.assert_close(values, local.contributions["loss"], rtol=0, atol=1e-6)
-
-    remote = SitesInProcess(tmp_path / "c", lambda: make_judging_loop(**by_loss()), client_val=0.4)
-
-    remote.transport.change_replies("ask", lambda reply: None, [OSAKA_ADDRESS], rounds=[1])
-    with warns("not answer flsv.games.judges:judge.* judged without"):
-        loop = remote.fit(rounds=2)
-
-    for value in loop.contributions.values():
-        assert value.isfinite().all()
-    assert {event.client for event in loop.events} == {2}
-
-    # One that may not be asked is told of before training.
-    for site_in_process in remote.transport.sites.values():
-        site_in_process.policy = SitePolicy(questions=[])
-    with refused("clients .0, 1, 2.*its policy"):
-        remote.fit()
 
 
 def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_path, monkeypatch):
@@ -476,7 +459,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
     assert loop.contributions["fedce"].isfinite().all()
 
     # Of less, they are refused.
-    reply = make_site(tmp_path, 0, in_run).answer(training_packet(classes=7))
+    reply = make_site(tmp_path, 0, in_run).respond(training_packet(classes=7))
 
     assert reply.kind == "failed"
     assert reply.plain["error"].startswith("it failed with ConfigurationError at client_manager.py")
@@ -501,24 +484,3 @@ def test_personal_models_that_the_server_makes_are_received(tmp_path):
     loop = SitesInProcess(tmp_path, make).fit(rounds=1)
 
     assert sorted(loop.received()) == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_restarted_site_finds_its_kept_state_in_its_folder(tmp_path):
-    """As where every message has a process of its own."""
-    make = CASES["kept momentum, two of three"][0]
-    make_module = make_momentum_module
-
-    class Anew:
-        def __init__(self, client):
-            self.client = client
-
-        def answer(self, packet):
-            return make_site(tmp_path / "b", self.client, make, make_module).answer(packet)
-
-    remote = SitesInProcess(tmp_path / "b", make, make_module)
-    remote.transport.sites = {address: Anew(client) for client, address in enumerate(ADDRESSES)}
-
-    assert_same_runs(
-        remote.fit(server_data=ServerData()), fit_in_one_process(tmp_path / "a", make, make_module)
-    )

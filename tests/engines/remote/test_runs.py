@@ -89,7 +89,7 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     shutil.rmtree(tmp_path / "sites" / NAMES[0] / "runs" / run["run"])
     server.transport.sites[LYON_ADDRESS] = make_site(tmp_path, 1, make, make_broken_module)
     with (
-        warns("no longer held") as warned,
+        warns("has lost its state") as warned,
         caplog.at_level("INFO", "lightning.pytorch"),
     ):
         server.go_on_until(3)
@@ -97,11 +97,11 @@ def test_faults_of_sites_are_recorded_in_run_json(tmp_path, caplog):
     assert "flsv: round 2: 2 of 3 sites in " in caplog.text
 
     words = " ".join(str(warning.message) for warning in warned)
-    lost = "no longer held what it kept, and went on from nothing"
+    lost = "has lost its state of earlier rounds, and continues without it"
     failed = "it failed with OSError at"
 
-    assert f"site 'Boston' (client 0) {lost} of round 2." in words
-    assert f"site 'Lyon' (client 1) is left out of round 2: {failed}" in words
+    assert f"site 'Boston' (client 0) {lost} in round 2." in words
+    assert f"site 'Lyon' (client 1) is excluded in round 2: {failed}" in words
 
     events = json.loads(record.read_text())["events"]
     failure, loss = events
@@ -127,15 +127,15 @@ def test_run_id_with_a_path_outside_the_sites_folder_is_refused(tmp_path, run):
 def test_two_sites_in_one_folder_keep_their_own_states(tmp_path):
     memories = [SiteMemory(tmp_path, "0123456789abcdef", client) for client in (0, 1)]
     for client, memory in enumerate(memories):
-        memory.keep("first", {"model": client}, [])
+        memory.save("first", {"model": client}, [])
 
-    assert [memory.after("first") for memory in memories] == [{"model": 0}, {"model": 1}]
+    assert [memory.load("first") for memory in memories] == [{"model": 0}, {"model": 1}]
 
 
 def test_only_the_sites_own_user_reads_its_models_and_its_secret(tmp_path):
     memory = SiteMemory(tmp_path, "0123456789abcdef", client=0)
-    memory.keep("first", {"model": 1}, [])
-    memory.keep("second", {"model": 2}, ["first"])
+    memory.save("first", {"model": 1}, [])
+    memory.save("second", {"model": 2}, ["first"])
     own_secret(tmp_path)
     modes = {
         path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()

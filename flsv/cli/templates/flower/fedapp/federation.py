@@ -10,6 +10,7 @@ from flsv import ClassifierClient, FederatedLoop
 from flsv.aggregation import ShapFedWA
 from flsv.data import load_image_data
 from flsv.engines.flower import client_app, server_app
+from flsv.engines.remote import RemoteServer, SiteClient
 from flsv.metrics import ClassSpecificShapley
 
 SITES = ["Boston", "Lyon", "Osaka"]
@@ -17,7 +18,7 @@ ROUNDS = 3
 
 
 def make_module() -> L.LightningModule:
-    torch.manual_seed(0)  # everybody starts from the same weights
+    torch.manual_seed(0)  # the server and all sites start from the same weights
     return ClassifierClient(
         "mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=partial(torch.optim.SGD, lr=0.1)
     )
@@ -41,7 +42,23 @@ def make_loop() -> FederatedLoop:
     )
 
 
-client = client_app(make_module, SiteData, make_loop, sites=SITES, rounds=ROUNDS)
+client = client_app(
+    SiteClient(
+        make_module,
+        SiteData,
+        make_loop,
+        sites=SITES,
+        rounds=ROUNDS,
+    )
+)
 server = server_app(
-    make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder="runs", timeout=600
+    RemoteServer(
+        make_module,
+        make_loop,
+        SITES,
+        rounds=ROUNDS,
+        num_classes=10,
+        folder="runs",
+        timeout=600,
+    )
 )

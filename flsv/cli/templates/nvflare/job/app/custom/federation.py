@@ -17,7 +17,7 @@ ROUNDS = 3
 
 
 def make_module() -> L.LightningModule:
-    torch.manual_seed(0)  # everybody starts from the same weights
+    torch.manual_seed(0)  # the server and all sites start from the same weights
     return ClassifierClient(
         "mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=partial(torch.optim.SGD, lr=0.1)
     )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flsv.functional import common_entries as module
-from flsv.functional.common_entries import keep_common
+from flsv.functional import common_columns as module
+from flsv.functional.common_columns import keep_common
 from helpers import make_generator
 
 

@@ -18,7 +18,7 @@ _COLUMNS_PER_BLOCK = 2**16
 _COLUMNS_PER_DEVICE_BLOCK = 2**22
 
 
-def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def common_columns(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Find the columns in which all rows ``[k, P]`` are equal. Yield ``(slice of columns, mask)``, block by block."""
     length = rows.shape[1]
     on_device = rows.device.type != "cpu"
@@ -47,7 +47,7 @@ def _is_common(rows: Tensor, stops_early: bool) -> Tensor:
 
 def keep_common(average: Tensor, rows: Tensor) -> Tensor:
     """Set the columns of an average ``[..., P]`` in which all ``rows [k, P]`` are equal to their value, in place."""
-    for block, is_common in common_entries(rows):
+    for block, is_common in common_columns(rows):
         common_values = rows[0, block]
         rounded = average[..., block]
         average[..., block] = common_values.where(is_common, rounded)

@@ -1,4 +1,4 @@
-"""SiteVisit: a fit in which a site trains in one round, from the state that it keeps."""
+"""SiteTraining: a fit that is a site's training in one round, from its saved state."""
 
 from __future__ import annotations
 
@@ -18,15 +18,8 @@ from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule
 from flsv.engines.client_manager import ClientManager
 from flsv.engines.engine import shared_space
-from flsv.engines.remote.messages import (
-    Packet,
-    Refused,
-    global_model,
-    read_instruction,
-)
-from flsv.engines.remote.site_memory import (
-    SiteState,
-)
+from flsv.engines.remote.messages import Packet, Refused, global_model, read_instruction
+from flsv.engines.remote.site_memory import SiteState
 from flsv.personalization.base import OWN_MODEL
 from flsv.training.client_batches import CohortLoader, LocalSteps
 from flsv.training.local_training import LocalTraining
@@ -82,7 +75,7 @@ def restore_state(
 
 
 class NumberedData:
-    """Wrapper of a site's data module that gives its client the site's id. Random draws depend on it."""
+    """Wrapper of a site's data module in which the client has the site's id, on which random draws depend."""
 
     def __init__(self, data: FederatedDataModule, num_clients: int) -> None:
         self._data = data
@@ -95,7 +88,7 @@ class NumberedData:
         return self._data.shown_loader([0], num_batches)
 
 
-class SiteVisit(L.Callback, Rounds):
+class SiteTraining(L.Callback, Rounds):
     """Callback that turns a fit into one site's training in one round."""
 
     def __init__(
@@ -116,7 +109,7 @@ class SiteVisit(L.Callback, Rounds):
         self._data = data
         self._config = config
         self._limit_train_batches = limit_train_batches
-        # The site's state after an earlier round, empty if there is none.
+        # The site's saved state, empty if there is none. After the training it is the new state.
         self.site_state = site_state
         self._upload_secret = upload_secret
         self.update: ClientUpdate | None = None
@@ -156,8 +149,8 @@ class SiteVisit(L.Callback, Rounds):
         vector = self.update.vector
         return vector.shape == model.shape and vector.dtype == model.dtype
 
-    def noise_alone(self) -> ClientUpdate:
-        """Return the update of a private site that has none: the global model, as its uploads send it."""
+    def noise_only(self) -> ClientUpdate:
+        """Return an update of a private site whose training has failed: the global model with noise."""
         instruction = self._instruction
         model = global_model(instruction)
         assert model is not None  # checked before
@@ -167,7 +160,9 @@ class SiteVisit(L.Callback, Rounds):
         context = UploadContext(
             client=instruction.client_id,
             num_clients=self._num_clients,
-            num_parameters=len(model),  # noise is refused for models with buffers
+            num_parameters=len(
+                model
+            ),  # models with buffers cannot have noise, which is checked before
             round_index=instruction.round_index,
             seed=upload_seed,
             state=tensors,
@@ -180,22 +175,22 @@ class SiteVisit(L.Callback, Rounds):
             global_vector=model,
             context=context,
         )
-        # What compression has not sent is part of the next update, as after any other.
+        # The next update will include what compression has not sent, as after any other update.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
-        (visit,) = self._loader.visits
+        (client_batches,) = self._loader.visits
         return ClientUpdate(
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
             vector=vector,
-            num_steps=self._steps.steps_in_round(visit.lengths, instruction.round_index),
+            num_steps=self._steps.steps_in_round(client_batches.lengths, instruction.round_index),
             traffic=traffic,
         )
 
     def _upload_keys(self) -> tuple[int, bytes]:
         if isinstance(self._upload_secret, int):
             return self._upload_secret, b""
-        # What a seed gives away tells nothing of the key.
+        # The seed is a hash, so the key cannot be computed from it.
         digest_of_secret = hmac.digest(self._upload_secret, b"seed", "sha256")
         return int.from_bytes(digest_of_secret[:8], "little") >> 1, self._upload_secret
 
@@ -250,17 +245,17 @@ class SiteVisit(L.Callback, Rounds):
         if self._has_lost_its_model():
             with opened(self._local_data) as local:
                 local.state[OWN_MODEL] = space.read(pl_module)
-        (visit,) = self._loader.visits
+        (client_batches,) = self._loader.visits
         num_samples = int(self._data.num_samples[0])
         training.begin(
             instruction,
             self._local_data,
             num_samples=num_samples,
-            lengths=visit.lengths,
+            lengths=client_batches.lengths,
         )
 
     def _make_training(self, trainer: L.Trainer, space: ParameterSpace) -> LocalTraining:
-        """Return the training of the site's one client, with the seed and the secret of its noise."""
+        """Make the training of the site's only client, with the seed and the secret key of its noise."""
         upload_seed, upload_secret = self._upload_keys()
         training = LocalTraining(
             trainer,
@@ -275,26 +270,28 @@ class SiteVisit(L.Callback, Rounds):
         return training
 
     def _has_lost_its_model(self) -> bool:
-        """Return whether the site should have its own model, and has none."""
-        has_trained_before = self._packet.plain["counted"] is not None
+        """Return whether the site has lost its own model, from which it should continue."""
+        has_trained_before = self._packet.plain["continue_from"] is not None
         return has_trained_before and not self.site_state and self._instruction.start is None
 
     def on_train_batch_end(self, *_: Any) -> None:
         if time.monotonic() - self._start_time > self._time_limit:
-            raise Refused(f"it has stopped, not ready after {self._time_limit} s")
+            raise Refused(
+                f"its training was not complete after {self._time_limit} s, so it has stopped"
+            )
 
     def run_round(self) -> None:
-        (visit,) = self._loader.visits  # a site trains one client
-        self._loop.train_client(self._loader, visit.epochs)
+        (client_batches,) = self._loader.visits  # a site trains one client
+        self._loop.train_client(self._loader, client_batches.epochs)
         if self._training.is_trained:
             self._end_training()
-            self._loop.trainer.should_stop = True  # each round is a fit of its own
+            self._loop.trainer.should_stop = True  # each round is a separate fit
         self._loop.end_round()
 
     def _end_training(self) -> None:
         self.update = self._training.end()
         if self.update is None:
-            return  # as if the site had not taken part
+            return  # the site has not taken part in the round
         trainer_state = self._training.state
         trainer_state.end_round(self.update.vector)
         self._store.commit()
@@ -321,7 +318,7 @@ class SiteVisit(L.Callback, Rounds):
                 continue
             num_earlier_steps = self._instruction.round_index // config.frequency
             with warnings.catch_warnings():
-                # torch warns of schedules that step before the optimizer.
+                # torch warns about schedulers that step before the optimizer.
                 warnings.simplefilter("ignore")
                 for _ in range(num_earlier_steps):
-                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau says so itself
+                    config.scheduler.step()  # type: ignore[call-arg]  # ReduceLROnPlateau raises its own error

@@ -1,0 +1,76 @@
+"""Classification: the measure of several classifiers by their logits, batch by batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flsv.games.validation_batches import checked_logits
+from flsv.utilities.host_copies import to_host
+
+
+class Classification:
+    """Correct predictions of each class and the mean cross-entropy of c models, of batches that are added one by one.
+
+    A sample with a NaN among its logits counts as wrong. The sums wait for a GPU in :meth:`compute` only.
+
+    Args:
+        num_models: c, the number of models.
+        support: int64 ``[M]``, the number of samples of each class in all batches.
+        device: the device of the logits.
+        has_loss: whether the cross-entropy is computed, which is 0 otherwise.
+    """
+
+    def __init__(
+        self,
+        num_models: int,
+        support: Tensor,
+        device: torch.device,
+        has_loss: bool = True,
+    ) -> None:
+        self._support = support
+        self._has_loss = has_loss
+        self._num_models = num_models
+        shape = num_models, len(support)
+        self._correct = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Of each batch the sums of the models' losses [c].
+        self._losses: list[Tensor] = []
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch: the models' logits ``[c, B, M]`` for the labels ``[B]``."""
+        checked_logits(logits[0], labels, len(self._support))
+        largest, predicted = logits.max(-1)
+        # max takes NaN for the largest number: without the second condition a broken model would "predict" some class.
+        is_number = largest == largest  # False for NaN
+        is_correct = (predicted == labels) & is_number
+        # Add each sample's 0 or 1 to the column of its class.
+        self._correct.index_add_(1, labels, is_correct.long())
+        if self._has_loss:
+            self._losses.append(losses_of(logits, labels))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``"correct"``, int64 ``[c, M]``, and ``"loss"``, float64 ``[c]``, on the CPU."""
+        correct, *losses = to_host([self._correct, *self._losses])
+        total = torch.zeros(self._num_models, dtype=torch.float64)
+        # One batch after the other: the rounding of sum() depends on the number of models.
+        for batch_losses in losses:
+            total = total + batch_losses.double()
+        return {"correct": correct, "loss": total / self._support.sum()}
+
+
+def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum each model's cross-entropy over a batch, ``[c]``."""
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    num_models = len(logits)
+    flat_logits = logits.flatten(0, 1)  # [c * B, M]
+    repeated_labels = labels.repeat(num_models)
+    losses = F.cross_entropy(flat_logits, repeated_labels, reduction="none")
+    losses = losses.view(num_models, -1)
+    return losses.sum(-1, dtype=double_dtype(logits.device))
+
+
+def double_dtype(device: torch.device) -> torch.dtype:
+    """Return float64 where the device has it, else float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
