@@ -1,5 +1,6 @@
 """Modules whose state is of an unusual kind; and what their forward gives, which is tried before training."""
 
+import copy
 import random
 from functools import partial
 
@@ -9,13 +10,15 @@ from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 
 from flsv import ClientEvaluation
+from flsv.aggregation import FedAdam
 from flsv.federation import FederatedLoop
 from flsv.metrics import LeaveOneOut, PartialFederatedShapley
+from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import FEATURES, toy_data
-from helpers.fits import assert_resumes, fit
-from helpers.models import Plain
+from helpers.fits import assert_resumes, fit, state_vector
+from helpers.models import Plain, network
 
 
 class Masked(Plain):
@@ -181,6 +184,47 @@ def test_module_or_optimizer_state_that_cannot_be_averaged_or_copied_is_refused(
 def test_buffer_that_gets_its_size_after_the_last_round_is_named(tmp_path):
     with warns(r"bank was \[0\] and is"):
         fit(FederatedLoop(seed=1), tmp_path, BankOfEpoch(), rounds=1)
+
+
+class FrozenBody(Plain):
+    """A trained head on a frozen body, with constants."""
+
+    def __init__(self):
+        super().__init__(network(batch_norm=False))
+        self.net[0].requires_grad_(False)
+        self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
+        self.register_buffer("tenths_of_rounds", torch.zeros(1))
+
+    def forward(self, x):
+        return self.net(x - self.mean)
+
+    def training_step(self, batch, batch_idx):
+        num_rounds = 1 + self.trainer.current_epoch
+        self.tenths_of_rounds.fill_(0.1 * num_rounds)  # the same at all clients
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"aggregator": FedAdam()},
+        {"personalizer": FedAMP()},
+    ],
+)
+def test_state_that_no_client_changes_stays_unchanged(tmp_path, arguments):
+    module = FrozenBody()
+    initial_state = copy.deepcopy(module.state_dict())
+    loop = FederatedLoop(**arguments, sampler=UniformSampler(2), seed=1)
+
+    data = toy_data((4, 1, 2, 3, 3))
+    fit(loop, tmp_path, module, data, rounds=3)
+
+    state = module.state_dict()
+    for name in ("net.0.weight", "net.0.bias", "mean"):
+        assert torch.equal(state[name], initial_state[name]), name
+    expected_tenths = torch.full((1,), 0.1 * 3)
+    assert torch.equal(module.tenths_of_rounds, expected_tenths)
+    assert not torch.equal(state["net.4.weight"], initial_state["net.4.weight"])
 
 
 class OneLogit(Plain):
