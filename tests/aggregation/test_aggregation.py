@@ -15,6 +15,7 @@ from flsv.aggregation import (
     FedCE,
     FedNova,
     FedYogi,
+    GeometricMedian,
     ServerOptimizer,
     ShapFedWA,
     ShapleySoftmax,
@@ -172,6 +173,14 @@ def test_shapley_softmax_of_a_metric_updated_after_aggregation_is_refused(tmp_pa
     with refused("DecayedShapley is updated after aggregation"):
         fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
+
+
+def test_geometric_median_of_identical_models_is_that_model():
+    round = make_round([0, 1, 2], [1, 1, 2])
+    round.client_vectors[:] = 1.0
+    vector, weights = GeometricMedian().aggregate(round, {})
+    assert torch.equal(vector, torch.ones(8))
+    assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
 
 
 # ---- Server optimizers beyond tests/replay: any of torch, failed rounds, pieces, another fit
