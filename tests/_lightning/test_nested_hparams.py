@@ -141,12 +141,7 @@ def test_lightning_cli_with_the_loop_trains_a_federation(tmp_path, monkeypatch):
     # flsv's own command line takes the same file, and its run can be made anew.
     by_flsv = make_cli(arguments, quiet=True)
     assert torch.equal(state_vector(by_flsv.model), state_vector(whole.model))
-    saved_config = yaml.safe_load(
-        Path(
-            by_flsv.trainer.log_dir or "",
-            "config.yaml",
-        ).read_text()
-    )
+    saved_config = yaml.safe_load(Path(by_flsv.trainer.log_dir or "", "config.yaml").read_text())
     with config_with_seeds(saved_config, seed=3) as options:
         rebuilt = make_cli(["fit", *options, "--seed_everything=3"], quiet=True)
     assert dict(rebuilt.datamodule.source.hparams) == OWN

@@ -2,19 +2,16 @@
 
 import copy
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from flsv.aggregation import (
-    Aggregator,
     Bucketing,
     DivergenceWeighted,
     FedAvg,
-    FedAvgM,
     FedCE,
     FedNova,
     FedYogi,
@@ -39,7 +36,7 @@ from helpers.loops_by_hand import assert_same_state
 from helpers.models import Plain, network
 
 
-def make_round(ids: list[int], samples: list[int], **kwargs) -> Round:
+def make_round(ids, samples, **kwargs):
     space = ParameterSpace(nn.Linear(3, 2))
     generator = make_generator(len(ids))
     updates = torch.randn(len(ids), 8, generator=generator)
@@ -196,11 +193,7 @@ NUM_SAMPLES = torch.tensor([1, 2, 3])
 SHARES = NUM_SAMPLES / NUM_SAMPLES.sum()
 
 
-def make_random_round(
-    seed: int,
-    x: Tensor,
-    index: int = 0,
-) -> Round:
+def make_random_round(seed, x, index=0):
     space = ParameterSpace(nn.Linear(3, 2))
     draw = make_generator(seed)
     updates = torch.randn(3, space.size, generator=draw)
@@ -214,7 +207,7 @@ def make_random_round(
     )
 
 
-def run_rounds(aggregator: ServerOptimizer, rounds: int = 3) -> Tensor:
+def run_rounds(aggregator, rounds=3):
     x = torch.ones(8)
     for index in range(rounds):
         round = make_random_round(seed=index, x=x, index=index)
@@ -262,7 +255,7 @@ def test_server_optimizer_state_is_unchanged_by_a_failed_round():
 
 @pytest.mark.parametrize("rule", ["adam", "yogi"])
 def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeypatch, rule):
-    def stepped() -> list[Tensor]:
+    def stepped():
         torch.manual_seed(0)
         points = [
             nn.Parameter(torch.randn(7)),
@@ -284,14 +277,6 @@ def test_adaptive_server_step_in_blocks_equals_the_step_on_whole_tensors(monkeyp
     assert all(map(torch.equal, stepped(), whole))
 
 
-def test_server_optimizer_begins_every_fit_with_empty_moments():
-    aggregator = FedAvgM()
-    result = run_rounds(aggregator)
-    aggregator.begin(None)
-    assert torch.equal(run_rounds(aggregator), result)
-    assert not torch.equal(run_rounds(aggregator), result)
-
-
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"learning_rate": 1.0}])
 def test_server_optimizer_with_wrong_arguments_raises(wrong):
     with refused("could not construct its optimizer"):
@@ -310,7 +295,7 @@ class Seen(TrimmedMean):
         return self.results[-1][1:]
 
 
-def fit_and_record_rounds(folder: Path, **options) -> list[tuple[Round, Tensor, Tensor]]:
+def fit_and_record_rounds(folder, **options):
     aggregator = Seen(trim=0.2)
     fit(
         FederatedLoop(aggregator, seed=1, **options),
@@ -357,14 +342,14 @@ def test_bucketing_around_aggregators_that_need_single_clients_is_refused(inner)
 # ---- what FedNova cannot do
 
 
-def make_sgd(parameters, **options) -> torch.optim.Optimizer:
+def make_sgd(parameters, **options):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
 def test_fednova_with_accumulated_gradients_counts_optimizer_steps(tmp_path):
     """With whole epochs in a window every client takes one step a round, and FedNova is FedAvg."""
 
-    def fit_with_one_step_a_round(aggregator: Aggregator) -> Plain:
+    def fit_with_one_step_a_round(aggregator):
         module = Plain(network())
         loop = FederatedLoop(aggregator, seed=1)
         fit(loop, tmp_path, module, accumulate_grad_batches=100)  # no client has so many

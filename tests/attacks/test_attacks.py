@@ -51,7 +51,8 @@ def cosine_similarity(a, b):
 def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
     poisoned = attacked_update(GradientPoisoning())
 
-    factors = (poisoned.double() / UPDATE.double()).numpy()
+    quotients = poisoned.double() / UPDATE.double()
+    factors = quotients.numpy()
     counts, _ = np.histogram(factors, bins=10, range=(0.5, 1.5))
     correlations = np.corrcoef(factors, UPDATE)
     assert factors.min() == pytest.approx(0.5, abs=1e-3)
@@ -59,13 +60,6 @@ def test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor():
     # U[0.5, 1.5]: every tenth of the range has a tenth of the entries (standard deviation 95 of 10,000).
     assert np.abs(counts - SIZE / 10).max() < 5 * 95
     assert abs(correlations[0, 1]) < 0.02
-
-
-def test_gradient_poisoning_of_an_uncentered_range_scales_by_its_mean():
-    factors = attacked_update(GradientPoisoning(1, 3)) / UPDATE
-
-    # E[1 + b] = 3.
-    assert factors.mean().item() == pytest.approx(3, abs=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
@@ -228,19 +222,11 @@ def align(update: Tensor, server_step: Tensor) -> Tensor:
     return Alignment(mix=0.5).apply(update, context)
 
 
-NO_STEP = torch.zeros(3)
+@pytest.mark.parametrize("update", [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+def test_alignment_without_a_step_of_the_server_sends_the_update(update):
+    sent = align(torch.tensor(update), server_step=torch.zeros(3))
 
-
-def test_alignment_without_a_step_of_the_server_sends_the_update():
-    update = torch.tensor([1.0, 2.0, 3.0])
-    sent = align(update, server_step=NO_STEP)
-    assert torch.equal(sent, update)
-
-
-def test_alignment_of_no_update_without_a_step_of_the_server_sends_none():
-    no_update = torch.zeros(3)
-    sent = align(no_update, server_step=NO_STEP)
-    assert not sent.any()
+    assert sent.tolist() == update
 
 
 def test_alignment_of_an_update_opposite_to_the_servers_step_is_finite():

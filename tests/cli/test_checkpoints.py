@@ -3,7 +3,6 @@
 import os
 import random
 import re
-from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -23,7 +22,7 @@ from helpers.models import Plain
 from helpers.runs import QUIET, read_rows, write_config
 
 
-def run_command(command: str, folder: Path, *arguments: str) -> int:
+def run_command(command, folder, *arguments):
     config = str(write_config(folder.parent / "federation.yaml"))
     return main(
         [command, "--config", config, f"--trainer.default_root_dir={folder}", *QUIET, *arguments]
@@ -62,7 +61,7 @@ def test_evaluating_the_best_checkpoint_prints_its_path_and_the_result(
         assert printed_accuracy(output.out) > 0.4  # 0.1 untrained
 
 
-def printed_accuracy(output: str) -> float:
+def printed_accuracy(output):
     (accuracy,) = re.findall(r"(?:val|test)_accuracy\W+([\d.]+)", output)
     return float(accuracy)
 
@@ -136,7 +135,7 @@ def test_ckpt_path_without_a_checkpoint_is_a_one_line_error(tmp_path, path, mess
 class Rated(Plain):
     """Logs what it is told to, round by round."""
 
-    def __init__(self, name: str | None, values: list[float]):
+    def __init__(self, name, values):
         super().__init__()
         self.name = name
         self.values = values
@@ -189,7 +188,7 @@ def test_run_that_logs_neither_accuracy_nor_loss_has_no_best_checkpoint(tmp_path
 def test_predictions_csv_names_line_client_and_patient_of_each_row(preload, tmp_path):
     draws = random.Random(0)
 
-    def lines(first_patient: int, count: int) -> list[str]:
+    def lines(first_patient, count):
         rows = ["patient,age,ill,ward"]
         values = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
         for patient, (age, ward) in enumerate(values, first_patient):

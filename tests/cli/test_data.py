@@ -141,7 +141,7 @@ def test_questions_are_answered_in_the_file_that_is_drafted(folder_with_clinics,
     assert main(by_file) == 0
 
 
-def write_hospitals(folder: Path) -> Path:
+def write_hospitals(folder):
     """Three hospitals with the faults of real exports: other units, rows twice, a number of the case as a feature."""
     folder.mkdir()
     for place_in_list, (name, rows) in enumerate(

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli import main
 from flsv.cli.configs import packaged_names
@@ -74,27 +73,10 @@ def test_quiet_fit_and_report_print_the_folder_and_the_page_only(tmp_path, monke
     assert Path(page).is_file()
 
 
-def closes_twice(*_):
-    """As TensorBoard's writer where a fit is stopped while it closes it."""
-    raise OSError("Writer is closed")
-
-
 @pytest.mark.fast_rows
-@pytest.mark.parametrize(
-    ("epoch", "closing"),
-    [
-        (0, False),
-        (1, False),
-        (1, True),
-    ],
-)
-def test_stopped_fit_prints_the_command_that_resumes_it(
-    epoch, closing, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_stopped_fit_prints_the_command_that_resumes_it(epoch, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    if closing:
-        monkeypatch.setattr(TensorBoardLogger, "finalize", closes_twice)
-
     Path(f"stops{epoch}.py").write_text(
         "import lightning as L\n\n\nclass Stops(L.Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"
@@ -249,7 +231,7 @@ def test_help_of_fit_has_less_than_800_lines(tmp_path):
     assert len(printed.stdout.splitlines()) < 800
 
 
-def main_without_a_reader(words: list[str]) -> int:
+def main_without_a_reader(words):
     """The command at the beginning of a pipe whose other end is closed, in a process of its own, which ends so."""
     standard_output = 1
     read_end, write_end = os.pipe()
@@ -262,18 +244,15 @@ def main_without_a_reader(words: list[str]) -> int:
     return status
 
 
-@pytest.mark.fast_rows("data --config federation.yaml-0")
-@pytest.mark.parametrize(
-    ("command", "num_checkpoints"),
-    [("fit --config federation.yaml", 1), ("data --config federation.yaml", 0)],
-)
-def test_command_goes_on_when_its_output_is_no_longer_read(command, num_checkpoints, tmp_path):
-    write_config(tmp_path / "federation.yaml", federation={"reporting": {"figures": 0}})
-    status, output = Forked(tmp_path, main_without_a_reader, command.split()).wait()
+def test_command_goes_on_when_its_output_is_no_longer_read(tmp_path):
+    write_config(tmp_path / "federation.yaml")
+    command = ["fit", "--config", "federation.yaml"]
+
+    status, output = Forked(tmp_path, main_without_a_reader, command).wait()
+
     assert status == 0, output
     assert "Traceback" not in output
-    checkpoints = list(tmp_path.rglob("last.ckpt"))
-    assert len(checkpoints) == num_checkpoints
+    assert list(tmp_path.rglob("last.ckpt"))
 
 
 RUN_WITHOUT_TORCH = """

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ BEST = "checkpoints/best.ckpt"
 class Scored(Plain):
     """Logs scores that it is made with, round by round."""
 
-    def __init__(self, scores: list[float]):
+    def __init__(self, scores):
         super().__init__()
         self.scores = scores
 
@@ -35,23 +34,23 @@ class Scored(Plain):
         self.log("val_accuracy", self.scores[self.current_epoch])
 
 
-def train_run(folder: Path, scores: list[float], seed: int = 0, **options):
+def train_run(folder, scores, seed=0, **options):
     options.setdefault("callbacks", default_checkpoints([]))
     loop = FederatedLoop(seed=seed)
     module = Scored(scores)
     fit(loop, folder, module, enable_checkpointing=True, **options)
 
 
-def find_file(folder: Path, word) -> Path:
+def find_file(folder, word):
     trainer = plain_trainer(folder)
     return find_checkpoint(word, trainer)
 
 
-def read_epoch(checkpoint: Path) -> int:
+def read_epoch(checkpoint):
     return torch.load(checkpoint, weights_only=True)["epoch"]
 
 
-def read_rounds(folder: Path) -> list[int]:
+def read_rounds(folder):
     return flsv.read_run(folder)["round"].unique().tolist()
 
 

@@ -10,7 +10,7 @@ def test_dictionaries_given_twice_are_all_merged(monkeypatch):
     expected_files = [Path("a.yaml"), Path("b.yaml"), Path("c.yaml")]
     merged_files = []
 
-    def collect(files: list[Path], out) -> None:
+    def collect(files, out):
         merged_files.extend(files)
 
     monkeypatch.setattr(data, "merge_files", collect)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from flsv.cli import main
 from flsv.cli.retrain import retrain
 from flsv.results import open_run
-from flsv.results.basis import basis_by_retraining, read_case_values
+from flsv.results.basis import basis_by_retraining
 from flsv.results.text import WORDS
 from flsv.retraining.copied_fits import CopiedFits
 from helpers import refused
@@ -60,7 +60,7 @@ def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, 
     all_orders = []
     train = CopiedFits.train
 
-    def record(fits: CopiedFits, orders):
+    def record(fits, orders):
         all_orders.extend(orders)
         return train(fits, orders)
 
@@ -123,26 +123,6 @@ def test_retrain_trains_all_coalitions_with_two_seeds_and_none_again(
 
 
 @pytest.mark.slow
-def test_case_covariance_of_a_mean_over_seeds_is_that_of_the_mean_of_the_case_values(copied_run):
-    retrain(copied_run, "singles", rounds=1, seeds=2)
-
-    retrained_run = open_run(copied_run).retrained
-    assert retrained_run is not None
-    values_of_cases = []
-    for run in retrained_run.runs:
-        case_values = read_case_values(run.folder, "value")
-        assert case_values is not None
-        mean_over_cases = case_values.values.mean(1)
-        assert mean_over_cases.tolist() == pytest.approx(run.final("value"), abs=1e-9)
-        values_of_cases.append(case_values.values)
-    means = torch.stack(values_of_cases).mean(0)  # [n, V]
-    expected = torch.cov(means) / means.shape[1]
-
-    _seeds, errors_of_cases = basis_by_retraining(open_run(copied_run)).inputs.errors
-    assert_close(errors_of_cases.covariance, expected, rtol=1e-9, atol=0)
-
-
-@pytest.mark.slow
 def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run, capsys):
     command = ["retrain", str(copied_run), "--rounds", "1", "--trainings", "singles"]
     command += ["--seeds", "1", "--federation.optimizer_state=persist"]
@@ -156,7 +136,7 @@ def test_retrain_tells_the_trainings_and_settings_that_were_asked_for(copied_run
     assert coalitions_of(copied_run, SEED) == {"0", "1", "2"}
 
 
-def coalitions_of(run: Path, seed: int) -> set[str]:
+def coalitions_of(run, seed):
     """The coalitions in the table of a seed, without those of the run itself."""
     table = pandas.read_csv(run / "retrained" / f"seed_{seed}" / "coalitions.csv")
     return {*table["coalition"]} - {"no clients", "0+1+2"}
@@ -238,21 +218,6 @@ def run_with_other_weights(copied_run, tmp_path):
     checkpoint["state_dict"][name] = weight + 0.01
     torch.save(checkpoint, path)
     return folder
-
-
-@pytest.mark.slow
-def test_retrain_chooses_halves_for_each_seed(copied_run, capsys):
-    command = ["retrain", str(copied_run), "--rounds", "1", "--seeds", "2"]
-
-    assert main([*command, "--trainings", "halves"]) == 0
-
-    output = read_output(capsys)
-    assert "each client alone and halves of unlike clients" in output
-    assert "for halves of the partners, and for all together" in output
-    for seed in (SEED, SEED + 1):
-        # Of three clients the other half is a client alone.
-        (pair,) = coalitions_of(copied_run, seed) - {"0", "1", "2"}
-        assert pair in {"0+1", "0+2", "1+2"}
 
 
 #: The beginning of a reservation.

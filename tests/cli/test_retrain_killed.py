@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 RETRAIN = ["retrain", "lightning_logs/version_0", "--trainings", "all", "--jobs", "2"]
 
 
-def start_command(folder: Path, *arguments: str, **environment: str) -> Forked:
+def start_command(folder, *arguments, **environment):
     return Forked(folder, main, [*arguments], **environment)
 
 
@@ -51,7 +51,7 @@ def uninterrupted_run(tmp_path_factory):
     return folder
 
 
-def num_trained_coalitions(run: Path) -> int:
+def num_trained_coalitions(run):
     folders = run.glob("retrained/seed_*")
     return sum(len(stored_coalitions(folder)) for folder in folders)
 

@@ -81,23 +81,8 @@ def test_retrain_reuses_the_coalitions_that_the_run_has_trained(tmp_path, monkey
     assert len(trained) == 7
 
 
-@pytest.mark.slow
-def test_retrain_takes_the_seed_of_the_federation_where_that_of_everything_is_another(tmp_path):
-    options = {
-        "model": {"class_path": "helpers.coalition_kinds.DigitsPlateau"},  # of weights of its own
-        "federation": {"seed": 11, "reporting": {"table": False, "figures": 0}},
-        "trainer": {"max_epochs": 1, "accelerator": "cpu"},
-        "seed_everything": 3,
-    }
-    run = fit_by_command(tmp_path, write_config(tmp_path / "federation.yaml", **options))
-
-    retrain(run, "singles", seeds=1)
-
-    assert (run / "retrained" / "seed_11").is_dir()
-
-
 def test_retrain_measures_by_the_performance_of_the_runs_metrics():
-    def performance_and_mode(*metrics) -> tuple[str, str | None]:
+    def performance_and_mode(*metrics):
         named_metrics = {f"metric_{number}": metric for number, metric in enumerate(metrics)}
         loop = FederatedLoop(metrics=named_metrics)
         return performance_by(loop)

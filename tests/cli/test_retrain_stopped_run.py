@@ -1,7 +1,6 @@
 """``flsv retrain`` of a run that ended before its last planned round, and of data that lie elsewhere."""
 
 import shutil
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ ONE_CYCLE = {"class_path": "helpers.coalition_kinds.DigitsOneCycle"}
 QUICKLY = ["--trainings", "singles", "--seeds", "1"]
 
 
-def early_stopping() -> dict[str, Any]:
+def early_stopping():
     """Return early stopping by a value that never improves."""
     arguments = {"monitor": "val_loss", "min_delta": 100.0, "patience": 1}
     return {"class_path": "EarlyStopping", "init_args": arguments}

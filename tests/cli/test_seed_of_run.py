@@ -59,25 +59,20 @@ class Data(L.LightningDataModule):
         return DataLoader(self.val, batch_size=20)
 """
 MODULE_FILE = "seeds_of_its_own"
-SEEDS = {
-    "a module's constructor": ({"seed_in_constructor": 1}, {}),
-    "a data module's constructor": ({}, {"seed_in_constructor": 1}),
-    "a data module's setup": ({}, {"seed_in_setup": 1}),
-}
 
 
-def fit_by_command(monkeypatch, folder, module_arguments, data_arguments):
+def fit_by_command(monkeypatch, folder, module_arguments=None, data_arguments=None):
     """The record of a run by the command line."""
     folder.mkdir()
     (folder / f"{MODULE_FILE}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)
     sys.modules.pop(MODULE_FILE, None)
 
-    source = {"class_path": f"{MODULE_FILE}.Data", "init_args": data_arguments}
+    source = {"class_path": f"{MODULE_FILE}.Data", "init_args": data_arguments or {}}
     sizes = {"class_path": "SizePartitioner", "init_args": {"proportions": [3, 1, 2]}}
     config = {
         "seed_everything": SEED,
-        "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module_arguments},
+        "model": {"class_path": f"{MODULE_FILE}.Net", "init_args": module_arguments or {}},
         "data": {"source": source, "partitioner": sizes},
         "federation": {"reporting": {"table": False}},
         "trainer": {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": str(folder)},
@@ -90,14 +85,17 @@ def fit_by_command(monkeypatch, folder, module_arguments, data_arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", SEEDS)
-def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch, where):
+def test_a_run_has_its_configurations_seed_and_is_retrained(tmp_path, monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.chdir(tmp_path)
 
-    plain = fit_by_command(monkeypatch, tmp_path / "plain", {}, {})
-    seeded = fit_by_command(monkeypatch, tmp_path / "seeded", *SEEDS[where])
-
+    plain = fit_by_command(monkeypatch, tmp_path / "plain")
+    seeded = fit_by_command(
+        monkeypatch,
+        tmp_path / "seeded",
+        module_arguments={"seed_in_constructor": 1},
+        data_arguments={"seed_in_constructor": 2, "seed_in_setup": 3},
+    )
     assert seeded["settings"]["federation_seed"] == SEED
     assert seeded["hashes"] == plain["hashes"]
     run = tmp_path / "seeded/lightning_logs/version_0"

@@ -61,7 +61,6 @@ PYTHON = shlex.quote(sys.executable)
 #: As a notebook runs cells, of whose classes there is no file.
 CELLS = """for cell in open("train.py").read().split("\\n\\n\\n"): exec(cell)"""
 COMMANDS = {
-    "without a terminal": f"nohup {PYTHON} train.py > output.log 2>&1",
     "from the standard input": f"{PYTHON} - < train.py > output.log 2>&1",
     "in cells": f"{PYTHON} -c '{CELLS}' > output.log 2>&1",
 }
@@ -91,7 +90,7 @@ def test_program_has_the_same_values_however_it_is_started(tmp_path, expected_va
     assert log.count("a batch of") < 100
 
 
-def printed_values(log: str) -> list[list[float]]:
+def printed_values(log):
     """The values in each line of them."""
     lines = [line for line in log.splitlines() if line.startswith("values ")]
     return [ast.literal_eval(line.removeprefix("values ")) for line in lines]

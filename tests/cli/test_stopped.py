@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from torch.distributed.launcher.api import elastic_launch
@@ -20,15 +19,12 @@ RANKS = ["--trainer.strategy=federated", "--trainer.devices=2"]
 SECONDS = 900
 
 
-def run_by_torchrun(*words: str):
+def run_by_torchrun(*words):
     elastic_launch(AGENT, run_command)(*words)
 
 
-def stop_command(
-    process: Forked, signal_number: int, pattern_of_begun_file: str
-) -> tuple[int | None, str]:
-    """The status and output of a process that gets a signal once it has written a file: SIGTERM this process alone,
-    SIGINT all that it has started, too, as from a terminal."""
+def stop_command(process, pattern_of_begun_file):
+    """The status and output of a process that gets SIGTERM, this process alone, once it has written a file."""
     folder = process.output.parent
     try:
         end = time.monotonic() + SECONDS
@@ -37,10 +33,7 @@ def stop_command(
             assert status is None, output
             assert time.monotonic() < end, output
 
-        if signal_number == signal.SIGTERM:
-            os.kill(process.pid, signal_number)
-        else:
-            os.killpg(process.pid, signal_number)
+        os.kill(process.pid, signal.SIGTERM)
         return process.wait(SECONDS)
     finally:
         if process.status is None:
@@ -48,20 +41,15 @@ def stop_command(
 
 
 @pytest.mark.parametrize(
-    ("run", "trainer_options", "number", "expected_status"),
+    ("run", "trainer_options", "expected_status"),
     [
-        pytest.param(run_command, [], signal.SIGINT, 130, id="one process"),
-        pytest.param(run_command, RANKS, signal.SIGTERM, 143, id="two ranks"),
+        pytest.param(run_command, RANKS, 143, id="two ranks"),
         # torchrun's own status is 1 whatever it is of.
-        pytest.param(run_by_torchrun, [], signal.SIGTERM, 1, id="torchrun"),
+        pytest.param(run_by_torchrun, [], 1, id="torchrun"),
     ],
 )
 def test_stopped_fit_prints_its_table_and_the_command_to_resume(
-    run,
-    trainer_options,
-    number,
-    expected_status,
-    tmp_path,
+    run, trainer_options, expected_status, tmp_path
 ):
     short = ["--trainer.limit_train_batches=2", "--federation.reporting.table=true"]
     config = write_config(tmp_path / "federation.yaml")
@@ -69,7 +57,7 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     endless = "--trainer.max_epochs=100000"
 
     process = Forked(tmp_path, run, *command, endless, PYTHONPATH=IMPORT_PATH)
-    status, output = stop_command(process, number, "lightning_logs/*/checkpoints/last.ckpt")
+    status, output = stop_command(process, "lightning_logs/*/checkpoints/last.ckpt")
 
     assert status == expected_status, output
     assert output.count("Contributions") == 1
@@ -86,14 +74,14 @@ def test_stopped_fit_prints_its_table_and_the_command_to_resume(
     assert f"Resuming from {run_folder / 'checkpoints'}" in output
 
 
-def last_round(run_folder: Path) -> int:
+def last_round(run_folder):
     """The round of the table's last row."""
     *_, last_row = (run_folder / "contributions.csv").read_text().splitlines()
     round_index, _, _ = last_row.partition(",")
     return int(round_index)
 
 
-def receive_within_a_del_method(number: signal.Signals):
+def receive_within_a_del_method(number):
     """Where Python prints what is raised, and goes on."""
 
     class Dies:
@@ -111,7 +99,7 @@ def receive_within_a_del_method(number: signal.Signals):
 def test_signal_stops_a_command_even_if_received_within_a_del_method(receive, number, error):
     """What is raised within a ``__del__`` is lost; a second signal in the same moment is none."""
 
-    def receive_and_sleep() -> None:
+    def receive_and_sleep():
         with terminable():
             receive(number)
             time.sleep(30)

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from helpers import make_generator, tasks
@@ -40,7 +40,7 @@ class Kind:
 class Sets(L.LightningDataModule):
     """A project's data module: a training set, and one validation set or several."""
 
-    def __init__(self, train: Dataset, *val: Dataset):
+    def __init__(self, train, *val):
         super().__init__()
         self.train = train
         self.val = val
@@ -53,7 +53,7 @@ class Sets(L.LightningDataModule):
         return loaders if len(loaders) > 1 else loaders[0]
 
 
-def make_federated_data(kind: Kind) -> FederatedDataModule:
+def make_federated_data(kind):
     """The kind's data, dealt to its clients."""
     return FederatedDataModule(kind.data(), SizePartitioner(list(kind.clients)))
 
@@ -61,13 +61,13 @@ def make_federated_data(kind: Kind) -> FederatedDataModule:
 NUM_PIXELS = 8  # of an image's rows and columns
 
 
-def make_images() -> Sets:
+def make_images():
     """Noisy stripes of three widths."""
     generator = make_generator()
     return Sets(make_stripes(44, generator), make_stripes(12, generator))
 
 
-def make_stripes(n: int, generator: torch.Generator) -> TensorDataset:
+def make_stripes(n, generator):
     """Images ``[n, 1, NUM_PIXELS, NUM_PIXELS]``, all rows of which are one wave and noise."""
     y = torch.arange(n) % 3
     frequencies = y[:, None] + 1.0
@@ -82,10 +82,10 @@ class Small(tasks.Kind):
 
     def __init__(
         self,
-        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-        interval: str = "step",
-        frequency: int = 1,
-        optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+        scheduler=None,
+        interval="step",
+        frequency=1,
+        optimizer=sgd,
     ):
         super().__init__()
         torch.manual_seed(0)
@@ -134,7 +134,7 @@ class Small(tasks.Kind):
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
 
 
-def make_small_kind(module: Callable[[], L.LightningModule] = Small, *callbacks, **trainer) -> Kind:
+def make_small_kind(module=Small, *callbacks, **trainer):
     """3 and 4 batches: a window or a schedule that counts the cohort ends elsewhere."""
     options = {**DOUBLE, **trainer}
     return Kind(

@@ -9,17 +9,13 @@ import copy
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
-from flsv.data import FederatedDataModule
 from flsv.utilities.seeding import generator_for, isolated_rngs, seed_global_rngs
 from helpers.fits import plain_trainer
 from helpers.loops_by_hand import Batches, average_models
@@ -45,16 +41,16 @@ class HandRound:
 class ClientBatches:
     """A client's batches, one local epoch after the other, in a federation's order and with its random state."""
 
-    def __init__(self, data: FederatedDataModule, round_index: int, client: int):
+    def __init__(self, data, round_index, client):
         self._data = data
         self._client = client
         self._visit = (round_index, client)
         self._epochs = itertools.count()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._data.client_loader(self._client, "train"))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         epoch = next(self._epochs)
         key = (*self._visit, epoch)
         stream = generator_for(SEED, "shuffle", *key)
@@ -75,7 +71,7 @@ class ClientBatches:
 class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after its epochs of the many that the schedules are made for."""
 
-    def __init__(self, round_index: int, client: int, epochs: int):
+    def __init__(self, round_index, client, epochs):
         self.round_index = round_index
         self.client = client
         self._begun = False
@@ -92,17 +88,17 @@ class OneRound(L.Callback):
 
 
 def fedavg_by_hand(
-    module: L.LightningModule,
-    source: L.LightningDataModule,
-    data: FederatedDataModule,
-    folder: Path,
-    rounds: int,
-    callbacks: Callable[[], Sequence[L.Callback]] = list,
+    module,
+    source,
+    data,
+    folder,
+    rounds,
+    callbacks=list,
     keep=False,
     epochs=1,
-    members: Sequence[int] | None = None,
+    members=None,
     **trainer,
-) -> tuple[L.LightningModule, list[HandRound]]:
+):
     """Every client takes part in every round, or some of them; ``data`` says who has which samples, ``source`` is the
     project's own data module, of which copies give a client's batches in place of all. The last global model, and the
     rounds."""
@@ -150,9 +146,7 @@ def fedavg_by_hand(
     return server, history
 
 
-def coalition_values(
-    round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
-) -> Tensor:
+def coalition_values(round, measure, weights):
     """The Shapley values of a round's two clients, whose models are averaged by these weights."""
     worth = {}
     for members in COALITIONS:
@@ -170,16 +164,14 @@ def coalition_values(
     return shapley_values_of_two(worth)
 
 
-def shapley_values_of_two(worth: dict[tuple[int, ...], float]) -> Tensor:
+def shapley_values_of_two(worth):
     """The mean of what each adds to nobody and to the other one."""
     alone = torch.tensor([worth[0,], worth[1,]], dtype=torch.float64)
     added_last = worth[0, 1] - alone.flip(0)
     return (alone - worth[()] + added_last) / 2
 
 
-def validate_with_trainer(
-    module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer
-) -> float:
+def validate_with_trainer(module, source, name, **trainer):
     """Validate with a Trainer, from the random state of every such model. Return what is logged as ``name``."""
     validated_source = copy.copy(source)
     loaders = source.val_dataloader()

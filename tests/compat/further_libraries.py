@@ -1,10 +1,8 @@
 """Modules and data of libraries of forecasting, EEG, tables, uncertainty and spikes: `KINDS` by the library's name."""
 
 from functools import partial
-from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from compat.base import Kind, make_stripes
 from compat.libraries import (
@@ -25,7 +23,7 @@ from helpers.models import sgd
 INPUT_LENGTH, OUTPUT_LENGTH = 8, 4
 
 
-def make_waves(n: int, generator: torch.Generator) -> np.ndarray:
+def make_waves(n, generator):
     """Noisy waves ``[n, INPUT_LENGTH + OUTPUT_LENGTH]`` of three frequencies."""
     times = torch.arange(INPUT_LENGTH + OUTPUT_LENGTH)
     frequencies = torch.arange(n)[:, None] % 3 + 1.0
@@ -37,7 +35,7 @@ def make_waves(n: int, generator: torch.Generator) -> np.ndarray:
 # ---- darts: a linear model of a series' trend and remainder
 
 
-def make_windows(n: int, generator: torch.Generator) -> Samples:
+def make_windows(n, generator):
     from darts.utils.data.torch_datasets.utils import TorchTrainingSample
 
     windows = []
@@ -49,13 +47,13 @@ def make_windows(n: int, generator: torch.Generator) -> Samples:
     return Samples(windows)
 
 
-def make_windows_data() -> L.LightningDataModule:
+def make_windows_data():
     from darts.utils.data.torch_datasets.utils import _batch_collate_fn_train
 
     return load(make_windows, collate_fn=_batch_collate_fn_train)
 
 
-def make_windows_module() -> L.LightningModule:
+def make_windows_module():
     from darts.models import DLinearModel
 
     torch.manual_seed(0)
@@ -67,7 +65,7 @@ def make_windows_module() -> L.LightningModule:
 # ---- neuralforecast: windows of each series, drawn at random in the step
 
 
-def make_panel(n: int, generator: torch.Generator):
+def make_panel(n, generator):
     import pandas as pd
     from neuralforecast.tsdataset import TimeSeriesDataset
 
@@ -79,13 +77,13 @@ def make_panel(n: int, generator: torch.Generator):
     return dataset
 
 
-def make_panel_data() -> L.LightningDataModule:
+def make_panel_data():
     from neuralforecast.tsdataset import TimeSeriesLoader
 
     return load(make_panel, make_loader=TimeSeriesLoader)
 
 
-def make_panel_module() -> L.LightningModule:
+def make_panel_module():
     from neuralforecast.models import MLP
 
     module = MLP(
@@ -103,7 +101,7 @@ def make_panel_module() -> L.LightningModule:
 # ---- braindecode: a network of EEG, with weights of limited norm
 
 
-def make_recordings(n: int, generator: torch.Generator) -> TensorDataset:
+def make_recordings(n, generator):
     y = torch.arange(n) % 3
     times = torch.arange(64)
     waves = torch.sin(0.2 * (y[:, None] + 1) * times)
@@ -119,7 +117,7 @@ class Classified(Wrapped):
         return nn.functional.cross_entropy(self.network(x), y)
 
 
-def make_recordings_module() -> L.LightningModule:
+def make_recordings_module():
     from braindecode.models import EEGNet
 
     torch.manual_seed(0)
@@ -129,7 +127,7 @@ def make_recordings_module() -> L.LightningModule:
 # ---- torch-uncertainty: the library's own routine, with its metrics and its stored optimizer
 
 
-def make_routine() -> L.LightningModule:
+def make_routine():
     from torch_uncertainty.routines import ClassificationRoutine
 
     torch.manual_seed(0)
@@ -150,7 +148,7 @@ def make_routine() -> L.LightningModule:
 # ---- pytorch-tabular: its data sets, embeddings of categories
 
 
-def make_table_parts() -> tuple[Any, Any]:
+def make_table_parts():
     """Return the library's model of a table, and its data module."""
     import pandas as pd
     from pytorch_tabular import TabularModel
@@ -179,14 +177,14 @@ def make_table_parts() -> tuple[Any, Any]:
     return model, model.prepare_dataloader(train, val, seed=0)
 
 
-def make_table_data() -> L.LightningDataModule:
+def make_table_data():
     _, data = make_table_parts()
     train = data.train_dataloader().dataset
     val = data.val_dataloader().dataset
     return Loaded(train, val)
 
 
-def make_table_module() -> L.LightningModule:
+def make_table_module():
     model, data = make_table_parts()
     torch.manual_seed(0)
     return model.prepare_model(data)
@@ -195,7 +193,7 @@ def make_table_module() -> L.LightningModule:
 # ---- GPyTorch: a Gaussian process with learned inducing points
 
 
-def make_curve(n: int, generator: torch.Generator) -> TensorDataset:
+def make_curve(n, generator):
     x = torch.rand(n, 1, generator=generator)
     noise = 0.1 * torch.randn(n, generator=generator)
     return TensorDataset(x, torch.sin(6 * x[:, 0]) + noise)

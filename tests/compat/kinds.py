@@ -2,15 +2,14 @@
 
 import copy
 import itertools
-from typing import Any
 
 import lightning as L
 import torch
 from compat.base import Kind, Sets, Small, make_images
 from lightning.pytorch.callbacks import BackboneFinetuning, LambdaCallback
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from helpers import make_generator, tasks
 from helpers.models import sgd
@@ -20,8 +19,8 @@ LATENT = 4  # of a code
 WIDTH = 16  # of a hidden layer
 
 
-def _mlp(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
+def _mlp(*widths):
+    layers = []
     for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
@@ -41,18 +40,13 @@ class GAN(L.LightningModule):
 
         weight_norm(self.generator[2])
 
-    def _judgment_loss(self, x: Tensor, real: bool) -> Tensor:
+    def _judgment_loss(self, x, real):
         verdict = self.discriminator(x)
         return nn.functional.binary_cross_entropy_with_logits(
             verdict, torch.full_like(verdict, float(real))
         )
 
-    def _step(
-        self,
-        optimizer,
-        name: str,
-        loss,
-    ):
+    def _step(self, optimizer, name, loss):
         self.toggle_optimizer(optimizer)
         value = loss()
         self.log(name, value)
@@ -66,10 +60,10 @@ class GAN(L.LightningModule):
         generator_optimizer, discriminator_optimizer = self.optimizers()
         z = torch.randn(len(real), LATENT)
 
-        def generator_loss() -> Tensor:
+        def generator_loss():
             return self._judgment_loss(self.generator(z), real=True)
 
-        def discriminator_loss() -> Tensor:
+        def discriminator_loss():
             loss_of_real = self._judgment_loss(real, real=True)
             images = self.generator(z).detach()
             loss_of_images = self._judgment_loss(images, real=False)
@@ -103,7 +97,7 @@ class GAN(L.LightningModule):
 class TwoViews(Dataset):
     """Views drawn when a sample is read, from the global generator, as torchvision's transforms draw."""
 
-    def __init__(self, samples: int, seed: int, fixed: bool = False):
+    def __init__(self, samples, seed, fixed=False):
         self.x = torch.randn(samples, 1, 8, 8, generator=make_generator(seed))
         self.fixed = fixed
         self.targets = torch.arange(samples) % 3
@@ -114,13 +108,13 @@ class TwoViews(Dataset):
     def __getitem__(self, index):
         return (self._view(self.x[index]), self._view(self.x[index])), self.targets[index]
 
-    def _view(self, x: Tensor) -> Tensor:
+    def _view(self, x):
         if self.fixed:
             return x + 0.1 * x.flip(-1)
         return x.roll(int(torch.randint(0, 8, ())), -1) + 0.1 * torch.randn_like(x)
 
 
-def make_views() -> Sets:
+def make_views():
     return Sets(TwoViews(44, 0), TwoViews(12, 1, fixed=True))
 
 
@@ -191,45 +185,6 @@ class ManualAccumulation(tasks.Regression):
         return loss
 
 
-class Carried(tasks.Kind):
-    """Carries a recurrent network's state from batch to batch, in an attribute, from the epoch's first batch on."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.LSTM(1, 8, batch_first=True)
-        self.head = nn.Linear(8, 1)
-        self.state: Any = None
-
-    def on_train_epoch_start(self):
-        self.state = None
-
-    def _run(self, batch, state) -> tuple[Tensor, Any]:
-        x, y = batch
-        out, state = self.net(x, state)
-        return nn.functional.mse_loss(self.head(out), y), state
-
-    def training_step(self, batch, batch_idx):
-        loss, state = self._run(batch, self.state)
-        self.state = tuple(part.detach() for part in state)
-        return loss
-
-    def loss(self, batch):
-        return self._run(batch, None)[0]
-
-
-def _series() -> Sets:
-    """32 and 16 training samples, so that all batches are full: a carried state has the batch's size."""
-    starts = torch.rand(60, 1, generator=make_generator())
-    times = torch.arange(13) / 13
-    wave = torch.sin(6 * (starts + times))[..., None]
-    inputs = wave[:, :-1]
-    targets = wave[:, 1:]
-    train = TensorDataset(inputs[:48], targets[:48])
-    val = TensorDataset(inputs[48:], targets[48:])
-    return Sets(train, val)
-
-
 # ---- modules that use much of what a LightningModule may
 
 
@@ -246,7 +201,7 @@ class KnowsItsClasses(Sets):
 class Hooked(Small):
     """Its layers come in ``configure_model``, its dimensions from the data module, callbacks of its own."""
 
-    def __init__(self, dropout: float = 0.2):
+    def __init__(self, dropout=0.2):
         super().__init__(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
         self.save_hyperparameters()
         self.net = None
@@ -317,7 +272,7 @@ class Odd(Small):
         self.nothing = nn.Parameter(torch.empty(0))
         self.idle = nn.Linear(3, 3)
         self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
-        self.outputs: list[Tensor] = []
+        self.outputs = []
 
     def training_step(self, batch, batch_idx):
         if batch_idx == 1:
@@ -354,12 +309,12 @@ class GraphOfPixels(Small):
         return self.net(signal.T)
 
 
-def _backbone() -> list[L.Callback]:
+def _backbone():
     return [BackboneFinetuning(1, lambda epoch: 2.0, backbone_initial_ratio_lr=0.1)]
 
 
-def make_task_kind(kind, **options) -> Kind:
-    def make() -> L.LightningModule:
+def make_task_kind(kind, **options):
+    def make():
         torch.manual_seed(0)
         return kind()
 
@@ -377,7 +332,6 @@ KINDS = {
     "several-val-loaders": make_task_kind(tasks.SeveralLoaders, logged="val_loss/dataloader_idx_1"),
     "dictionaries": make_task_kind(tasks.Glue, logged="loss_all"),
     "next-character": make_task_kind(tasks.LanguageModel, logged="val/perplexity"),
-    "carried-lstm-state": Kind(Carried, _series),
     "hooks": Kind(Hooked, lambda: KnowsItsClasses(make_images().train, *make_images().val)),
     "dataloader-iter": Kind(Fetches, make_images),
     "odd-parts": Kind(Odd, make_images),

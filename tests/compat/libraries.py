@@ -1,14 +1,12 @@
 """Modules and data of public libraries, as their pages have them, on little data: `KINDS` by the library's name."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 from compat.base import Kind, Sets, make_stripes
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, StackDataset
 
 from helpers import make_generator
@@ -21,7 +19,7 @@ BATCH_SIZE = 8
 class Samples(Dataset):
     """A list of samples of any kind."""
 
-    def __init__(self, samples: list[Any]):
+    def __init__(self, samples):
         self.samples = samples
 
     def __len__(self):
@@ -36,10 +34,10 @@ class Loaded(Sets):
 
     def __init__(
         self,
-        train: Dataset,
-        val: Dataset,
-        make_loader: Callable[..., DataLoader] = DataLoader,
-        **options: Any,
+        train,
+        val,
+        make_loader=DataLoader,
+        **options,
     ):
         super().__init__(train, val)
         self.make_loader = make_loader
@@ -58,7 +56,7 @@ class Loaded(Sets):
         return self.make_loader(val, batch_size=BATCH_SIZE, **self.options)
 
 
-def load(make_samples: Callable[..., Dataset], **options) -> Loaded:
+def load(make_samples, **options):
     """Training and validation samples, drawn one after the other, in a data module."""
     generator = make_generator()
     train = make_samples(NUM_TRAINING, generator)
@@ -69,7 +67,7 @@ def load(make_samples: Callable[..., Dataset], **options) -> Loaded:
 class Wrapped(L.LightningModule):
     """A library's network with the loss of a batch, by SGD."""
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, network):
         super().__init__()
         self.network = network
 
@@ -91,19 +89,15 @@ class Wrapped(L.LightningModule):
 NUM_GENES = 12
 
 
-def make_cells(n: int, generator: torch.Generator) -> Dataset:
+def make_cells(n, generator):
     rates = 3 * torch.rand(n, NUM_GENES, generator=generator)
     counts = torch.poisson(rates, generator=generator)
     one_batch = torch.zeros(n, 1)
     labels = torch.arange(n)[:, None] % 2
-    return StackDataset(
-        X=counts,
-        batch=one_batch,
-        labels=labels,
-    )
+    return StackDataset(X=counts, batch=one_batch, labels=labels)
 
 
-def make_cells_module() -> L.LightningModule:
+def make_cells_module():
     from scvi.module import VAE
     from scvi.train import TrainingPlan
 
@@ -115,7 +109,7 @@ def make_cells_module() -> L.LightningModule:
 # ---- chemprop: message passing on molecules, with the library's own schedule of the learning rate
 
 
-def make_molecules(n: int) -> Dataset:
+def make_molecules(n):
     from chemprop.data import MoleculeDatapoint, MoleculeDataset
 
     points = []
@@ -129,7 +123,7 @@ def make_molecules(n: int) -> Dataset:
     return MoleculeDataset(points)
 
 
-def make_molecules_data() -> L.LightningDataModule:
+def make_molecules_data():
     from chemprop.data import collate_batch
 
     train = make_molecules(NUM_TRAINING)
@@ -137,25 +131,20 @@ def make_molecules_data() -> L.LightningDataModule:
     return Loaded(train, val, collate_fn=collate_batch)
 
 
-def make_molecules_module() -> L.LightningModule:
+def make_molecules_module():
     from chemprop.models import MPNN
     from chemprop.nn import BondMessagePassing, MeanAggregation, RegressionFFN
 
     torch.manual_seed(0)
     messages = BondMessagePassing(d_h=8, depth=2, dropout=0.1)
     head = RegressionFFN(input_dim=8, hidden_dim=8, n_layers=1)
-    return MPNN(
-        messages,
-        MeanAggregation(),
-        head,
-        warmup_epochs=1,
-    )
+    return MPNN(messages, MeanAggregation(), head, warmup_epochs=1)
 
 
 # ---- MONAI: dictionaries of arrays with what the library knows of them, segmented
 
 
-def make_scans(n: int, generator: torch.Generator) -> Dataset:
+def make_scans(n, generator):
     from monai.data import Dataset as DatasetOfDictionaries, MetaTensor
 
     samples = []
@@ -170,7 +159,7 @@ def make_scans(n: int, generator: torch.Generator) -> Dataset:
     return DatasetOfDictionaries(samples)
 
 
-def make_scans_data() -> L.LightningDataModule:
+def make_scans_data():
     from monai.data import list_data_collate
 
     return load(make_scans, collate_fn=list_data_collate)
@@ -202,7 +191,7 @@ class Segmentation(Wrapped):
 # ---- torch-geometric: graphs of several sizes in one batch, by the library's own loader
 
 
-def make_graphs(n: int, generator: torch.Generator) -> Dataset:
+def make_graphs(n, generator):
     from torch_geometric.data import Data
 
     graphs = []
@@ -212,16 +201,12 @@ def make_graphs(n: int, generator: torch.Generator) -> Dataset:
         ring = torch.stack([nodes, nodes.roll(1)])
         features = torch.rand(num_nodes, 4, generator=generator) + number % 2
         label = torch.tensor([number % 2])
-        graph = Data(
-            x=features,
-            edge_index=ring,
-            y=label,
-        )
+        graph = Data(x=features, edge_index=ring, y=label)
         graphs.append(graph)
     return Samples(graphs)
 
 
-def make_graphs_data() -> L.LightningDataModule:
+def make_graphs_data():
     from torch_geometric.loader import DataLoader as LoaderOfGraphs
 
     return load(make_graphs, make_loader=LoaderOfGraphs)
@@ -255,7 +240,7 @@ class GraphClassification(Wrapped):
 # ---- pytorch-forecasting: series, cut by the library's own data set
 
 
-def make_series(numbers: range):
+def make_series(numbers):
     import pandas as pd
     from pytorch_forecasting import TimeSeriesDataSet
 
@@ -280,7 +265,7 @@ def make_series(numbers: range):
     )
 
 
-def make_series_data() -> L.LightningDataModule:
+def make_series_data():
     train = make_series(range(3))
     return Loaded(train, make_series(range(3, 5)), collate_fn=train._collate_fn)
 
@@ -292,7 +277,7 @@ class ResetsLoss(L.Callback):
         pl_module.loss.reset()
 
 
-def make_series_module() -> L.LightningModule:
+def make_series_module():
     from pytorch_forecasting import NBeats
     from pytorch_forecasting.metrics import MAE
 
@@ -334,7 +319,7 @@ class Contrastive(Wrapped):
         first_view, second_view = self._embed(images), self._embed(images)
         return self.criterion(first_view, second_view)
 
-    def _embed(self, images: Tensor) -> Tensor:
+    def _embed(self, images):
         noise = torch.randn_like(images)
         return self.network(images + 0.1 * noise)
 
@@ -342,7 +327,7 @@ class Contrastive(Wrapped):
 # ---- transformers: dictionaries; the network has its own loss
 
 
-def make_texts(n: int, generator: torch.Generator) -> Dataset:
+def make_texts(n, generator):
     tokens = torch.randint(5, 30, (n, 7), generator=generator)
     labels = (tokens[:, 0] > 16).long()
     return StackDataset(
@@ -375,7 +360,7 @@ class TextClassification(Wrapped):
 # ---- torchvision: detection, whose batches are lists, and which draws boxes
 
 
-def make_photos(n: int, generator: torch.Generator) -> Dataset:
+def make_photos(n, generator):
     photos = []
     for number in range(n):
         image = torch.rand(3, 32, 32, generator=generator)
@@ -389,7 +374,7 @@ def make_photos(n: int, generator: torch.Generator) -> Dataset:
     return Samples(photos)
 
 
-def put_into_lists(samples: list[Any]) -> tuple[list[Any], list[Any]]:
+def put_into_lists(samples):
     images, targets = zip(*samples, strict=True)
     return list(images), list(targets)
 
@@ -409,7 +394,7 @@ class Detection(Wrapped):
             stride=4,
             padding=1,
         )
-        backbone: Any = nn.Sequential(convolution, nn.ReLU())
+        backbone = nn.Sequential(convolution, nn.ReLU())
         backbone.out_channels = 8
         network = FasterRCNN(
             backbone,

@@ -2,19 +2,11 @@
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import lightning as L
 import torch
 from compat.base import Kind, make_federated_data
-from compat.by_hand import (
-    SEED,
-    HandRound,
-    coalition_values,
-    fedavg_by_hand,
-    validate_with_trainer,
-)
-from torch import Tensor
+from compat.by_hand import SEED, HandRound, coalition_values, fedavg_by_hand, validate_with_trainer
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
@@ -75,7 +67,7 @@ class Pair:
         last_round = self.history[-1]
         source = kind.data()
 
-        def negative_loss(model: L.LightningModule) -> float:
+        def negative_loss(model):
             return -validate_with_trainer(model, source, kind.logged, **kind.trainer)
 
         expected = coalition_values(last_round, negative_loss, last_round.sizes)
@@ -85,7 +77,7 @@ class Pair:
         torch.testing.assert_close(values, expected, rtol=kind.tolerance, atol=kind.tolerance)
 
 
-def train_with_values(kind: Kind, folder: Path) -> Pair:
+def train_with_values(kind, folder):
     """Train twice. The federation plays a game in every round."""
     metric = PartialFederatedShapley(
         performance=kind.logged, mode="min", weighting="samples", estimator="exact"
@@ -93,7 +85,7 @@ def train_with_values(kind: Kind, folder: Path) -> Pair:
     return train_both_ways(kind, folder, metrics={"value": metric})
 
 
-def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop) -> Pair:
+def train_both_ways(kind, folder, rounds=ROUNDS, **loop):
     """Train twice."""
     module, federation = train_federated(kind, folder, rounds, aggregator=KeepUpdates(), **loop)
 
@@ -111,9 +103,7 @@ def train_both_ways(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop) -> P
     return Pair(kind, module, federation, expected, history)
 
 
-def train_federated(
-    kind: Kind, folder: Path, rounds: int = ROUNDS, *, is_first=True, **loop
-) -> tuple[L.LightningModule, FederatedLoop]:
+def train_federated(kind, folder, rounds=ROUNDS, *, is_first=True, **loop):
     """Train in a federation, which is the first callback, or the last."""
     module = kind.module()
     federation = FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
@@ -130,7 +120,7 @@ def train_federated(
     return module, federation
 
 
-def _tensors(module: L.LightningModule) -> dict[str, Tensor]:
+def _tensors(module):
     """All state, and the buffers that are not saved."""
     buffers = {name: buffer.to_dense() for name, buffer in module.named_buffers()}
     return {**module.state_dict(), **buffers}

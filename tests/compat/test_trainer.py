@@ -29,13 +29,6 @@ class RateByRound(Small):
         self.optimizers().param_groups[0]["lr"] *= 0.5
 
 
-class ShrinksByRound(Small):
-    """Changes its weights when a round begins."""
-
-    def on_train_epoch_start(self):
-        shrink_head(None, self)
-
-
 class PlateauByStep(Small):
     """Halves its rate after each batch that is no better than the best before it."""
 
@@ -105,7 +98,6 @@ AS_BY_HAND = {
     ),
     "together": make_small_kind(gradient_clip_val=0.1, accumulate_grad_batches=3),
     "rate-by-round": make_small_kind(RateByRound),
-    "weights-by-round": make_small_kind(ShrinksByRound),
     "weights-by-a-callback": make_small_kind(
         Small, lambda: cb.LambdaCallback(on_train_epoch_start=shrink_head)
     ),
@@ -283,7 +275,7 @@ class Notes(Small):
 
     def __init__(self):
         super().__init__()
-        self.steps: list[tuple[int, int, bool, float, int]] = []
+        self.steps = []
         self.count = 0
         self.register_buffer("sum", torch.tensor(0))
 
@@ -297,9 +289,7 @@ class Notes(Small):
         return super().training_step(batch, batch_idx)
 
 
-def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(
-    tmp_path,
-):
+def test_current_epoch_is_the_round_and_global_step_counts_the_clients_batches(tmp_path):
     """A client's global step counts all steps of earlier rounds and its own; a counter is the first client's."""
     kind = Kind(Notes, make_images, clients=(2, 3))  # 18 and 26 samples
     module: Any

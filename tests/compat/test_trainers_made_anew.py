@@ -44,7 +44,7 @@ def make_plateau_scheduler(optimizer):
 class Watching(Small):
     def __init__(self):
         super().__init__()
-        self.rates: list[float] = []
+        self.rates = []
 
     def on_train_batch_start(self, batch, batch_idx):
         self.rates.append(self.optimizers().param_groups[0]["lr"])

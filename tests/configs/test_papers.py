@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from flsv.data import LongTail, ShardPartitioner
-from helpers import make_generator
 from helpers.data import CONFIGS, EVEN, ROOT, SCENARIOS, count_by_client_and_class, requires_files
 
 
@@ -76,8 +75,10 @@ def test_shapleyfl_long_tail_class_sizes_fall_by_a_factor_of_100(deal):
     assert data.num_clients == 100
 
     sizes = count_by_client_and_class(data).sum(0)
-    expected = sizes[0] * (1 / 100) ** (torch.arange(10) / 9)
-    assert ((sizes - expected).abs() <= 0.5).all()
+    exponents = torch.arange(10) / 9
+    expected = sizes[0] * (1 / 100) ** exponents
+    deviations = (sizes - expected).abs()
+    assert deviations.max() <= 0.5
 
 
 def test_shapleyfl_open_set_makes_half_of_five_clients_samples_irrelevant(deal):
@@ -173,60 +174,12 @@ def test_guo_same_has_equal_distributions_for_equal_and_unequal_sizes(deal):
     assert are_equally_sized(deal("guo_sizes"), (2, 3, 4, 5, 6))
 
 
-def test_guo_mixtures_gives_80_percent_to_each_clients_two_classes(deal):
-    counts = count_by_client_and_class(deal("guo_mixtures")).double()
-    shares = counts / counts.sum(1, keepdim=True)
-    pairs = [
-        (1, 2),
-        (3, 4),
-        (5, 6),
-        (7, 0),
-    ]
-    for client, pair in enumerate(pairs):
-        other_labels = [label for label in range(10) if label not in pair]
-        share_of_pair = shares[client, list(pair)].sum().item()
-        other_shares = shares[client, other_labels].tolist()
-        assert share_of_pair == pytest.approx(0.8, abs=0.01)
-        assert other_shares == pytest.approx([0.025] * 8, abs=0.006)
-
-    last_shares = shares[4].tolist()
-    assert last_shares == pytest.approx(
-        [0] * 8 + [0.5] * 2,
-        abs=0.01,
-    )
-
-    sizes = counts.sum(1)
-    assert sizes.max() - sizes.min() <= 2
-
-
 def test_guo_biased_gives_four_clients_two_classes_and_one_client_all(deal):
     counts = count_by_client_and_class(deal("guo_biased"))
     present = [(row > 0).nonzero().flatten().tolist() for row in counts]
     assert present == [[1, 2], [3, 4], [5, 6], [0, 7], list(range(10))]
     assert counts.sum(1).max() - counts.sum(1).min() <= 2
     assert counts[4].max() - counts[4].min() <= 1
-
-
-@pytest.mark.slow
-def test_guo_noisy_adds_the_papers_noise_to_four_of_five_clients(deal):
-    data = deal("guo_noisy")
-    clean = deal("guo_same")
-
-    def inputs(data, client):
-        shuffle = make_generator()
-        batches = data.client_loader(client, generator=shuffle)
-        return torch.cat([x for x, _ in batches])
-
-    assert are_equally_sized(data)
-    assert data.malicious == [1, 2, 3, 4]
-
-    deviations = (0.0, 0.05, 0.10, 0.15, 0.20)
-    for client, std in enumerate(deviations):
-        indices = data.client_indices(client)
-        assert torch.equal(indices, clean.client_indices(client))
-        noise = inputs(data, client) - inputs(clean, client)
-        deviation = noise.std().item()
-        assert deviation == pytest.approx(std, rel=0.03)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Rounds of models with two parameters, and the two statistics of a BatchNorm without parameters."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -12,9 +10,7 @@ NUM_PARAMETERS = 2
 SPACE = ParameterSpace(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, affine=False)))
 
 
-def make_round(
-    models: Sequence[Sequence[float]], num_samples: Sequence[int], start: Sequence[float] = START
-) -> Round:
+def make_round(models, num_samples, start=START):
     return Round(
         round_index=0,
         client_ids=torch.arange(len(models)),

@@ -51,7 +51,7 @@ CONFIG_ENTRY = """# title: ...
     # not_for: ..."""
 
 
-def message_to_add(file: str, missing_text: str) -> str:
+def message_to_add(file, missing_text):
     return f"{file}: add\n    {missing_text}"
 
 
@@ -76,28 +76,28 @@ def test_a_leaf_brings_paper_owner_caveat_example_and_test(leaf):
     assert_has_test(f"tests/contrib/test_{leaf}.py", parts)
 
 
-def public_classes(tree: ast.Module) -> list[ast.ClassDef]:
+def public_classes(tree):
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return [node for node in classes if not node.name.startswith("_")]
 
 
-def assert_has_paper_and_owner(file: str, docstring: str):
+def assert_has_paper_and_owner(file, docstring):
     for name, line in LINES.items():
         assert re.search(rf"^{name}: \w", docstring, re.MULTILINE), message_to_add(file, line)
 
 
-def assert_has_sections(name_of_class: str, docstring: str):
+def assert_has_sections(name_of_class, docstring):
     for title, section in SECTIONS.items():
         assert f"\n{title}:\n" in docstring, message_to_add(name_of_class, section)
 
 
-def assert_has_example_config(config: str):
+def assert_has_example_config(config):
     path = ROOT / config
     assert path.is_file(), message_to_add(config, "an example of use")
     assert "\n# title: " in path.read_text(), message_to_add(config, CONFIG_ENTRY)
 
 
-def assert_has_test(test_file: str, parts: list[type]):
+def assert_has_test(test_file, parts):
     path = ROOT / test_file
     assert path.is_file(), message_to_add(test_file, "a test against an own reference")
 
@@ -106,7 +106,7 @@ def assert_has_test(test_file: str, parts: list[type]):
         assert has_checks(part, test), message_to_add(test_file, CHECKS.format(part.__name__))
 
 
-def has_checks(part: type, test: str) -> bool:
+def has_checks(part, test):
     """Return whether a test runs the checks of flsv.testing on a part, if there are any for its kind."""
     if not issubclass(part, CHECKED):
         return True

@@ -1,21 +1,16 @@
 """FedExP against the formula in NumPy, and the checks of aggregators."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from contrib.rounds import NUM_PARAMETERS, START, make_round
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.contrib.fedexp import FedExP
 from flsv.testing import parametrize_with_checks
 
 
-def step_size_by_hand(
-    models: Sequence[Sequence[float]], num_samples: Sequence[int], epsilon: float
-) -> float:
+def step_size_by_hand(models, num_samples, epsilon):
     """The step size of the paper's Algorithm 1, with shares of the samples in place of 1/M."""
     shares = np.array(num_samples) / np.sum(num_samples)
     updates = (np.array(models) - START)[:, :NUM_PARAMETERS]
@@ -64,27 +59,10 @@ def test_fedexp_steps_are_those_of_the_formula(models, num_samples):
     assert_close(vector[NUM_PARAMETERS:].double(), averages, rtol=1e-6, atol=1e-7)
 
 
-def make_parameters(vector: np.ndarray, statistics: bool = False) -> Tensor:
+def make_parameters(vector, statistics=False):
     if statistics:
         return torch.tensor(vector[NUM_PARAMETERS:])
     return torch.tensor(vector[:NUM_PARAMETERS])
-
-
-def aggregate_weights(models: Sequence[Sequence[float]], num_samples: Sequence[int]) -> Tensor:
-    return FedExP().weights(make_round(models, num_samples), {})
-
-
-@pytest.mark.parametrize(
-    ("models", "num_samples", "shares"),
-    [
-        (AGREE, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
-        (AGREE[:1], [4], [1.0]),
-        ([START, START], [1, 3], [0.25, 0.75]),
-    ],
-    ids=["equal updates", "one client", "no updates"],
-)
-def test_fedexp_is_fedavg_where_updates_agree(models, num_samples, shares):
-    assert aggregate_weights(models, num_samples).tolist() == pytest.approx(shares)
 
 
 @pytest.mark.fast_rows("*pickles", "*weigh_the_same", "*moves_little", "*resumes")

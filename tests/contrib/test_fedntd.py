@@ -2,11 +2,10 @@
 
 import copy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv.contrib.fedntd import FedNTD
 from flsv.testing import parametrize_with_checks
@@ -25,7 +24,7 @@ LR, BETA, TAU = 0.1, 0.7, 2.0
 sgd = partial(torch.optim.SGD, lr=LR)
 
 
-def not_true_distillation(logits: Tensor, global_logits: Tensor, y: Tensor) -> Tensor:
+def not_true_distillation(logits, global_logits, y):
     """Sample by sample: KL of the distributions over the other classes, times tau squared."""
     divergences = []
     for row, global_row, label in zip(logits, global_logits, y.tolist()):
@@ -36,10 +35,10 @@ def not_true_distillation(logits: Tensor, global_logits: Tensor, y: Tensor) -> T
     return TAU**2 * torch.stack(divergences).mean()
 
 
-def train_by_hand(client: nn.Module, epochs: list[list[Any]], accumulated: int):
+def train_by_hand(client, epochs, accumulated):
     teacher = copy.deepcopy(client).eval()
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+    def loss(x, y):
         logits = client(x)
         term = not_true_distillation(logits, teacher(x).detach(), y)
         return nn.functional.cross_entropy(logits, y) + BETA * term

@@ -102,26 +102,13 @@ def make_setting(name):
     return module, inputs(), torch.arange(BATCH_SIZE) % 3, direction
 
 
-def products_one_by_one(
-    module,
-    x,
-    y,
-    direction,
-):
+def products_one_by_one(module, x, y, direction):
     """The inner product of the direction with the gradient of each sample's own loss."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
-    def loss(
-        parameters,
-        x,
-        y,
-    ):
+    def loss(parameters, x, y):
         return F.cross_entropy(
-            functional_call(
-                module,
-                parameters,
-                (x[None],),
-            ),
+            functional_call(module, parameters, (x[None],)),
             y[None],
         )
 

@@ -24,13 +24,7 @@ from helpers.fits import fit
 from helpers.models import Plain, network
 
 #: Methods by which the loop makes and reads rounds. Parts do without.
-OF_THE_LOOP = {
-    "aggregated",
-    "get",
-    "measured",
-    "personalized",
-    "with_models",
-}
+OF_THE_LOOP = {"aggregated", "get", "measured", "personalized", "with_models"}
 
 
 class PerClient(ContributionMetric):
@@ -54,14 +48,6 @@ def accuracy_game(round):
 
 def step_length(round):
     return round.server_update.norm()
-
-
-class ByUtility(PerClient):
-    round_fields = {"utility": accuracy_game}  # noqa: RUF012
-    needs = ("play",)
-
-    def update(self, client_ids, utility):
-        self.values[client_ids] += values_of_each_alone(utility, client_ids)
 
 
 class ByGame(PerClient):
@@ -177,15 +163,6 @@ def test_an_argument_with_a_default_is_not_required():
 
 
 # ---- what works
-
-
-def test_a_metric_has_the_same_values_whatever_its_argument_is_called(tmp_path):
-    metrics = {"utility": ByUtility(), "game": ByGame()}
-
-    values = fit_loop(tmp_path, metrics=metrics, rounds=2).contributions
-
-    assert values["utility"].abs().sum() > 0
-    assert torch.equal(values["game"], values["utility"])
 
 
 def test_a_metric_whose_function_names_the_aggregate_is_updated_after_it(tmp_path):

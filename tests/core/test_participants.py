@@ -1,6 +1,5 @@
 """Participants: their data in questions to them and nowhere else, and what travels."""
 
-import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,14 +10,14 @@ from torch import nn
 
 from flsv.core import Client, LocalData, Ranks
 from flsv.core.artifacts import keep_table, write_tables
-from flsv.core.ranks import ClientPlacement, balance_load
+from flsv.core.ranks import ClientPlacement
 from flsv.core.sharing import sharing
 from flsv.data import ClosedSetLabelNoise
 from flsv.federation import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.valuation import clients_of
-from helpers import make_generator, refused
+from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit
 
@@ -203,27 +202,6 @@ def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
         client.ask(write_tables, folder)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not files
-
-
-def test_balance_load_stays_within_the_bound_of_longest_first_scheduling():
-    generator = make_generator()
-    for size, num_costs in itertools.product((2, 3, 5), range(1, 12)):
-        random_costs = torch.randint(1, 50, (num_costs,), generator=generator)
-        costs = random_costs.tolist()
-
-        owners = balance_load(costs, size)
-
-        loads = [0] * size
-        for cost, owner in zip(costs, owners):
-            loads[owner] += cost
-        # Longest first is at most 4/3 - 1/(3 size) times the best (Graham 1969). The best is not known: it is at least
-        # this, and a third of the largest cost is left for what it may be more.
-        largest_cost = max(costs)
-        mean_load = sum(costs) / size
-        lower_bound = max(largest_cost, mean_load)
-        factor = 4 / 3 - 1 / (3 * size)
-        assert max(loads) <= factor * lower_bound + largest_cost / 3
-        assert set(owners) <= set(range(size))
 
 
 # ---- What travels, by words, patterns and functions; on modules whose names say nothing of what their layers are

@@ -9,26 +9,12 @@ from torch import nn
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
-from flsv.attacks import SignFlip
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CommunicationCost,
-    CosineGradientShapley,
-    PartialFederatedShapley,
-)
-from flsv.privacy import GaussianPrivacy
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, PartialFederatedShapley
 from flsv.sampling import FixedCohort
-from flsv.uploads import TopK
 from helpers import refused, warns
 from helpers.data import CLASSES, toy_data
-from helpers.fits import (
-    assert_resumes,
-    client_tensors,
-    fit,
-    make_checkpoint_callback,
-    state_vector,
-)
+from helpers.fits import client_tensors, fit, make_checkpoint_callback
 from helpers.loops_by_hand import (
     ROUNDS,
     assert_private_parts,
@@ -52,12 +38,7 @@ def make_frozen_network():
     return net
 
 
-def assert_private_entries_moved_at_clients_only(
-    names,
-    initial_state,
-    global_state,
-    private_parts,
-):
+def assert_private_entries_moved_at_clients_only(names, initial_state, global_state, private_parts):
     for name in names:
         initial = initial_state[name]
         assert torch.equal(global_state[name], initial)
@@ -65,12 +46,7 @@ def assert_private_entries_moved_at_clients_only(
         assert max(drifts) > 1e-3
 
 
-def assert_clients_are_evaluated_with_their_own_part(
-    federated,
-    data,
-    global_model,
-    private_parts,
-):
+def assert_clients_are_evaluated_with_their_own_part(federated, data, global_model, private_parts):
     """Who was in no cohort is evaluated with the initial part."""
     assert "accuracy" in federated.client_scores
     for client, accuracy in enumerate(federated.client_scores["accuracy"].tolist()):
@@ -172,59 +148,6 @@ def test_evaluation_never_uses_another_clients_private_part(tmp_path):
     assert module.shift.tolist() == no_shift
 
 
-@pytest.mark.slow
-def test_share_trainable_gives_the_same_federation_with_less_traffic(tmp_path):
-    def fit_with_share(share):
-        metrics = {
-            "sv": PartialFederatedShapley(),
-            "cssv": ClassSpecificShapley(),
-            "cost": CommunicationCost(),
-        }
-        federated = make_loop_of_three_clients(
-            share=share,
-            metrics=metrics,
-            evaluation=ClientEvaluation(every=ROUNDS),
-        )
-        module = fit(
-            federated,
-            tmp_path / share,
-            Plain(make_frozen_network()),
-            make_unequal_data(),
-            rounds=ROUNDS,
-        )
-
-        return federated, state_vector(module)
-
-    whole, model = fit_with_share("all")
-    part, model_of_part = fit_with_share("trainable")
-
-    torch.testing.assert_close(model, model_of_part, rtol=1e-6, atol=1e-6)
-
-    for name in ("sv", "cssv"):
-        expected = whole.contributions[name]
-        torch.testing.assert_close(part.contributions[name], expected, rtol=1e-5, atol=1e-5)
-
-    assert torch.equal(whole.client_scores["accuracy"], part.client_scores["accuracy"])
-
-    trained = 8 * CLASSES + CLASSES
-    # BatchNorm's statistics travel, though its layer is frozen: they move in training.
-    assert part.space.num_parameters == trained
-    assert part.space.size == trained + 16
-    assert whole.space.size == trained + 32 + 48
-
-    rounds = part.participations.double()
-    expected = torch.stack([rounds, rounds], 1) * part.space.size
-
-    torch.testing.assert_close(
-        part.contributions["cost"].by_class,
-        expected.masked_fill(rounds[:, None] == 0, float("nan")),
-        equal_nan=True,
-    )
-    # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
-    assert client_tensors(part) == {}
-    assert part.space.private_names == ()
-
-
 def test_metric_that_needs_an_unshared_frozen_head_is_refused(tmp_path):
     net = network()
     net[4].requires_grad_(False)
@@ -296,24 +219,6 @@ def test_parameters_unfrozen_during_the_fit_are_refused_by_name(tmp_path):
         fit(loop, tmp_path, module, callbacks=[Unfreezes()])
 
 
-def test_privacy_noise_and_attacks_leave_private_parts_unchanged(tmp_path):
-    """After one round the private parts are those of a run without: training has not seen the noise yet."""
-    noised = make_loop_of_three_clients(
-        share=["!norm"],
-        uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)],
-    )
-    plain = make_loop_of_three_clients(share=["!norm"])
-    for federated, name in ((noised, "a"), (plain, "b")):
-        fit(federated, tmp_path / name, data=make_unequal_data(), rounds=1)
-
-    private_parts = client_tensors(plain)
-    private_parts_beside_noise = client_tensors(noised)
-
-    for client, tensors in private_parts.items():
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, private_parts_beside_noise[client][name])
-
-
 class Scaled(Plain):
     def __init__(self):
         super().__init__(network(batch_norm=False))
@@ -347,31 +252,6 @@ def test_games_are_refused_if_part_of_the_model_stays_at_clients(tmp_path):
 
 
 # ---- resumed
-
-
-def make_loop_with_everything(**changes):
-    options = {
-        "share": ["!norm"],
-        "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
-        "uploads": [
-            SignFlip(clients=[1]),
-            GaussianPrivacy(clip=1.0, noise_multiplier=0.01),
-            TopK(share=0.5),
-        ],
-        "optimizer_state": "persist",
-        "evaluation": ClientEvaluation(every=2, models="trained"),
-    }
-    return make_loop_of_three_clients(**{**options, **changes})
-
-
-@pytest.mark.slow
-def test_shared_parts_resume_bitwise(tmp_path):
-    federated = assert_resumes(make_loop_with_everything, tmp_path, data=make_unequal_data)
-    assert all(
-        f"module.net.{name}" in state
-        for state in client_tensors(federated).values()
-        for name in NORM
-    )
 
 
 def test_other_frozen_layers_are_refused_on_resume(tmp_path):

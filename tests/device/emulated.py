@@ -14,10 +14,8 @@ import sysconfig
 import tempfile
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchgen
@@ -28,7 +26,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 _SOURCE = Path(__file__).with_name("emulated.cpp")
 
 
-def _without_device_check() -> str:
+def _without_device_check():
     """A header with the names of the operators that torch lets mix a device's tensors with CPU scalars."""
     table = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,7 +39,7 @@ def _without_device_check() -> str:
     )
 
 
-def build() -> Path:
+def build():
     """The shared object, in a cache folder of this user's: about 20 s the first time."""
     root = Path(torch.__file__).parent
     include = sysconfig.get_paths()["include"]
@@ -130,12 +128,12 @@ _register()
 DEVICE = torch.device("emulated:0")
 
 
-def counts() -> dict[str, int]:
+def counts():
     """So far: ``operators``, copies ``to_device`` and ``to_host``, and other ``waits`` of the host for the device."""
     return _library.counts()
 
 
-def our_line(frame) -> str:
+def our_line(frame):
     """The innermost line of flsv that has led here, else of what is not torch."""
     line_outside = None
     while frame is not None:
@@ -151,12 +149,12 @@ def our_line(frame) -> str:
 
 
 @contextmanager
-def count_by_line(at_least=0) -> Iterator[Counter[tuple[str, str]]]:
+def count_by_line(at_least=0):
     """Count the copies and waits within the context by kind and by the line of flsv, else of Lightning, that asks; of
     copies only those of at least ``at_least`` numbers."""
-    counts: Counter[tuple[str, str]] = Counter()
+    counts = Counter()
 
-    def count_operation(kind: str, numbers: int):
+    def count_operation(kind, numbers):
         if numbers >= at_least:
             counts[kind, our_line(sys._getframe(1))] += 1
 
@@ -170,34 +168,34 @@ def count_by_line(at_least=0) -> Iterator[Counter[tuple[str, str]]]:
 class EmulatedAccelerator(Accelerator):
     """For Lightning."""
 
-    def setup_device(self, device: torch.device): ...
+    def setup_device(self, device): ...
     def teardown(self): ...
 
     @staticmethod
-    def parse_devices(devices) -> int:
+    def parse_devices(devices):
         return 1
 
     @staticmethod
-    def get_parallel_devices(devices) -> list[torch.device]:
+    def get_parallel_devices(devices):
         return [DEVICE]
 
     @staticmethod
-    def auto_device_count() -> int:
+    def auto_device_count():
         return 1
 
     @staticmethod
-    def is_available() -> bool:
+    def is_available():
         return True
 
     @staticmethod
-    def name() -> str:
+    def name():
         return "emulated"
 
-    def get_device_stats(self, device) -> dict[str, Any]:
+    def get_device_stats(self, device):
         return {}
 
 
-def on_the_device() -> dict[str, Any]:
+def on_the_device():
     """Arguments of a ``Trainer`` that trains there."""
     return {
         "accelerator": "auto",
@@ -205,11 +203,11 @@ def on_the_device() -> dict[str, Any]:
     }
 
 
-def put_every_trainer_on_the_device(replace: Callable[[Any, str, Any], None]):
+def put_every_trainer_on_the_device(replace):
     """Put each Trainer there that would train on the CPU; ``replace`` is ``setattr``, or that of a monkeypatch."""
     original_init = SingleDeviceStrategy.__init__
 
-    def init_on_device(self: SingleDeviceStrategy, device="cpu", *args, **options):
+    def init_on_device(self, device="cpu", *args, **options):
         if str(device) == "cpu":
             device = DEVICE
         original_init(self, device, *args, **options)

@@ -14,13 +14,11 @@ from torchmetrics.classification import MulticlassF1Score
 
 import flsv
 from flsv import Reporting
-from flsv.aggregation import CGSV, FedAdam, ShapFedWA, TrimmedMean
+from flsv.aggregation import CGSV, FedAdam, ShapFedWA
 from flsv.contrib import InRunShapley, InRunValues
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.engines.several_ranks import is_rounded
 from flsv.federation import FederatedLoop
-from flsv.games import ModelEvaluator
 from flsv.metrics import (
     ClassSpecificShapley,
     CosineGradientShapley,
@@ -30,10 +28,10 @@ from flsv.metrics import (
     ShadowShapley,
 )
 from flsv.models.mixture import MixtureClient
-from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
+from flsv.personalization import FedEM, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.training.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
-from flsv.uploads import TopK, UploadContext
+from flsv.training.algorithms import SCAFFOLD
+from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 from flsv.valuation.features import Backbone
 from helpers import make_generator
@@ -65,61 +63,11 @@ pytestmark = [
 ]
 
 
-def test_game_scores_under_vmap_equal_those_one_by_one():
-    """And those on the CPU."""
-    module = network().to(DEVICE).eval()
-    space = ParameterSpace(module)
-    draw = make_generator()
-    batches = []
-    for _ in range(3):
-        x = torch.randn(50, FEATURES, generator=draw)
-        batches.append((x, torch.arange(50) % CLASSES))
-
-    noise = torch.rand(40, space.size, generator=draw).to(DEVICE)
-    vectors = space.read(module) + 0.1 * noise
-    metric = MulticlassF1Score(CLASSES, average="macro")
-
-    def scores(backend):
-        evaluator = ModelEvaluator(
-            module,
-            space,
-            batches,
-            num_classes=CLASSES,
-            metric=metric,
-            backend=backend,
-        )
-        return evaluator(vectors)
-
-    mapped = scores("vmap")
-    serial = scores("serial")
-    module.cpu()
-    vectors = vectors.cpu()
-    reference = scores("serial")
-
-    expected = reference.values
-    for device_scores in (mapped, serial):
-        values = device_scores.values
-        torch.testing.assert_close(values["loss"], expected["loss"], rtol=1e-5, atol=1e-6)
-        assert (values["correct"] - expected["correct"]).abs().max() <= 1
-        torch.testing.assert_close(
-            device_scores.value("metric"),
-            reference.value("metric"),
-            rtol=0,
-            atol=0.02,
-        )
-
-
 # ---- federations of every kind
 
 
 def make_plain(kind=Plain):
     return kind(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
-
-
-def make_moreau():
-    return Plain(
-        network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2)
-    )
 
 
 def make_mixture():
@@ -148,26 +96,13 @@ FEDERATIONS = {
     ),
     "fedem": (lambda: {"personalizer": FedEM()}, make_mixture),
     "pfedhn": (lambda: {"personalizer": PFedHN(hidden=8)}, Plain),
-    "pfedme": (dict, make_moreau),
     "scaffold": (lambda: {"client_algorithm": SCAFFOLD()}, make_plain),
-    "feddyn": (
-        lambda: {"aggregator": FedDynServer(), "client_algorithm": FedDyn(0.1)},
-        make_plain,
-    ),
     "noise": (
         lambda: {"aggregator": FedAdam(), "uploads": [GaussianPrivacy(1.0, 1.0)]},
         make_plain,
     ),
-    "shapfed": (
-        lambda: {"aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}},
-        Plain,
-    ),
     "in-run": (
         lambda: {"metrics": {"value": InRunShapley()}, "client_algorithm": InRunValues()},
-        make_plain,
-    ),
-    "top-k, trimmed mean": (
-        lambda: {"aggregator": TrimmedMean(0.34), "uploads": [TopK(0.1)]},
         make_plain,
     ),
     "coalitions that a server weighs": (
@@ -224,13 +159,9 @@ def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options
     strategies: dict[str, Any]
     if personalizer is None:
         strategies = {"metrics": {"sv": CumulativeShapley()}}
-    elif personalizer is FedAMP:
-        # It asks nobody what others are worth to it.
-        strategies = {"metrics": {}, "personalizer": FedAMP()}
     else:
         metrics = {"relevance": DomainRelevance()}
         strategies = {"metrics": metrics, "personalizer": personalizer()}
-
     loop = FederatedLoop(optimizer_state="persist", seed=1, **strategies)
     data = toy_data(client_val=0.2)
     module = fit(loop, folder, make_plain(), data, rounds, ckpt_path, **options)
@@ -240,12 +171,7 @@ def fit_on_either_device(personalizer, folder, rounds, ckpt_path=None, **options
 @pytest.mark.parametrize("first_device", ["cpu", DEVICE])
 @pytest.mark.parametrize(
     "personalizer",
-    [
-        None,
-        FedAMP,
-        FedFomo,
-        partial(PFedSV, "relevance", k=2),
-    ],
+    [None, partial(PFedSV, "relevance", k=2)],
 )
 def test_checkpoint_of_one_device_resumes_on_the_other(tmp_path, personalizer, first_device):
     if first_device == "cpu":

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write_texts(folder: Path):
+def write_texts(folder):
     """News and tales, a few lines each."""
     folder.mkdir(parents=True)
     tales = [["group", "text"]]
@@ -48,11 +48,7 @@ def write_texts(folder: Path):
     for label in ("earn", "acq", "earn"):
         news.append([label, "profits rose by a dollar a share " * 8])
 
-    files = {
-        "grimm_tales.csv": tales,
-        "reuters_r8_train.csv": news,
-        "reuters_r8_test.csv": news,
-    }
+    files = {"grimm_tales.csv": tales, "reuters_r8_train.csv": news, "reuters_r8_test.csv": news}
     for name, rows in files.items():
         with (folder / name).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)

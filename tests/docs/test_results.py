@@ -11,7 +11,7 @@ PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != 
 PAGES.append(DOCS / "benchmark.md")
 
 
-def opening_of_page(page: str) -> str:
+def opening_of_page(page):
     """Return what comes before the first command, table, picture or heading of a page."""
     _title, text = page.split("\n", 1)
     end_of_opening = re.compile(r"^(?:```|\||!\[|## )", flags=re.MULTILINE)
@@ -19,13 +19,13 @@ def opening_of_page(page: str) -> str:
     return opening
 
 
-def decimal_numbers(text: str) -> list[str]:
+def decimal_numbers(text):
     """Numbers with a decimal point; addresses on arXiv are none."""
     text = re.sub(r"(?:arXiv |abs/)\d+\.\d+", "", text)
     return re.findall(r"(?<![\w.])[+-]?\d+\.\d+(?:e[+-]?\d+)?(?![\d.])", text)
 
 
-def is_rounded(number: str, exact_numbers: set[str]) -> bool:
+def is_rounded(number, exact_numbers):
     """Return whether a number is one of these, or one of them with fewer decimals, whatever its sign."""
     if "e" in number:
         return number in exact_numbers

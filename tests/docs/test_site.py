@@ -10,9 +10,6 @@ from pathlib import Path
 
 import docs_site
 import pytest
-import yaml
-
-from flsv.core.vocabulary import NEEDS, VOCABULARY
 
 ROOT = Path(__file__).parents[2]
 ENTRY = """
@@ -97,32 +94,7 @@ def test_files_linked_from_pages_exist():
     assert broken_links == []
 
 
-def test_the_page_of_attributes_has_a_row_for_each_attribute_of_a_round():
-    page = docs_site.generated_pages()["reference/round.md"]
-    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| \w+ \|.*\|$", page, re.MULTILINE)
-    assert sorted(rows) == sorted(VOCABULARY)
-    for need, meaning in NEEDS.items():
-        assert f"| {need} | {meaning} |" in page
-
-
-def test_every_package_says_its_tier_and_the_page_of_names_shows_it():
-    tiers = {}
-    for path in (ROOT / "flsv").glob("*/__init__.py"):
-        folder = path.parent.name
-        tiers[folder] = docs_site.tier(f"flsv.{folder}")
-
-    contributed_folders = [folder for folder, tier in tiers.items() if tier == "contrib"]
-    assert len(tiers) > 20
-    assert tiers["metrics"] == "stable"
-    assert contributed_folders == ["contrib"]
-
-    page = docs_site.generated_pages()["reference/api.md"]
-    for package in docs_site.PACKAGES:
-        row = rf"^\| \[`{package}`\].* \| {docs_site.tier(package)} \|"
-        assert re.search(row, page, re.MULTILINE), package
-
-
-def exported_by(package: str) -> list[str]:
+def exported_by(package):
     """The names that a package exports, without its subpackages and its version."""
     module = importlib.import_module(package)
     names = []
@@ -132,7 +104,7 @@ def exported_by(package: str) -> list[str]:
     return names
 
 
-def pages_with_heading(pages: dict[str, str], path: str) -> list[str]:
+def pages_with_heading(pages, path):
     """Those pages on which a class or function has its section."""
     heading = re.compile(rf"^::: {re.escape(path)}$", re.MULTILINE)
     return [page for page, text in pages.items() if heading.search(text)]
@@ -179,25 +151,6 @@ def test_the_index_by_question_has_every_metric_once():
 
     page = docs_site.generated_pages()["reference/flsv.metrics.md"]
     assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
-
-
-def test_every_page_is_in_the_navigation():
-    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    listed = set()
-    for section in navigation:
-        for pages in section.values():
-            if pages == "index.md":
-                listed.add(pages)
-            else:
-                listed |= set(pages)
-
-    expected = set()
-    for path in (ROOT / "docs").rglob("*.md"):
-        page = path.relative_to(ROOT / "docs").as_posix()
-        is_result = page in docs_site.MEASURED or page.startswith("results/")
-        if not is_result:
-            expected.add(page)
-    assert listed == expected
 
 
 def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_have():

@@ -5,7 +5,6 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import docs_site
 import lightning as L
@@ -57,7 +56,7 @@ def make_short_fit(fit):
     """A ``Trainer.fit`` of few rounds of one batch a client."""
 
     @functools.wraps(fit)  # the command line reads fit's signature
-    def short_fit(self: L.Trainer, *args, **kwargs):
+    def short_fit(self, *args, **kwargs):
         module = args[0] if args else kwargs["model"]  # the command line gives it by name
         trains_coalitions = any(
             isinstance(callback, CoalitionScoring) for callback in self.callbacks
@@ -84,10 +83,7 @@ def make_short_fit(fit):
     return short_fit
 
 
-Crossed = set[tuple[str, str]]
-
-
-def documented_traffic() -> dict[str, Crossed]:
+def documented_traffic():
     """Return what crosses in either direction, by configuration."""
     crossed_by_config = {}
     for (down, up), configs in docs_site.crossings().items():
@@ -103,15 +99,15 @@ WITH_OWN_STARTS = ("fedfomo", "pfedsv")
 
 
 class Listening(L.Callback):
-    def __init__(self, loop: FederatedLoop):
+    def __init__(self, loop):
         self.loop = loop
-        self.heard: Crossed = set()
+        self.heard = set()
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.heard |= self.loop.channel.names()
 
 
-def run_and_listen(command: list[str]):
+def run_and_listen(command):
     """``flsv fit`` without other parsers and without the table: what crosses is what the entry says."""
     if command[1] != "fit":
         pages.run_command(command)
@@ -135,7 +131,7 @@ def run_and_listen(command: list[str]):
     assert listening.heard == expected, f"configs/{config}.yaml: its entry needs another down or up"
 
 
-def skip_command(command: list[str]):
+def skip_command(command):
     pass
 
 
@@ -143,7 +139,7 @@ def skip_command(command: list[str]):
 LONG = ("docs/reference/federations.md", "docs/howto/look.md")
 
 
-def parameters() -> list[Any]:
+def parameters():
     """Each page, with its marks."""
     pages_with_marks = []
     for path in PAGES:
@@ -181,11 +177,3 @@ def test_the_command_of_every_algorithm_runs_and_sends_what_its_entry_says(algor
     page = docs_site.algorithm_page(algorithm)
     num_blocks = pages.run_page(page, run=run_and_listen)
     assert num_blocks == 2 * len(algorithm.configs)
-
-
-def test_the_page_of_what_crosses_has_a_row_for_each_set_of_messages():
-    page = docs_site.generated_pages()["reference/what_crosses.md"]
-    assert "| `fedce` | `start`, `leave_self_out` | `update`, `leave_self_out` |" in page
-    assert "| `separate` | `start` | nothing |" in page
-    assert {"fedavg", "fedadam", "pfedsv"} < DOCUMENTED.keys()
-    assert "value" not in DOCUMENTED

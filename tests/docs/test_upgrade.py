@@ -7,7 +7,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "upgrade.md"
 
 
-def is_there(name: str) -> bool:
+def is_there(name):
     """Return whether a module, or a name in one, can be imported."""
     parent, _, attribute = name.rpartition(".")
     try:

@@ -1,34 +1,20 @@
 """What Lightning's features and the reader see of a federation: schedules, validation, what is logged and printed."""
 
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 
-from flsv import ClientEvaluation, Reporting, read_run
+from flsv import ClientEvaluation, Reporting
 from flsv.core.artifacts import keep_table
 from flsv.federation import FederatedLoop
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CommunicationCost,
-    CumulativeShapley,
-    LeaveOneOut,
-    ShadowShapley,
-)
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, ShadowShapley
 from flsv.training.algorithms import ClientAlgorithm
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import (
-    Cohorts,
-    fit,
-    make_shapfed_loop,
-    read_logged_metrics,
-    trainer_for,
-)
-from helpers.models import Plain, network
+from helpers.fits import Cohorts, fit, make_shapfed_loop, trainer_for
+from helpers.models import Plain
 
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path):
@@ -67,51 +53,13 @@ def test_trainer_is_restored_after_the_fit(tmp_path):
 
 class Record(Callback):
     def __init__(self):
-        self.logged_values: list[dict[str, float]] = []
+        self.logged_values = []
 
     def on_train_epoch_end(self, trainer, module):
         names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
         self.logged_values.append(
             {n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)}
         )
-
-
-@pytest.mark.slow
-def test_values_that_callbacks_monitor_equal_the_logged_contributions(tmp_path):
-    loss = LeaveOneOut(performance="negative_loss")
-    loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley(), "loo": loss, "cost": CommunicationCost()},
-        evaluation=ClientEvaluation(every=1),
-        reporting=Reporting(per_class=False),
-        seed=1,
-    )
-    record = Record()
-
-    fit(
-        loop,
-        tmp_path,
-        data=toy_data(server_val=0.3),
-        callbacks=[record],
-        logger=CSVLogger(tmp_path),
-    )
-
-    names = ["weight/client_0", "client_accuracy/mean", "client_accuracy/client_2"]
-    names.append("cost/bytes_down")
-    for metric in ("cssv", "loo", "cost"):
-        names += [f"{metric}/client_{client}" for client in range(3)]
-
-    for round_index, monitored in enumerate(record.logged_values):
-        in_file = {}
-        for row in read_logged_metrics(tmp_path):
-            if row["step"] == str(round_index):
-                in_file |= {name: float(value) for name, value in row.items() if value}
-        for name in names:
-            assert monitored[name] == pytest.approx(in_file[name])
-
-    expected = loop.contributions["cssv"]
-    last_values = [record.logged_values[-1][f"cssv/client_{client}"] for client in range(3)]
-
-    assert last_values == pytest.approx(expected.tolist())
 
 
 @pytest.mark.slow
@@ -170,10 +118,7 @@ def test_early_stopping_and_checkpoints_can_monitor_a_contribution(tmp_path, nam
         seed=1,
         evaluation=ClientEvaluation(every=1),
     )
-    options = {
-        "enable_checkpointing": True,
-        "limit_val_batches": 1.0 if validation else 0,
-    }
+    options = {"enable_checkpointing": True, "limit_val_batches": 1.0 if validation else 0}
 
     fit(loop, tmp_path, rounds=8, callbacks=[stop, best, record], **options)
     assert loop.round_index == 1 + patience
@@ -216,69 +161,6 @@ def test_metric_that_the_message_names_can_be_monitored_beside_late_values(tmp_p
 
 
 # ---- What people who fit from Python see: how a run ended, no warnings every round, and objects as small tables
-
-
-@pytest.mark.slow
-def test_fit_ends_with_the_payment_table_caveats_and_the_next_commands(
-    tmp_path,
-    capsys,
-    monkeypatch,
-):
-    arguments = [
-        "--config",
-        "quick start",
-        "-q",
-        "--ckpt_path",
-        "last",
-        "--trainer.max_epochs=2",
-    ]
-    monkeypatch.setattr("sys.argv", ["/usr/bin/flsv", "fit", *arguments])
-    metrics = {
-        "sv": CumulativeShapley(),
-        "cssv": ClassSpecificShapley(),
-    }
-    loop = FederatedLoop(metrics=metrics, seed=1)
-
-    with refused("contributions.csv, which this fit has not written"):
-        loop.history()
-
-    fit(
-        loop,
-        tmp_path / "run",
-        Plain(network(batch_norm=False)),
-        toy_data(server_val=0.3),
-        rounds=3,
-    )
-
-    assert loop.history().equals(read_run(loop.run_state.csv))
-
-    message = capsys.readouterr().out
-    values = loop.contributions["sv"]
-    shares = values.clamp_min(0) / values.clamp_min(0).sum()
-
-    assert [float(share) for share in re.findall(r"([\d.]+) %", message)[:3]] == pytest.approx(
-        100 * shares, abs=0.051
-    )
-    assert message.count("share") == 1  # none by cssv, which says not to pay by it
-    assert re.search(
-        r"Accuracy on the validation set: from [\d.]+ % to [\d.]+ % \(",
-        message,
-    )
-    assert "with one reservation:\n- No model was trained" in message
-    assert "five seeds: how far values vary" in message
-
-    lines = [line for line in message.splitlines() if "flsv re" in line][-3:]
-    folder = tmp_path / "run"
-
-    assert lines[0] == f"Report:  flsv report {folder}"
-
-    repeat_command = (
-        "Repeat:  flsv repeat 5 --config 'quick start' --trainer.max_epochs=2"
-        "  # five seeds: how far values vary"
-    )
-
-    assert lines[1].startswith(repeat_command)
-    assert lines[2].startswith(f"Retrain: flsv retrain {folder}")
 
 
 class Notes(ClientAlgorithm):

@@ -104,25 +104,6 @@ def test_a_fit_without_rounds_says_so_and_writes_nothing(tmp_path):
     assert loop.contributions["cosine"].equal(values)
 
 
-def test_a_resumed_run_without_rounds_writes_nothing(tmp_path):
-    saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(tmp_path)]}
-    loop = make_loop_without_coalitions()
-    fit(loop, tmp_path / "run", make_module(), make_three_clients(), ROUNDS, **saving)
-    files = read_files(tmp_path / "run")
-
-    with warns("2 rounds have been run already"):
-        fit(
-            make_loop_without_coalitions(),
-            tmp_path / "run",
-            make_module(),
-            make_three_clients(),
-            rounds=ROUNDS,
-            ckpt_path=tmp_path / "checkpoints/last.ckpt",
-        )
-
-    assert read_files(tmp_path / "run") == files
-
-
 @pytest.mark.slow
 def test_more_rounds_on_the_same_data_go_on_with_the_values_of_one_fit(tmp_path):
     at_once = make_loop()
@@ -179,9 +160,7 @@ def test_another_loop_in_a_trainer_with_rounds_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
-    tmp_path,
-):
+def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(tmp_path):
     def make_scheduled():
         halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
         return Plainest(scheduler=halve)
@@ -198,12 +177,7 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(
 # ---- a run that goes on with other settings
 
 
-def go_on_with(
-    folder,
-    first_options,
-    new_options,
-    batch_size=8,
-):
+def go_on_with(folder, first_options, new_options, batch_size=8):
     """Resume a run with other settings, and return its sentences on coalitions unlike the run."""
     saving = {"enable_checkpointing": True, "callbacks": [make_checkpoint_callback(folder)]}
     learning_rate = first_options.pop("lr", 0.1)

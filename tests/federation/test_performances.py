@@ -27,13 +27,7 @@ def test_performances_and_majority_class_are_in_record_terminal_and_page(
     loop = FederatedLoop(metrics={"sv": metric}, seed=0)
     data = toy_data()
 
-    fit(
-        loop,
-        tmp_path,
-        Plain(),
-        data,
-        rounds=2,
-    )
+    fit(loop, tmp_path, Plain(), data, rounds=2)
 
     labels = torch.cat([y for _, y in data.val_dataloader()])
     largest_count = labels.bincount().max().item()

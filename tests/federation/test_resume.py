@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.results.run_table import CSV
-from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import toy_data
 from helpers.fits import InRound, StopInRound, fit_with_everything, state_vector, trainer_for
@@ -24,9 +23,7 @@ from helpers.runs import read_rows
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_run(
-    tmp_path_factory,
-):
+def uninterrupted_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, *fit_with_everything(folder)
 
@@ -116,38 +113,6 @@ def test_a_round_that_fails_at_the_server_is_counted_once(
     assert_same_run(tmp_path, *resumed, uninterrupted_run)
 
 
-class FailsAtTheThirdDraw(UniformSampler):
-    """Once: ``has_failed`` is of all samplers, as each run has its own."""
-
-    has_failed = False
-
-    def sample(self, num_clients, contributions, generator, round_index=0):
-        if round_index == 2 and not FailsAtTheThirdDraw.has_failed:
-            FailsAtTheThirdDraw.has_failed = True
-            raise ArithmeticError
-        return super().sample(num_clients, contributions, generator, round_index)
-
-
-def test_checkpoint_of_an_exception_while_drawing_a_cohort_resumes_bitwise(tmp_path):
-    def fit_and_read_state(ckpt_path=None):
-        reporting = Reporting(table=False, files=False)
-        loop = FederatedLoop(seed=1, sampler=FailsAtTheThirdDraw(2), reporting=reporting)
-        saving = OnExceptionCheckpoint(tmp_path, "drawing")
-        trainer = trainer_for(loop, tmp_path, 4, callbacks=[saving], enable_checkpointing=True)
-        module = Plain()
-        trainer.fit(module, toy_data(), ckpt_path=ckpt_path)
-        return state_vector(module)
-
-    FailsAtTheThirdDraw.has_failed = False
-    with pytest.raises(ArithmeticError):
-        fit_and_read_state()
-
-    resumed = fit_and_read_state(ckpt_path=tmp_path / "drawing.ckpt")
-    uninterrupted = fit_and_read_state()
-
-    assert torch.equal(resumed, uninterrupted)
-
-
 def test_a_trainer_whose_fit_ended_in_validation_is_refused(tmp_path):
     def stop(trainer, *_):
         if trainer.current_epoch == 1:
@@ -194,9 +159,7 @@ HOOKS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_
 
 
 @pytest.mark.slow
-def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(
-    tmp_path,
-):
+def test_schedule_that_follows_a_plateau_resumes_bitwise_from_any_checkpoint(tmp_path):
     """Lightning steps it after it has saved a round's checkpoint."""
 
     def fit_plateau(name, callbacks, ckpt_path=None):

@@ -113,9 +113,7 @@ def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, 
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
 
 
-def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(
-    tmp_path,
-):
+def test_resume_with_a_larger_privacy_budget_is_allowed_and_with_another_clip_refused(tmp_path):
     make_module = partial(Plain, network(batch_norm=False))
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=5.0)
     with_larger_budget = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=8.0)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.metrics import CumulativeShapley
@@ -16,7 +15,7 @@ from helpers.sites import ADDRESSES, LYON_ADDRESS, SitesInProcess, make_shapfed_
 
 class ModelsAfterRounds(Callback):
     def __init__(self):
-        self.models: list[Tensor] = []
+        self.models = []
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.models.append(state_vector(pl_module).clone())

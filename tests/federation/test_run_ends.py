@@ -6,11 +6,9 @@ import pandas
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from flsv import ClientEvaluation, FederatedLoop, Reporting
-from flsv.metrics import LeaveOneOut, ShadowShapley
+from flsv.metrics import ShadowShapley
 from flsv.sampling import UniformSampler
 from helpers import warns
 from helpers.data import toy_data
@@ -83,17 +81,10 @@ def fit_run(
     rounds,
     callbacks=(),
     every=1,
-    performance="negative_loss",
     ckpt_path=None,
     **options,
 ):
-    mode = "min" if performance == "val_loss" else None
-    metric = ShadowShapley(
-        coalitions="singles",
-        performance=performance,
-        mode=mode,
-        every=every,
-    )
+    metric = ShadowShapley(coalitions="singles", performance="negative_loss", every=every)
     loop = FederatedLoop(seed=2, metrics={"sv": metric}, reporting=QUIET, **options)
     saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = trainer_for(
@@ -143,63 +134,6 @@ def test_values_and_scores_of_a_run_that_is_stopped_are_of_its_last_round(
 
     expected = read_values(planned_run, "accuracy")
     pandas.testing.assert_frame_equal(scores, expected.loc[[DONE - 1]])
-
-
-@pytest.mark.slow
-def test_model_is_not_changed_by_what_is_computed_at_the_end(tmp_path):
-    models = []
-    for every in (0, 5):
-        evaluation = ClientEvaluation(every=every)
-        callbacks = [make_early_stopping()]
-        loop, _ = fit_run(tmp_path, PLANNED, callbacks, evaluation=evaluation)
-        model = loop.state.model()
-        models.append(model)
-
-    assert torch.equal(models[0], models[1])
-
-
-@pytest.mark.slow
-def test_default_rounds_of_a_logged_value_include_the_last_of_a_stopped_run(
-    tmp_path,
-):
-    stopped, _ = fit_run(
-        tmp_path / "stopped", 20, [make_early_stopping()], every=None, performance="val_loss"
-    )
-    planned, _ = fit_run(tmp_path / "planned", DONE, performance="val_loss")
-
-    assert stopped.metrics["sv"].rounds_to_value(DONE) == [DONE - 1]
-    assert torch.equal(stopped.contributions["sv"], planned.contributions["sv"])
-
-
-@pytest.mark.slow
-def test_loggers_get_the_last_round_of_a_stopped_run_once(tmp_path):
-    logger = TensorBoardLogger(tmp_path, name="run", version="")
-    shadow = ShadowShapley(coalitions="singles", every=PLANNED)
-    loop = FederatedLoop(
-        seed=2,
-        metrics={"loo": LeaveOneOut(), "sv": shadow},
-        evaluation=RARE,
-    )
-    callbacks = [make_early_stopping()]
-    trainer = trainer_for(loop, tmp_path, PLANNED, callbacks=callbacks, logger=logger)
-    data = toy_data(server_val=0.3, client_test=0.2)
-    trainer.fit(Logs(network(batch_norm=False)), data)
-
-    points = {}
-    pictures = {}
-    for file in (tmp_path / "run").rglob("events*"):
-        events = EventAccumulator(str(file.parent), {"scalars": 0, "images": 0})
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            points[tag] = [event.step for event in events.Scalars(tag)]
-        for tag in events.Tags()["images"]:
-            pictures[tag] = [event.step for event in events.Images(tag)]
-
-    assert points["Contributions/sv"] == [DONE - 1]
-    assert points["client_accuracy"] == [DONE - 1]
-    assert points["client_accuracy/mean"] == [DONE - 1]
-    for tag in ("Contributions/loo", "Contributions/sv"):
-        assert pictures[tag][-1] == DONE - 1
 
 
 class Interrupts(Callback):

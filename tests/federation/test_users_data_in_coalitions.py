@@ -1,7 +1,5 @@
 """What a coalition's training reads of the user's data module is its members'."""
 
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -67,7 +65,7 @@ class Hospitals(L.LightningDataModule):
         order = y.argsort(stable=True)
         self.x = x[order]
         self.y = y[order]
-        self.train: Any = TensorDataset(self.x, self.y)
+        self.train = TensorDataset(self.x, self.y)
         if self.form == "subset":
             self.train = Subset(self.train, range(60))
         if self.form == "list":

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv import FederatedDataModule, FederatedLoop
@@ -49,7 +49,7 @@ class Users(L.LightningDataModule):
         self.num_samples = 7
         self.client_names = ("nobody",)
         self.seed = 99
-        self.history: list[float] = []
+        self.history = []
 
     def setup(self, stage):
         x, y = make_samples(48, seed=0)
@@ -93,10 +93,7 @@ PLAIN_TYPES = (
 )
 
 
-def describe(
-    owner,
-    names,
-):
+def describe(owner, names):
     """Return what the names of an object read as, without addresses."""
     descriptions = {}
     for name in names:
@@ -173,11 +170,7 @@ def reading_module(reads):
     def make_hook(name):
         original = getattr(Net, name)
 
-        def hook(
-            self,
-            *arguments,
-            **options,
-        ):
+        def hook(self, *arguments, **options):
             readings = self.by_hook.setdefault(name, [])
             readings.append(reads(self.trainer))
             return original(self, *arguments, **options)
@@ -293,11 +286,7 @@ def users_in_one_batch():
 
 def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_path):
     alone = Net()
-    trainer = plain_trainer(
-        tmp_path,
-        3,
-        callbacks=[SetsLevel()],
-    )
+    trainer = plain_trainer(tmp_path, 3, callbacks=[SetsLevel()])
     trainer.fit(alone, users_in_one_batch())
 
     federated = Net()
@@ -313,22 +302,6 @@ def test_attribute_that_a_callback_sets_is_read_by_the_data_modules_hooks(tmp_pa
 
     torch.testing.assert_close(state_vector(federated), state_vector(alone))
     assert source.level == 1.0
-
-
-def test_head_of_the_data_modules_own_number_of_classes(tmp_path):
-    class MakesHead(Net):
-        def setup(self, stage):
-            data = self.trainer.datamodule
-            num_inputs = data.input_shape[1]
-            self.net = nn.Linear(num_inputs, self.classes())
-
-        def classes(self):
-            return self.trainer.datamodule.num_classes
-
-    module = MakesHead()
-    data = FederatedDataModule(Users(), IIDPartitioner(3))
-    fit(module, data, tmp_path, rounds=1)
-    assert module.net.out_features == 5
 
 
 # ---- what training changes in it is a client's

@@ -2,20 +2,17 @@
 
 import math
 import warnings
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.testing import assert_close
 
 from flsv import ClientEvaluation
-from flsv.aggregation import Aggregator, FedAvg, GeometricMedian, ShapleyWeighted
+from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack, Scaling
-from flsv.core import ClientUpdate, Round
+from flsv.core import ClientUpdate
 from flsv.federation import FederatedLoop
 from flsv.filters import Cohort, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.metrics import (
@@ -41,9 +38,9 @@ class Huge(Attack):
 
     def __init__(
         self,
-        entry: float | None = None,
+        entry=None,
         rounds=(1,),
-        factor: float = 1.0,
+        factor=1.0,
     ):
         super().__init__([1])
         self.entry = entry
@@ -95,13 +92,7 @@ def test_huge_update_is_reported_and_left_out_if_it_would_drown_the_others(tmp_p
     assert state_vector(module).abs().max() < 100
 
 
-def fit_with_faulty_updates(
-    folder: Path,
-    faulty_rounds: range,
-    aggregator: Aggregator,
-    metrics,
-    factor: float,
-) -> FederatedLoop:
+def fit_with_faulty_updates(folder, faulty_rounds, aggregator, metrics, factor):
     """Run four rounds, of which client 1 multiplies its update by a factor in some."""
     loop = FederatedLoop(
         uploads=[Huge(rounds=faulty_rounds, factor=factor)],
@@ -162,7 +153,7 @@ def test_round_with_a_faulty_update_adds_nothing_to_its_clients_value(tmp_path):
     """Values are sums over rounds: one update of a hundred times its length would be worth a hundred rounds."""
     folder = tmp_path / "once"
 
-    def fit_with_median(folder: Path, faulty_rounds: range) -> FederatedLoop:
+    def fit_with_median(folder, faulty_rounds):
         return fit_with_faulty_updates(
             folder,
             faulty_rounds,
@@ -228,37 +219,6 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
         )
 
 
-@pytest.mark.fast_rows
-@pytest.mark.parametrize("resumed", [False, True])
-def test_round_in_which_nobody_is_trusted_is_no_broken_round(tmp_path, resumed):
-    """All weights are 0 in round 1, and the aggregate of round 2 alone is not finite."""
-
-    class TrustsNobodyAtFirst(FedAvg):
-        def aggregate(self, round, contributions):
-            vector, weights = super().aggregate(round, contributions)
-            if round.round_index == 0:
-                return round.global_vector, torch.zeros_like(weights)
-            if round.round_index == 1:
-                return vector * float("inf"), weights
-            return vector, weights
-
-    make_data = partial(toy_data, (4, 3, 4, 3))
-    checkpoint = None
-    if resumed:
-        saving = ModelCheckpoint(tmp_path, save_last=True)
-        saved_loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
-        saved_options = {"callbacks": [saving], "enable_checkpointing": True}
-        fit(saved_loop, tmp_path, data=make_data(), rounds=1, **saved_options)
-        checkpoint = tmp_path / "last.ckpt"
-
-    loop = FederatedLoop(aggregator=TrustsNobodyAtFirst(), seed=1)
-    with warns(r"round 2:.*not finite\. The"):
-        fit(loop, tmp_path / "run", data=make_data(), rounds=3, ckpt_path=checkpoint)
-
-    assert loop.participations.tolist() == [3, 3, 3, 3]
-    assert loop.state.is_aggregate_finite
-
-
 @pytest.mark.parametrize("size", [1e4, 3e38])
 def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
     data = toy_data((4, 3, 4, 3))
@@ -291,11 +251,7 @@ def test_round_goes_on_without_an_excluded_outlier(tmp_path, size):
     assert norms[[0, 2, 3]].max() < 100
 
 
-def make_cohort(
-    norms: list[float],
-    index: int = 0,
-    broken: Sequence[int] = (),
-) -> Cohort:
+def make_cohort(norms, index=0, broken=()):
     """A cohort of models with one parameter, whose updates have these lengths."""
     rows = torch.tensor(norms, dtype=torch.float64)[:, None]
     updates = tuple(
@@ -327,7 +283,7 @@ def test_warning_about_nan_clients_names_the_earlier_sender_of_a_large_update():
     assert watch.notices.state_dict() == {"not_finite": {}, "large": rounds_of_client_1}
 
 
-def make_diverging_module(*rounds_and_clients: tuple[int, int]) -> Diverges:
+def make_diverging_module(*rounds_and_clients):
     """Rounds and clients from 0."""
     return Diverges(network(), sgd, failing=set(rounds_and_clients))
 
@@ -359,13 +315,13 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path):
 # ---- NormCap and SampleCap: what metrics and aggregators are given
 
 
-def fit_one_round(folder: Path, **options) -> Round:
+def fit_one_round(folder, **options):
     recorder = KeepsRounds()
     fit(FederatedLoop(recorder, seed=1, **options), folder, rounds=1)
     return recorder.rounds[0]
 
 
-def update_lengths(round: Round) -> torch.Tensor:
+def update_lengths(round):
     cut = round.space.num_parameters
     updates = round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()
     return updates.norm(dim=1)
@@ -390,15 +346,6 @@ def test_norm_cap_bounds_lengths_and_keeps_directions(tmp_path):
     cosine = torch.nn.functional.cosine_similarity(capped_update[:cut], update[:cut], dim=0)
     assert cosine.item() == pytest.approx(1, abs=1e-5)
     assert torch.equal(capped_update[cut:], update[cut:])
-
-
-def test_caps_that_no_client_reaches_leave_the_round_bitwise_unchanged(tmp_path):
-    filters = [OutlierFilter(), NormCap(100.0), SampleCap(100.0)]
-
-    plain = fit_one_round(tmp_path / "plain")
-    capped = fit_one_round(tmp_path / "capped", filters=filters)
-
-    assert torch.equal(plain.server_vector, capped.server_vector)
 
 
 def test_sample_cap_limits_the_aggregators_sample_counts_too(tmp_path):

@@ -15,7 +15,7 @@ from helpers import make_generator, refused
 NAN = float("nan")
 
 
-def allocate_shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
+def allocate_shares(values, budget=120.0, **rules):
     return allocate(torch.tensor(values), budget, **rules).tolist()
 
 
@@ -119,14 +119,6 @@ def test_a_budget_of_more_units_than_a_float_can_count_is_refused(budget, unit):
 
     with refused("units, but float64 is exact"):
         allocate_shares([1.0, 1.0], budget, unit=unit)
-
-
-def test_the_largest_budget_whose_units_a_float_can_count_is_shared_out():
-    budget = 2.0**53 - 1
-
-    shares = allocate_shares([1.0, 1.0, 1.0], budget, unit=1.0)
-
-    assert sum(shares) == budget
 
 
 def test_first_of_equal_remainders_is_rounded_up_and_zero_claims_get_nothing():

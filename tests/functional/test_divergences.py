@@ -32,9 +32,7 @@ def test_label_divergence_of_wrong_counts_raises(counts):
         label_divergence(torch.tensor(counts))
 
 
-def divergence_weights_by_hand(
-    samples, divergences, a: float, b: float, normalize: bool
-) -> np.ndarray:
+def divergence_weights_by_hand(samples, divergences, a, b, normalize):
     """In proportion to max(share of samples - a * divergence + b, 0)."""
     counts = np.asarray(samples, float)
     shares = counts / counts.sum()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from torch import Tensor
 
 from benchmark import federation, names, truth_table
 from flsv.functional.intervals import (
@@ -62,9 +61,7 @@ def test_error_of_predictions_is_a_part_of_their_root_mean_square_disagreement()
 QUANTILE = 1.645  # of the normal distribution, for intervals of 90 %
 
 
-def share_of_covered_clients(
-    values: Tensor, other_seeds: Tensor, untrained_utilities: Tensor | None
-) -> float:
+def share_of_covered_clients(values, other_seeds, untrained_utilities):
     """Return for what share of clients one seed's interval holds the mean of the other seeds, ``[S - 1, n]``."""
     # The mean has an error of its own, by which the deviation is wider than the interval says.
     error_of_mean = (1 + 1 / len(other_seeds)) ** 0.5

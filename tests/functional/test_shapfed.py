@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 from flsv.functional import class_specific_shapley, collaborative_fairness, participant_weights
 
 
-def cssv_by_hand(clients: np.ndarray, server: np.ndarray) -> np.ndarray:
+def cssv_by_hand(clients, server):
     result = np.zeros(clients.shape[:2])
     for i in range(clients.shape[0]):
         for j in range(clients.shape[1]):

@@ -1,14 +1,11 @@
 """Coalitions trained alone: by an ordinary fit of the members that nothing in flsv scores."""
 
 import copy
-from collections.abc import Callable
 
-import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule
 from flsv.games.members import members_of
 from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
@@ -23,26 +20,21 @@ class GameByFits:
     Each coalition is trained once, by ``make_trainer(cohort)``. The empty one has the module as it is.
     """
 
-    def __init__(
-        self,
-        make_trainer: Callable[[FixedCohort], L.Trainer],
-        module: L.LightningModule,
-        data: FederatedDataModule,
-    ):
+    def __init__(self, make_trainer, module, data):
         self.make_trainer = make_trainer
         self.module = module
         self.data = data
         # {members: (logits [V, M], labels [V])}
-        self.outputs_by_members: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self.outputs_by_members = {}
 
-    def __call__(self, masks: Tensor) -> Tensor:
+    def __call__(self, masks):
         utilities = []
         for members in members_of(masks):
             logits, labels = self.outputs(members)
             utilities.append(-nn.functional.cross_entropy(logits, labels))
         return torch.stack(utilities)
 
-    def recalls(self, masks: Tensor) -> Tensor:
+    def recalls(self, masks):
         """The part of each class's samples that coalitions' models find, ``[K, M]``."""
         recalls_by_coalition = []
         for members in members_of(masks):
@@ -52,19 +44,13 @@ class GameByFits:
             recalls_by_coalition.append(torch.stack(recalls))
         return torch.stack(recalls_by_coalition)
 
-    def outputs(
-        self,
-        members: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor]:
+    def outputs(self, members):
         if members not in self.outputs_by_members:
             self.outputs_by_members[members] = self.new_outputs(members)
         return self.outputs_by_members[members]
 
     @torch.no_grad()
-    def new_outputs(
-        self,
-        members: tuple[int, ...],
-    ) -> tuple[Tensor, Tensor]:
+    def new_outputs(self, members):
         module = copy.deepcopy(self.module)
         if members:
             trainer = self.make_trainer(FixedCohort(members))
@@ -78,11 +64,11 @@ class GameByFits:
         return module(torch.cat(inputs)).double(), torch.cat(labels)
 
 
-def make_three_clients() -> FederatedDataModule:
+def make_three_clients():
     return toy_data((4, 1, 2), server_val=0.3)
 
 
-def make_shadow_loop(metric: ShadowShapley | None = None, **options) -> FederatedLoop:
+def make_shadow_loop(metric=None, **options):
     metrics = {"shadow": metric or ShadowShapley(coalitions="all"), **options.pop("metrics", {})}
     defaults = {"seed": SEED, "reporting": Reporting(table=False)}
     return FederatedLoop(metrics=metrics, **{**defaults, **options})

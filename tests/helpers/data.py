@@ -1,10 +1,8 @@
 """Small data: toy classes, tables, a user's own items, and the configuration files with what they deal out."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -16,7 +14,7 @@ from flsv.data import FederatedDataModule, Files, Loader, SizePartitioner, Split
 from helpers import make_generator
 
 
-def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def group_options(options):
     """``server_val``, ``root``, ``drop_last`` and their like in the objects that they are arguments of."""
     arguments = dict(options)
     for name, kind in (
@@ -34,7 +32,7 @@ def group_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def set_up_data(*args, **options) -> FederatedDataModule:
+def set_up_data(*args, **options):
     """A data module with such options, set up."""
     data = FederatedDataModule(*args, **group_options(options))
     data.setup("fit")
@@ -44,12 +42,12 @@ def set_up_data(*args, **options) -> FederatedDataModule:
 FEATURES, CLASSES = 6, 3
 
 
-def toy_sets(samples=130, test=30, seed=0) -> tuple[TensorDataset, TensorDataset]:
+def toy_sets(samples=130, test=30, seed=0):
     """Three Gaussian classes."""
     generator = make_generator(seed)
     centers = 2 * torch.randn(CLASSES, FEATURES, generator=generator)
 
-    def draw(n: int) -> TensorDataset:
+    def draw(n):
         y = torch.arange(n) % CLASSES
         return TensorDataset(
             centers[y] + torch.randn(n, FEATURES, generator=generator),
@@ -59,9 +57,7 @@ def toy_sets(samples=130, test=30, seed=0) -> tuple[TensorDataset, TensorDataset
     return draw(samples), draw(test)
 
 
-def toy_data(
-    proportions: tuple[float, ...] = (4, 1, 2), batch_size=8, **kwargs
-) -> FederatedDataModule:
+def toy_data(proportions=(4, 1, 2), batch_size=8, **kwargs):
     kwargs.setdefault("client_test", 0.2)
     return FederatedDataModule(
         toy_sets(),

@@ -6,10 +6,7 @@ import itertools
 import os
 import signal
 import warnings
-from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -27,21 +24,20 @@ from flsv.personalization import Personalizer
 from flsv.sampling import ClientSampler, UniformSampler
 from helpers.data import toy_data
 from helpers.models import Plain, Plainest, adam, network
-from helpers.tasks import Kind
 
 
 def trainer_for(
-    loop: FederatedLoop,
-    folder: Path,
+    loop,
+    folder,
     rounds=3,
     *,
-    callbacks: Sequence[L.Callback] = (),
+    callbacks=(),
     **kwargs,
-) -> L.Trainer:
+):
     return plain_trainer(folder, rounds, callbacks=[loop, *callbacks], **kwargs)
 
 
-def plain_trainer(folder: Path, rounds=3, **kwargs) -> L.Trainer:
+def plain_trainer(folder, rounds=3, **kwargs):
     """Return a Trainer without a loop, which prints and writes nothing."""
     quiet = {
         "logger": False,
@@ -56,14 +52,14 @@ def plain_trainer(folder: Path, rounds=3, **kwargs) -> L.Trainer:
 
 
 def fit(
-    loop: FederatedLoop,
-    folder: Path,
-    module: L.LightningModule | None = None,
-    data: FederatedDataModule | None = None,
+    loop,
+    folder,
+    module=None,
+    data=None,
     rounds=3,
     ckpt_path=None,
     **kwargs,
-) -> L.LightningModule:
+):
     if module is None:
         module = Plain()
     if data is None:
@@ -76,9 +72,7 @@ def fit(
     return module
 
 
-def validation_loss(
-    module: L.LightningModule, space, vector: Tensor, data: FederatedDataModule
-) -> float:
+def validation_loss(module, space, vector, data):
     """Return the loss of the model ``state_vector``, in evaluation mode, on the server's samples."""
     space.write(module, vector)
     module.eval()
@@ -87,13 +81,13 @@ def validation_loss(
         return float(torch.nn.functional.cross_entropy(module(x), y))
 
 
-def state_vector(module: L.LightningModule) -> Tensor:
+def state_vector(module):
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
     parameters = [name for name, _ in module.named_parameters()]
     return flatten_state(module.state_dict(), parameters)
 
 
-def flatten_state(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
+def flatten_state(state, parameters):
     names = list(parameters)
     for name, tensor in state.items():
         if name not in parameters and tensor.is_floating_point():
@@ -101,18 +95,18 @@ def flatten_state(state: dict[str, Tensor], parameters: list[str]) -> Tensor:
     return torch.cat([state[name].reshape(-1).double() for name in names])
 
 
-def read_logged_metrics(folder: Path) -> list[dict[str, str]]:
+def read_logged_metrics(folder):
     (path,) = folder.rglob("metrics.csv")
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def make_shapfed_loop(**kwargs) -> FederatedLoop:
+def make_shapfed_loop(**kwargs):
     kwargs.setdefault("seed", 1)
     return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
 
 
-def client_tensors(loop: FederatedLoop) -> dict[int, dict[str, Tensor]]:
+def client_tensors(loop):
     """Return what clients keep as tensors by name."""
     states = loop.state_dict()["clients"]
     return {client: state["tensors"] for client, state in states.items() if "tensors" in state}
@@ -123,7 +117,7 @@ class KeepUpdates(FedAvg):
 
     def __init__(self):
         super().__init__()
-        self.rounds: list[dict[int, Tensor]] = []
+        self.rounds = []
 
     def weights(self, round, contributions):
         self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
@@ -133,7 +127,7 @@ class KeepUpdates(FedAvg):
 class Cohorts(ClientSampler):
     """Draws these clients in the rounds, one cohort after the other."""
 
-    def __init__(self, cohorts: Sequence[Sequence[int]]):
+    def __init__(self, cohorts):
         self.cohorts = cohorts
 
     def sample(self, num_clients, contributions, generator, round_index=0):
@@ -147,22 +141,22 @@ class Cohorts(ClientSampler):
 SIZES = (31, 11, 21, 10, 7)
 
 
-def make_engine_loop(engine, **kwargs) -> FederatedLoop:
+def make_engine_loop(engine, **kwargs):
     return FederatedLoop(
         engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs}
     )
 
 
 def fit_by_both_engines(
-    folder: Path,
+    folder,
     make=Plainest,
     data=None,
     rounds=3,
-    trainer: dict[str, Any] | None = None,
+    trainer=None,
     engine="vmap",
     tolerance=1e-5,
     **kwargs,
-) -> tuple[FederatedLoop, FederatedLoop]:
+):
     loops = []
     modules = []
     for kind in ("sequential", engine):
@@ -175,45 +169,26 @@ def fit_by_both_engines(
             fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {}))
         )
 
-    sequential, other_loop = loops
-    close = partial(
-        torch.testing.assert_close,
-        rtol=tolerance,
-        atol=tolerance,
-        equal_nan=True,
-    )
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
     close(state_vector(modules[1]), state_vector(modules[0]))
-
     assert modules[0].trainer.global_step == modules[1].trainer.global_step
 
-    for name, value in sequential.contribution_metrics.contributions.items():
-        close(other_loop.contribution_metrics.contributions[name], value, msg=name)
-
-    close(other_loop.weights, sequential.weights)
-    assert torch.equal(other_loop.participations, sequential.participations)
-    assert other_loop.client_scores.keys() == sequential.client_scores.keys()
-
-    for name, scores in sequential.client_scores.items():
-        close(other_loop.client_scores[name], scores)
-    assert other_loop.state.starts.keys() == sequential.state.starts.keys()
-
-    for client, model in sequential.state.starts.items():
-        close(other_loop.state.starts[client], model)
-
-    for tensor, expected in zip(
-        _tensors(client_tensors(other_loop)), _tensors(client_tensors(sequential)), strict=True
-    ):
-        close(tensor, expected)
-
-    assert other_loop.trained.keys() == sequential.trained.keys()
-
-    for client, model in sequential.trained.items():
-        close(other_loop.trained[client], model)
+    sequential, other_loop = loops
+    close(facts_of(other_loop), facts_of(sequential))
     return sequential, other_loop
 
 
-def _tensors(states) -> list[Tensor]:
-    return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
+def facts_of(loop):
+    """What a fit leaves in its loop."""
+    return {
+        "contributions": dict(loop.contribution_metrics.contributions),
+        "weights": loop.weights,
+        "participations": loop.participations,
+        "client_scores": dict(loop.client_scores),
+        "starts": loop.state.starts,
+        "tensors": client_tensors(loop),
+        "trained": loop.trained,
+    }
 
 
 MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
@@ -222,7 +197,7 @@ MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
 class KeepsGames(LeaveOneOut):
     """Plays all coalitions, and keeps each round with the coalitions' utilities."""
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.__dict__["games"] = []
 
@@ -230,7 +205,7 @@ class KeepsGames(LeaveOneOut):
     def round_fields(self):
         return {**super().round_fields, "generator": self.keep_round}
 
-    def keep_round(self, round) -> torch.Generator:
+    def keep_round(self, round):
         self.games.append([round])
         return round.generator("x")
 
@@ -239,13 +214,11 @@ class KeepsGames(LeaveOneOut):
         super().update(client_ids, utility, generator, round_index)
 
 
-def partition_in_three(data: L.LightningDataModule) -> FederatedDataModule:
+def partition_in_three(data):
     return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
 
 
-def play_all_coalitions(
-    folder: Path, module: Kind, data: FederatedDataModule, rounds=1, **measures
-) -> tuple[Tensor, list[Tensor]]:
+def play_all_coalitions(folder, module, data, rounds=1, **measures):
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = KeepsGames(**measures)
     loop = FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False))
@@ -262,9 +235,7 @@ def play_all_coalitions(
     return utilities, models
 
 
-def validate_with_lightning(
-    module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path
-) -> dict[str, float]:
+def validate_with_lightning(module, vector, data, folder):
     """By Lightning: the vector set into a copy, ``trainer.validate``."""
     copied = copy.deepcopy(module)
     ParameterSpace(copied).write(copied, vector)
@@ -283,14 +254,14 @@ def make_untrainable(kind):
 
 
 def assert_resumes(
-    make: Callable[[], FederatedLoop],
-    folder: Path,
-    module: Callable[[], L.LightningModule] = Plain,
-    data: Callable[[], FederatedDataModule] = toy_data,
-    rounds: tuple[int, int] = (2, 4),
-    callbacks: Callable[[], Sequence[L.Callback]] = list,
+    make,
+    folder,
+    module=Plain,
+    data=toy_data,
+    rounds=(2, 4),
+    callbacks=list,
     **options,
-) -> FederatedLoop:
+):
     """The two end alike to the bit. Gives the first.
 
     That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
@@ -343,7 +314,7 @@ def assert_resumes(
     return whole
 
 
-def same_values(value, expected) -> bool:
+def same_values(value, expected):
     if isinstance(value, Tensor):
         return torch.equal(value.nan_to_num(9), expected.nan_to_num(9))
 
@@ -385,14 +356,14 @@ class InRound(Callback):
     def on_train_epoch_start(self, trainer, module):
         self.first_batch = trainer.fit_loop.total_batch_idx + 1
 
-    def place(self, trainer: L.Trainer) -> int:
+    def place(self, trainer):
         return trainer.fit_loop.total_batch_idx - self.first_batch
 
 
 class StopInRound(InRound):
     """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
 
-    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None):
+    def __init__(self, round_index, batch, error=None):
         self.round_index = round_index
         self.batch = batch
         self.error = error
@@ -404,13 +375,11 @@ class StopInRound(InRound):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make_checkpoint_callback(folder: Path) -> ModelCheckpoint:
+def make_checkpoint_callback(folder):
     return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
 
 
-def fit_with_everything(
-    folder: Path, rounds=5, callbacks: Sequence[Callback] = (), ckpt_path=None
-) -> tuple[FederatedLoop, L.LightningModule]:
+def fit_with_everything(folder, rounds=5, callbacks=(), ckpt_path=None):
     loop = FederatedLoop(
         ShapFedWA("cssv"),
         {"cssv": ClassSpecificShapley(momentum=0.7)},

@@ -6,29 +6,25 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
 class Forked:
     """``function(*arguments)``, whose value is the exit status, in a folder and a session of its own, with these
     variables. Its output is in ``output``."""
 
-    def __init__(
-        self, folder: Path, function: Callable[..., Any], *arguments: Any, **environment: str
-    ):
+    def __init__(self, folder, function, *arguments, **environment):
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
         self.output.touch()
-        self.status: int | None = None
+        self.status = None
         self.pid = os.fork()
 
         is_child = self.pid == 0
         if is_child:
             _run_and_exit(self.output, function, arguments, environment)
 
-    def wait(self, seconds=900.0) -> tuple[int | None, str]:
+    def wait(self, seconds=900.0):
         """Its status, negative for a signal and None while it runs, and its output."""
         end = time.monotonic() + seconds
         while self.status is None:
@@ -43,12 +39,7 @@ class Forked:
         return self.status, self.output.read_text()
 
 
-def _run_and_exit(
-    output: Path,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    environment: dict[str, str],
-):
+def _run_and_exit(output, function, arguments, environment):
     status = 1  # until the function has returned
     try:
         os.setsid()
@@ -68,7 +59,7 @@ def _run_and_exit(
         os._exit(status if isinstance(status, int) else 1)
 
 
-def redirect_output(path: Path):
+def redirect_output(path):
     """Let this process, and what it starts, write into a file in place of stdout and stderr."""
     file = os.open(path, os.O_WRONLY | os.O_TRUNC)
     stdout = 1
@@ -80,7 +71,7 @@ def redirect_output(path: Path):
     sys.stderr = open(stderr, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def processes(session: int) -> list[int]:
+def processes(session):
     """The processes of a session that have not ended."""
     ids = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -121,13 +121,6 @@ class Kind:
     passes: str = ""
     #: The fits of members to which coalitions are compared. None: they are of this kind.
     alone: "Kind | None" = None
-    #: Whether the process keeps what its first training has made, so that all later ones are alike.
-    is_kept_by_process: bool = False
-
-    @property
-    def is_each_clients(self) -> bool:
-        """Return whether a client trains in each company as in the process's first one."""
-        return self.is_kept_by_process or self.outcome == "right"
 
 
 def fit_kind(

@@ -1,14 +1,13 @@
 """Tables of three hospitals and of the server, and their federation in one process."""
 
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.data import Dictionary, OneClient, Splits
+from flsv import ClassifierClient, FederatedDataModule
+from flsv.data import OneClient, Splits
 from flsv.data.tables.merger import merge
 from helpers.fits import trainer_for
 from helpers.sites import NAMES, SEED, make_shapfed_loop
@@ -19,7 +18,7 @@ DICTIONARY = {"excluded": ["patient", "insurer"]}
 FEATURES = 8
 
 
-def make_hospital_table(name: str) -> pd.DataFrame:
+def make_hospital_table(name):
     """Numbers of unequal size, a column that is empty at Osaka, and rare wards."""
     rows = ROWS[name]
     rng = np.random.default_rng(list(ROWS).index(name))
@@ -46,11 +45,11 @@ def make_hospital_table(name: str) -> pd.DataFrame:
     return table
 
 
-def make_hospital_tables() -> dict[str, pd.DataFrame]:
+def make_hospital_tables():
     return {name: make_hospital_table(name) for name in NAMES}
 
 
-def make_module(num_features: int = FEATURES) -> ClassifierClient:
+def make_module(num_features=FEATURES):
     torch.manual_seed(SEED)
     return ClassifierClient(
         "mlp",
@@ -60,7 +59,7 @@ def make_module(num_features: int = FEATURES) -> ClassifierClient:
     )
 
 
-def make_data(source, **options) -> FederatedDataModule:
+def make_data(source, **options):
     return FederatedDataModule(
         source,
         labels="died",
@@ -69,7 +68,7 @@ def make_data(source, **options) -> FederatedDataModule:
     )
 
 
-def make_tables(**options) -> FederatedDataModule:
+def make_tables(**options):
     """All hospitals' tables in one data module."""
     usual_options = {
         "clients": make_hospital_tables(),
@@ -79,9 +78,7 @@ def make_tables(**options) -> FederatedDataModule:
     return FederatedDataModule(labels="died", batch_size=16, **usual_options | options)
 
 
-def fit_in_one_process(
-    folder: Path, rounds=2, **options
-) -> tuple[FederatedLoop, FederatedDataModule]:
+def fit_in_one_process(folder, rounds=2, **options):
     data = make_tables(**options)
     loop = make_shapfed_loop()
     trainer_for(loop, folder, rounds).fit(make_module(), data)
@@ -89,7 +86,7 @@ def fit_in_one_process(
     return loop, data
 
 
-def without_rare_wards(table: pd.DataFrame) -> pd.DataFrame:
+def without_rare_wards(table):
     """Wards that a site's draft names: each has five rows of a hospital."""
     return table.assign(ward=table["ward"].replace({"rare": "A", "val": "B"}))
 
@@ -100,7 +97,7 @@ VAL = without_rare_wards(make_hospital_table("val"))
 
 
 @cache
-def merged_dictionary() -> Dictionary:
+def merged_dictionary():
     """Merge the dictionaries that the sites have drafted of :data:`TABLES`."""
     drafts = {}
     for name, table in TABLES.items():

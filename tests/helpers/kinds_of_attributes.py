@@ -1,20 +1,12 @@
 """LightningModules that keep a state in attributes of every kind, or elsewhere in the process."""
 
 import collections
-import queue
 import random
 import tempfile
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.distributions import Normal
 
 from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
@@ -26,7 +18,7 @@ class CarriesState(Base):
 
     def __init__(self):
         super().__init__()
-        self.state: Any = None
+        self.state = None
         self.bank = torch.zeros(4, CLASSES)
         self.num_outputs = 0
 
@@ -49,7 +41,7 @@ class RecentLosses(Base):
     def __init__(self):
         super().__init__()
         self.recent = collections.deque([1.0], maxlen=5)
-        self.losses: list[float] = []
+        self.losses = []
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -64,7 +56,7 @@ class RecentLosses(Base):
 
 
 class LateMean:
-    def __init__(self, value: Tensor):
+    def __init__(self, value):
         self.value = value
 
 
@@ -74,10 +66,8 @@ class MakesState(Base):
     def __init__(self):
         super().__init__()
         self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
-        self.register_buffer("changed", torch.zeros(FEATURES), persistent=False)
         self.register_buffer("grown", None, persistent=False)
-        self.samples: dict[str, dict[str, list[Tensor]]] = {"of": {"steps": []}}
-        self.prior = Normal(0.0, 1.0)
+        self.samples = {"of": {"steps": []}}
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -85,20 +75,14 @@ class MakesState(Base):
         if not hasattr(self, "mean"):
             self.grown = first_sample
             self.mean = LateMean(x.mean(0))
-            self.register_buffer("recent", first_sample, persistent=False)
-
-        shift = self.replaced + self.changed + self.mean.value + self.recent.mean(0)
+        shift = self.replaced + self.mean.value
         loss = self.loss((x + shift, y))
         num_steps = len(self.samples["of"]["steps"])
 
         self.replaced = 0.9 * self.replaced + 0.1 * x.mean(0)
-        self.changed.lerp_(x.mean(0), 0.1)
         self.mean.value += 0.1 * x.mean(0)
         self.grown = torch.cat([self.grown, first_sample])
-        self.recent = torch.cat([self.recent[-4:], first_sample])
         self.samples["of"]["steps"].append(first_sample)
-        self.prior = Normal(0.0, 1.0)
-
         factor = 1 + 0.01 * num_steps + 0.01 * float(self.grown.abs().sum())
         return factor * loss
 
@@ -128,22 +112,6 @@ class FourGenerators(Base):
         return self.loss(noisy_batch) * factor
 
 
-class ReplacedStep(Base):
-    """A method of the object takes the place of one of the class."""
-
-    def __init__(self):
-        super().__init__()
-        step = self.training_step
-        self.num_steps = 0
-
-        def slower_step(batch, batch_idx: int) -> Tensor:
-            self.num_steps += 1
-            loss = step(batch, batch_idx)
-            return loss / (1 + 0.02 * self.num_steps)
-
-        self.training_step = slower_step
-
-
 # ---- numbers of steps
 
 
@@ -152,7 +120,7 @@ class Closure(Counting):
         super().__init__()
         calls = 0
 
-        def count_calls() -> int:
+        def count_calls():
             nonlocal calls
             calls += 1
             return calls
@@ -180,54 +148,7 @@ class SlotsCounter(Counting):
         return self.slots.number
 
 
-@dataclass
-class Numbers:
-    steps: int = 0
-
-
-class HyperparametersThatCount(Counting):
-    def __init__(self, numbers: Numbers):
-        super().__init__()
-        self.save_hyperparameters()
-
-    def next(self):
-        self.hparams["numbers"].steps += 1
-        return self.hparams["numbers"].steps
-
-
-class Queue(Counting):
-    """Its numbers pass through a queue, with its lock and its conditions."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers: Any = queue.Queue()
-        self.has_begun = threading.Event()
-        self.condition = threading.Condition()
-        self.numbers.put(0)
-
-    def next(self):
-        self.has_begun.set()
-        with self.condition:
-            number = self.numbers.get()
-            self.numbers.put(number + 1)
-        return number
-
-
 # ---- elsewhere
-
-
-@lru_cache
-def first_losses() -> dict[int, float]:
-    return {}
-
-
-class FunctionCache(Base):
-    """The loss that a round began with, in what a function has cached, divides the others of that round."""
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        first_loss = first_losses().setdefault(self.current_epoch, float(loss))
-        return loss / (1 + first_loss)
 
 
 class ClassCounter(Counting):
@@ -262,39 +183,17 @@ class OpenFile(Counting):
         return self.file.read(1)[0]
 
 
-class OfGenerator(Base):
-    def __init__(self):
-        super().__init__()
-
-        def steps() -> Iterator[nn.Module]:
-            while True:
-                yield self.net
-
-        self.nets = steps()
-
-    def loss(self, batch):
-        return entropy(next(self.nets)(batch[0]), batch[1])
-
-
-KINDS: dict[str, Kind] = {
+KINDS = {
     "a carried state": Kind(CarriesState),
     "a deque and a list": Kind(RecentLosses),
     "buffers and objects made in training": Kind(MakesState),
     "an object with slots": Kind(SlotsCounter),
     "generators of four kinds": Kind(FourGenerators),
-    "a replaced method": Kind(ReplacedStep),
     "a closure": Kind(Closure, outcome="by company", passes="module.count_calls"),
-    "hyperparameters that count": Kind(
-        lambda: HyperparametersThatCount(Numbers()), outcome="by company", passes="module._hparams"
-    ),
     "a global": Kind(Global, outcome="by company"),
-    "a function's cache": Kind(FunctionCache, outcome="by company", is_kept_by_process=True),
     "a counter of the class": Kind(
         ClassCounter, outcome="by company", passes="ClassCounter.num_steps"
     ),
     "a temporary folder of `setup`": Kind(TemporaryFolder, outcome="by company"),
     "an open file": Kind(OpenFile, outcome="refused", message="the module.file .FileIO. cannot be"),
-    "a generator that holds the module": Kind(
-        OfGenerator, outcome="refused", message="the module.nets .generator. cannot be pickled and"
-    ),
 }

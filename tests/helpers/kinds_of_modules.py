@@ -2,13 +2,12 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torchmetrics
 from timm.utils import AverageMeter
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations
 
 from helpers.data import CLASSES
@@ -17,7 +16,7 @@ from helpers.hidden_state import RATE, Base, Kind, entropy
 # ---- optimizers
 
 
-def copies_of(parameters) -> list[Tensor]:
+def copies_of(parameters):
     copies = []
     for parameter in parameters:
         copied_weights = parameter.detach().clone()
@@ -48,7 +47,7 @@ class Lookahead(torch.optim.SGD):
 class CountsInObject(torch.optim.SGD):
     """Counts its steps in an object of a library."""
 
-    def __init__(self, parameters: Any):
+    def __init__(self, parameters):
         super().__init__(parameters, RATE)
         self.meter = AverageMeter()
 
@@ -58,7 +57,7 @@ class CountsInObject(torch.optim.SGD):
 
 
 class OptimizedBy(Base):
-    def __init__(self, make_optimizer: Callable[[Any], Any]):
+    def __init__(self, make_optimizer):
         super().__init__()
         self.make_optimizer = make_optimizer
 
@@ -66,35 +65,11 @@ class OptimizedBy(Base):
         return self.make_optimizer(self.parameters())
 
 
-def persisting() -> dict[str, Any]:
+def persisting():
     return {"optimizer_state": "persist"}
 
 
 # ---- networks
-
-
-class AverageOfWeights:
-    def __init__(self, net: nn.Module):
-        self.weights = copies_of(net.parameters())
-
-    def update(self, net: nn.Module) -> Tensor:
-        """Follow the weights, and return the squared distance to them."""
-        distance = torch.zeros(())
-        for average, weight in zip(self.weights, net.parameters()):
-            average.lerp_(weight.detach(), 0.2)
-            difference = weight - average
-            distance = distance + difference.square().sum()
-        return distance
-
-
-class NearItsAverage(Base):
-    def __init__(self):
-        super().__init__()
-        self.average = AverageOfWeights(self.net)
-
-    def training_step(self, batch, batch_idx):
-        distance = self.average.update(self.net)
-        return self.loss(batch) + 0.05 * distance
 
 
 class WithTeacher(Base):
@@ -155,10 +130,10 @@ class HooksThatCount(Base):
     def __init__(self):
         super().__init__()
         self.counts = {"batches": 0}
-        self.outputs: list[Tensor] = []
+        self.outputs = []
         self.net[0].register_forward_hook(self.scale)
 
-    def scale(self, layer: nn.Module, inputs, output: Tensor) -> Tensor:
+    def scale(self, layer, inputs, output):
         num_batches = self.counts["batches"]
         return output * (1 + 0.01 * num_batches)
 
@@ -177,7 +152,7 @@ class HooksThatCount(Base):
 class ChangesItself(Base):
     """Changes its structure in its second step."""
 
-    def __init__(self, change: Callable[[Any], Any]):
+    def __init__(self, change):
         super().__init__()
         self.change = change
         self.num_steps = 0
@@ -218,7 +193,7 @@ def hook_gradient(module):
 
 
 def hook_accumulated_gradient(module):
-    def shrink(parameter: Tensor):
+    def shrink(parameter):
         assert parameter.grad is not None
         parameter.grad.mul_(0.1)
 
@@ -318,13 +293,8 @@ class WeightWhileValidating(Base):
         self.weight = float(self.loss(batch))
 
 
-KINDS: dict[str, Kind] = {
-    "an average of weights in an attribute": Kind(NearItsAverage),
-    "a teacher in a list": Kind(
-        WithTeacher,
-        outcome="by company",
-        passes="module.teachers",
-    ),
+KINDS = {
+    "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
     "weight norm and orthogonal by parametrizations": Kind(Parametrized),
     "weights that are views": Kind(FlatWeights, passes="module.flat"),
     "a hook of a tensor": Kind(HookOfTensor),

@@ -1,17 +1,12 @@
 """Data sets, callbacks, schedules and federations on which training depends."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    ModelCheckpoint,
-)
-from torch import Tensor, nn
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
@@ -54,22 +49,6 @@ class NoisySamples(Samples):
         return x + 0.1 * noise, y
 
 
-class SamplesWithKeptNoise(Samples):
-    """The noise of a sample is drawn when it is read for the first time."""
-
-    def __init__(self):
-        super().__init__()
-        self.noise: dict[int, Tensor] = {}
-
-    def __getitem__(self, index):
-        x, y = super().__getitem__(index)
-        if index in self.validation_indices:
-            return x, y
-        if index not in self.noise:
-            self.noise[index] = 0.1 * torch.randn(FEATURES)
-        return x + self.noise[index], y
-
-
 class CountsAndScales(L.Callback):
     def __init__(self):
         self.num_batches = 0
@@ -104,30 +83,9 @@ class PullsToTheRoundsModel(L.Callback):
             parameter.data.lerp_(anchor, 0.2)
 
 
-class ReadsLoggedLoss(L.Callback):
-    """Weighs the loss by a logged value, in one of the hooks."""
-
-    def __init__(self, name: str, hook: str):
-        self.name = name
-        setattr(self, hook, self.weigh)
-
-    def weigh(self, trainer, pl_module, *_):
-        logged_value = trainer.callback_metrics.get(self.name, 1.0)
-        pl_module.weight = 0.3 + float(logged_value)
-
-
-class KeepsTheTrainer(L.Callback):
-    def setup(self, trainer, pl_module, stage):
-        self.parts_of_run = (trainer, pl_module)
-
-    def on_train_batch_start(self, *_):
-        trainer, module = self.parts_of_run
-        module.weight = 1 / (1 + 0.02 * trainer.global_step)
-
-
 class WrapsTheOptimizersStep(L.Callback):
     def on_fit_start(self, trainer, pl_module):
-        self.make_step: Callable[..., Any] = trainer.optimizers[0].step
+        self.make_step = trainer.optimizers[0].step
         self.num_steps = 0
         trainer.optimizers[0].step = self.step
 
@@ -142,14 +100,14 @@ class SavesAndWeighs(ModelCheckpoint):
         pl_module.weight = float(trainer.callback_metrics["val_loss"])
 
 
-def make_weight_averaging() -> L.Callback:
+def make_weight_averaging():
     from lightning.pytorch.callbacks.weight_averaging import EMAWeightAveraging
 
     return EMAWeightAveraging(decay=0.8)
 
 
 class Scheduled(LogsLoss):
-    def __init__(self, make_scheduler: Callable[[Any, Any], Any], **config: Any):
+    def __init__(self, make_scheduler, **config):
         super().__init__()
         self.make_scheduler = make_scheduler
         self.config = config
@@ -163,10 +121,6 @@ class Scheduled(LogsLoss):
         scheduler = self.make_scheduler(optimizer, self.trainer)
         config = {"scheduler": scheduler, **self.config}
         return {"optimizer": optimizer, "lr_scheduler": config}
-
-
-def decay(optimizer, trainer):
-    return lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
 def cycle_once(optimizer, trainer):
@@ -210,10 +164,10 @@ class DivergesInRound2(Base):
         return loss
 
 
-def federation(**options) -> Callable[[], dict[str, Any]]:
+def federation(**options):
     """Options of a loop. Classes are called when a loop is made."""
 
-    def make_options() -> dict[str, Any]:
+    def make_options():
         values = {}
         for name, value in options.items():
             values[name] = value() if callable(value) else value
@@ -222,31 +176,14 @@ def federation(**options) -> Callable[[], dict[str, Any]]:
     return make_options
 
 
-def noisy(samples: Callable[[], Dataset]) -> Callable[[], Any]:
+def noisy(samples):
     return lambda: (samples(), toy_sets()[1])
 
 
-DECAY_BY_STEP = partial(
-    Scheduled,
-    decay,
-    interval="step",
-)
-CYCLE_BY_STEP = partial(
-    Scheduled,
-    cycle_once,
-    interval="step",
-)
-DATA = {
-    "samples with a generator": Kind(sets=noisy(NoisySamples)),
-    "samples with kept noise": Kind(sets=noisy(SamplesWithKeptNoise)),
-}
+CYCLE_BY_STEP = partial(Scheduled, cycle_once, interval="step")
 CALLBACKS = {
     "a callback that scales by its counts": Kind(callback=CountsAndScales, outcome="by company"),
     "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
-    "a callback that reads the loss of a batch": Kind(
-        LogsLoss, callback=partial(ReadsLoggedLoss, "train_loss", "on_train_batch_end")
-    ),
-    "a callback that keeps the Trainer": Kind(callback=KeepsTheTrainer),
     "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "EarlyStopping": Kind(
@@ -259,7 +196,6 @@ CALLBACKS = {
     ),
 }
 SCHEDULES = {
-    "ExponentialLR that persists": Kind(DECAY_BY_STEP, loop=persisting),
     "OneCycleLR with drawn cohorts": Kind(
         CYCLE_BY_STEP,
         loop=federation(sampler=partial(UniformSampler, 2)),
@@ -283,4 +219,9 @@ FEDERATIONS = {
     ),
     "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
 }
-KINDS = {**DATA, **CALLBACKS, **SCHEDULES, **FEDERATIONS}
+KINDS = {
+    "samples with a generator": Kind(sets=noisy(NoisySamples)),
+    **CALLBACKS,
+    **SCHEDULES,
+    **FEDERATIONS,
+}

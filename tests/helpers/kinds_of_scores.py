@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv.sampling import UniformSampler
 from helpers.hidden_state import Base, Kind, entropy
 
 
@@ -52,23 +51,6 @@ class TunesItsTemperature(LogsLossOfForward):
 
     def on_train_epoch_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
-
-
-class TunesItsTemperatureAtTheEnd(TunesItsTemperature):
-    def on_train_epoch_end(self):
-        pass
-
-    def on_train_end(self):
-        self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
-
-
-class LogsInTraining(LogsLossOfForward):
-    """One step serves training and validation, and logs one name in both."""
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("val_loss", loss, on_step=False, on_epoch=True)
-        return loss
 
 
 class ClassifiesByNeighbours(Base):
@@ -130,24 +112,6 @@ class DivergesButForClient2(Base):
         return loss
 
 
-class PatienceByHand(Base):
-    """Trains less after two validations without progress, by the logged value."""
-
-    num_bad_rounds = 0
-    best_loss = 9.0
-
-    def on_train_epoch_start(self):
-        loss = self.trainer.callback_metrics.get("val_loss")
-        if loss is None:
-            return
-        if float(loss) < self.best_loss - 0.4:
-            self.best_loss = float(loss)
-        else:
-            self.num_bad_rounds += 1
-        if self.num_bad_rounds >= 2:
-            self.weight = 0.3
-
-
 class PatienceInSteps(Base):
     """Trains less after five validations, which its validation steps count."""
 
@@ -187,10 +151,6 @@ class HoldsItsCheckpoint(EndsWithItsBest):
         self.load_state_dict(best["state_dict"])
 
 
-def drawn_cohorts() -> dict[str, Any]:
-    return {"sampler": UniformSampler(2)}
-
-
 def epochs_of_each_client() -> dict[str, Any]:
     epochs = {
         "0": 1,
@@ -200,19 +160,10 @@ def epochs_of_each_client() -> dict[str, Any]:
     return {"local_epochs": epochs}
 
 
-def equal_steps() -> dict[str, Any]:
-    return {"local_epochs": "5 steps"}
-
-
 KINDS: dict[str, Kind] = {
     "average, outputs": Kind(ValidatesWithAverage),
     "temperature, logged": Kind(
         TunesItsTemperature,
-        performance="val_loss",
-    ),
-    "temperature at the end": Kind(TunesItsTemperatureAtTheEnd),
-    "logged in training, too": Kind(
-        LogsInTraining,
         performance="val_loss",
     ),
     "neighbours": Kind(
@@ -220,20 +171,10 @@ KINDS: dict[str, Kind] = {
         performance="val_knn",
     ),
     "diverging members": Kind(DivergesButForClient2),
-    "patience by the logged value": Kind(PatienceByHand, rounds=6),
     "patience in validation steps": Kind(PatienceInSteps, rounds=6),
-    "best weights": Kind(EndsWithItsBest, rounds=4),
     "best weights of its own checkpoint": Kind(HoldsItsCheckpoint, rounds=4),
-    "a counter and drawn cohorts": Kind(
-        WarmsUp,
-        loop=drawn_cohorts,
-    ),
     "a counter and epochs of each client": Kind(
         WarmsUp,
         loop=epochs_of_each_client,
-    ),
-    "a counter and equal steps": Kind(
-        WarmsUp,
-        loop=equal_steps,
     ),
 }

@@ -3,21 +3,18 @@ values sample by sample."""
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.contrib import InRunShapley, InRunValues
-from flsv.core import Round
 from flsv.core.parameter_space import ParameterSpace
-from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.sampling import UniformSampler
 from flsv.utilities.seeding import generator_for
@@ -32,64 +29,45 @@ SEED, COHORT, LOCAL_EPOCHS, ROUNDS = 5, 3, 2, 4
 PROPORTIONS = (7, 2, 5, 2, 1)
 
 
-def make_unequal_data() -> FederatedDataModule:
+def make_unequal_data():
     data = toy_data(PROPORTIONS)
     data.setup("fit")
     return data
 
 
-def cohort_of_round(round_index: int) -> list[int]:
+def cohort_of_round(round_index):
     """Three of five clients."""
     draw = generator_for(SEED, "cohort", round_index)
     return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
 
 
-def load_epochs(
-    data: FederatedDataModule,
-    round_index: int,
-    client: int,
-) -> list[list[Any]]:
+def load_epochs(data, round_index, client):
     """A client's batches, a list for every local epoch."""
     epochs = []
     for epoch in range(LOCAL_EPOCHS):
         stream = generator_for(SEED, "shuffle", round_index, client, epoch)
-        epochs.append(
-            list(
-                data.client_loader(
-                    client,
-                    "train",
-                    generator=stream,
-                )
-            )
-        )
+        epochs.append(list(data.client_loader(client, "train", generator=stream)))
     return epochs
 
 
-def load_batches(
-    data: FederatedDataModule,
-    round_index: int,
-    client: int,
-) -> Iterator[Any]:
+def load_batches(data, round_index, client):
     """Return the batches of all local epochs."""
     return itertools.chain(*load_epochs(data, round_index, client))
 
 
-def copy_parameters(net: nn.Module) -> list[Tensor]:
+def copy_parameters(net):
     """The parameters' values."""
     return [p.detach().clone() for p in net.parameters()]
 
 
 @torch.no_grad()
-def set_parameters(net: nn.Module, values: Sequence[Tensor]):
+def set_parameters(net, values):
     for parameter, value in zip(net.parameters(), values):
         parameter.copy_(value)
 
 
 @torch.no_grad()
-def average_models(
-    models: Sequence[Any],
-    sizes: Sequence[float],
-):
+def average_models(models, sizes):
     """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
     mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
@@ -104,22 +82,7 @@ def average_models(
     return mean
 
 
-Visit = Callable[[nn.Module, int, int], None]
-Combine = Callable[
-    [
-        nn.Module,
-        dict[int, nn.Module],
-    ],
-    nn.Module,
-]
-
-
-def federate(
-    net: nn.Module,
-    cohorts: Iterable[Sequence[int]],
-    visit: Visit,
-    combine: Combine,
-) -> nn.Module:
+def federate(net, cohorts, visit, combine):
     """The server's model after a round of each cohort: the reference of all that is compared with a loop by hand.
 
     Args:
@@ -139,7 +102,7 @@ def federate(
     return server
 
 
-def cohorts_by_hand(rounds: int = ROUNDS) -> list[list[int]]:
+def cohorts_by_hand(rounds=ROUNDS):
     return [cohort_of_round(round_index) for round_index in range(rounds)]
 
 
@@ -147,7 +110,7 @@ def cohorts_by_hand(rounds: int = ROUNDS) -> list[list[int]]:
 ROUNDING = 5e-6
 
 
-def assert_same_state(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING):
+def assert_same_state(net, expected, tolerance=ROUNDING):
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
             value,
@@ -162,23 +125,19 @@ Train = Callable[[nn.Module, list[list[Any]]], None]
 
 
 def train_sharing_by_hand(
-    net: nn.Module,
-    private: Collection[str],
-    train: Train,
-    data: FederatedDataModule | None = None,
+    net,
+    private,
+    train,
+    data=None,
     uniform=False,
-    rounds: int = ROUNDS,
-) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
+    rounds=ROUNDS,
+):
     """FedAvg by ``state_dict``s in which the names ``private`` stay at their client: the global model, and what every
     client keeps. ``train`` is given a client's batches, a list for every local epoch."""
     dealt = data or make_unequal_data()
-    private_parts: dict[int, dict[str, Tensor]] = {}
+    private_parts = {}
 
-    def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-    ):
+    def visit(model, round_index, client):
         model.load_state_dict(
             {
                 **model.state_dict(),
@@ -189,10 +148,7 @@ def train_sharing_by_hand(
         state = model.state_dict()
         private_parts[client] = {name: state[name].clone() for name in private}
 
-    def combine(
-        server: nn.Module,
-        models: dict[int, nn.Module],
-    ) -> nn.Module:
+    def combine(server, models):
         sizes = [1.0 if uniform else float(dealt.num_samples[client]) for client in models]
         mean = average_models([*models.values()], sizes)
         state = server.state_dict()
@@ -207,28 +163,26 @@ def train_sharing_by_hand(
     return federate(net, cohorts_by_hand(rounds), visit, combine), private_parts
 
 
-#: Trains in place a copy of the server's model, given the round's index, the client and its batches.
-TrainOnBatches = Callable[[nn.Module, int, int, Iterator[Any]], None]
 #: Rounds' indices with the clients that fail in them.
 Failing = set[tuple[int, int]]
 
 
 def train_by_hand(
-    net: nn.Module,
-    train: TrainOnBatches,
+    net,
+    train,
     merge=None,
-    failing: Failing = frozenset(),
-) -> nn.Module:
+    failing=frozenset(),
+):
     """Rounds of ``train``, and after each the mean of the models, or what ``merge`` makes of them and of the start."""
     data = make_unequal_data()
     cohorts = []
     for round_index, cohort in enumerate(cohorts_by_hand()):
         cohorts.append([client for client in cohort if (round_index, client) not in failing])
 
-    def visit(model: nn.Module, round_index: int, client: int):
+    def visit(model, round_index, client):
         train(model, round_index, client, load_batches(data, round_index, client))
 
-    def combine(server: nn.Module, models: dict[int, nn.Module]) -> nn.Module:
+    def combine(server, models):
         trained = [*models.values()]
         mean = average_models(trained, [1.0] * len(trained))
         if merge is not None:
@@ -240,13 +194,10 @@ def train_by_hand(
     return federate(net, cohorts, visit, combine)
 
 
-def make_sgd_training(lr=0.1, momentum=0.9) -> Train:
+def make_sgd_training(lr=0.1, momentum=0.9):
     """A new optimizer, and all epochs with it."""
 
-    def train(
-        client: nn.Module,
-        epochs: list[list[Any]],
-    ):
+    def train(client, epochs):
         optimizer = torch.optim.SGD(
             client.parameters(),
             lr=lr,
@@ -262,9 +213,7 @@ def make_sgd_training(lr=0.1, momentum=0.9) -> Train:
     return train
 
 
-def assert_private_parts(
-    loop: FederatedLoop, private_parts: dict[int, dict[str, Tensor]], prefix="net."
-):
+def assert_private_parts(loop, private_parts, prefix="net."):
     """The clients' states hold this and nothing else, to rounding."""
     states = client_tensors(loop)
     expected_states = {}
@@ -287,17 +236,17 @@ def assert_private_parts(
 class Batches:
     """A list that Lightning does not take for several loaders."""
 
-    def __init__(self, batches: list[Any]):
+    def __init__(self, batches):
         self._batches = batches
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(self._batches)
 
 
-def make_loop_of_three_clients(**options) -> FederatedLoop:
+def make_loop_of_three_clients(**options):
     defaults = {
         "sampler": UniformSampler(3),
         "local_epochs": LOCAL_EPOCHS,
@@ -307,27 +256,27 @@ def make_loop_of_three_clients(**options) -> FederatedLoop:
 
 
 class KeepsRounds(FedAvg):
-    def __init__(self, **arguments: Any):
+    def __init__(self, **arguments):
         super().__init__(**arguments)
-        self.rounds: list[Round] = []
+        self.rounds = []
 
     def end_round(self, round):
         self.rounds.append(round)
 
 
-def make_network_without_norm() -> nn.Module:
+def make_network_without_norm():
     return network(batch_norm=False)
 
 
-def make_in_run_data() -> FederatedDataModule:
+def make_in_run_data():
     return toy_data(server_val=0.2)
 
 
-def make_sgd(**options) -> Callable[[Any], torch.optim.Optimizer]:
+def make_sgd(**options):
     return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
 
 
-def make_in_run_loop(every=1, **kwargs) -> FederatedLoop:
+def make_in_run_loop(every=1, **kwargs):
     metrics = {"in_run": InRunShapley(), **kwargs.pop("metrics", {})}
     options = {
         "aggregator": KeepsRounds(),
@@ -340,13 +289,13 @@ def make_in_run_loop(every=1, **kwargs) -> FederatedLoop:
 
 
 def fit_in_run(
-    loop: FederatedLoop,
-    folder: Path,
-    module: Plain | None = None,
-    dealt: FederatedDataModule | None = None,
+    loop,
+    folder,
+    module=None,
+    dealt=None,
     rounds=2,
     **kwargs,
-) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
+):
     """The contributions, what every client keeps of its samples, and the rounds."""
     fit(
         loop,
@@ -364,9 +313,7 @@ def fit_in_run(
     return by_class, sample_values, loop.aggregator.rounds
 
 
-def validation_gradient(
-    module: nn.Module, model: Tensor, dealt: FederatedDataModule
-) -> dict[str, Tensor]:
+def validation_gradient(module, model, dealt):
     ParameterSpace(module).write(module, model)
     inputs, labels = zip(*dealt.val_dataloader())
     loss = F.cross_entropy(
@@ -378,16 +325,16 @@ def validation_gradient(
 
 
 def in_run_values_by_hand(
-    dealt: FederatedDataModule,
-    round: Round,
-    client: int,
-    lr: float,
-    momentum: float,
-    window: int,
-    epochs: int,
-    limit: int | None = None,
+    dealt,
+    round,
+    client,
+    lr,
+    momentum,
+    window,
+    epochs,
+    limit=None,
     every=1,
-) -> tuple[Tensor, Tensor]:
+):
     """A client's training, sample by sample: its samples' values, by one step of ``every``, and its model."""
     g = validation_gradient(make_network_without_norm(), round.global_vector, dealt)
     model = make_network_without_norm()
@@ -412,31 +359,16 @@ def in_run_values_by_hand(
         stream = generator_for(SEED, "shuffle", round.round_index, client, epoch)
         batches += list(dealt.client_loader(client, "train", stream))[:limit]
 
-    steps = [
-        batches[i : i + window]
-        for i in range(
-            0,
-            len(batches),
-            window,
-        )
-    ]
+    steps = [batches[i : i + window] for i in range(0, len(batches), window)]
     looked = range(
         round.round_index % min(every, len(batches)),
         len(steps),
         every,
     )
 
-    def loss(
-        parameters: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-    ) -> Tensor:
+    def loss(parameters, x, y):
         return F.cross_entropy(
-            functional_call(
-                model,
-                parameters,
-                (x[None],),
-            ),
+            functional_call(model, parameters, (x[None],)),
             y[None],
         )
 
@@ -472,13 +404,7 @@ def in_run_values_by_hand(
     return values, ParameterSpace(model).read(model)
 
 
-def train_with_loss(
-    client: nn.Module,
-    epochs: list[list[Any]],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    lr: float,
-    accumulated: int,
-):
+def train_with_loss(client, epochs, loss, lr, accumulated):
     """Gradient steps in place, as Lightning accumulates: an epoch's last step may have fewer batches."""
     optimizer = torch.optim.SGD(client.parameters(), lr=lr)
     for batches in epochs:

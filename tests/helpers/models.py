@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, Timer
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
@@ -18,7 +18,7 @@ from helpers import make_generator
 from helpers.data import CLASSES, FEATURES
 
 
-def network(batch_norm=True, dropout=0.0) -> nn.Module:
+def network(batch_norm=True, dropout=0.0):
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
     # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
@@ -31,11 +31,11 @@ def network(batch_norm=True, dropout=0.0) -> nn.Module:
     )
 
 
-def sgd(parameters) -> torch.optim.Optimizer:
+def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def adam(parameters) -> torch.optim.Optimizer:
+def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.001)
 
 
@@ -84,7 +84,7 @@ class OfShape:
     def __init__(self, dimensions: int):
         self.dimensions = dimensions
 
-    def __call__(self, name: str, tensor: Tensor) -> bool:
+    def __call__(self, name, tensor):
         return tensor.ndim == self.dimensions
 
 
@@ -111,7 +111,7 @@ class Logs(Plain):
 class Diverges(Plain):
     """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
 
-    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]):
+    def __init__(self, net, optimizer, failing):
         super().__init__(copy.deepcopy(net), optimizer)
         self.failing = failing
 
@@ -121,7 +121,7 @@ class Diverges(Plain):
         return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
 
 
-def loop_of(module: L.LightningModule) -> FederatedLoop:
+def loop_of(module):
     (loop,) = [
         callback for callback in module.trainer.callbacks if isinstance(callback, FederatedLoop)
     ]
@@ -158,17 +158,17 @@ class Stepped(Plain):
 class Hooks(L.Callback):
     """One hook, a function of the trainer and the module."""
 
-    def __init__(self, hook: str, function: Callable[..., Any]):
+    def __init__(self, hook, function):
         setattr(self, hook, lambda trainer, module, *_: function(trainer, module))
 
 
-def raise_beta(trainer: L.Trainer, module):
+def raise_beta(trainer, module):
     if trainer.current_epoch:  # from round 2 on
         module.beta += 0.2
 
 
 @torch.no_grad()
-def clamp_weights(trainer: L.Trainer, module):
+def clamp_weights(trainer, module):
     for parameter in module.parameters():
         parameter.clamp_(-0.4, 0.4)
 
@@ -180,18 +180,18 @@ class Clamps(Timer):
         clamp_weights(trainer, pl_module)
 
 
-def make_hooked_sgd(parameters) -> torch.optim.Optimizer:
+def make_hooked_sgd(parameters):
     optimizer = sgd(parameters)
     optimizer.register_step_post_hook(lambda *_: None)
     return optimizer
 
 
-def freeze_layer(trainer: L.Trainer, module):
+def freeze_layer(trainer, module):
     module.net[0].requires_grad_(trainer.current_epoch == 0)
 
 
-def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
-    def loss_of(module, loss: Tensor, batch) -> Tensor:
+def make_mixup_loss(draw):
+    def loss_of(module, loss, batch):
         x, y = batch
         share = draw(module)
         return share * loss + (1 - share) * nn.functional.cross_entropy(module(x.flip(0)), y)
@@ -199,13 +199,13 @@ def make_mixup_loss(draw: Callable[[Any], float]) -> Callable[..., Any]:
     return loss_of
 
 
-def masked_loss(module, loss: Tensor, batch) -> Tensor:
+def masked_loss(module, loss, batch):
     x, y = batch
     is_labeled = y != 2
     return nn.functional.cross_entropy(module(x)[is_labeled], y[is_labeled])
 
 
-def loss_with_logged_metrics(module, loss: Tensor, batch) -> Tensor:
+def loss_with_logged_metrics(module, loss, batch):
     x, y = batch
     logits = module(x)
     module.log("accuracy", module.accuracy(logits, y))
@@ -215,7 +215,7 @@ def loss_with_logged_metrics(module, loss: Tensor, batch) -> Tensor:
     return loss
 
 
-def loss_with_annealed_beta(module, loss: Tensor, batch) -> Tensor:
+def loss_with_annealed_beta(module, loss, batch):
     module.beta = module.beta * 0.99
     return loss
 
@@ -242,16 +242,16 @@ BATCH = "Hooks defines on_train_batch_"
 Make = tuple[Callable[[], L.LightningModule], Callable[[], list[L.Callback]], str | None]
 
 
-def make_hooked(hook: str, function: Callable[..., Any], refused: str | None) -> Make:
+def make_hooked(hook, function, refused):
     return Stepped, lambda: [Hooks(hook, function)], refused
 
 
-def make_stepped(function: Callable[..., Any], refused: str | None) -> Make:
+def make_stepped(function, refused):
     return lambda: Stepped(function), list, refused
 
 
 #: A module, its callbacks, and why clients cannot be trained at once, None where they can.
-STEP_CASES: dict[str, Make] = {
+STEP_CASES = {
     "annealed per batch by a callback": make_hooked("on_train_batch_start", raise_beta, BATCH),
     "annealed per round by a callback": make_hooked("on_train_epoch_start", raise_beta, None),
     "annealed by global_step": make_stepped(

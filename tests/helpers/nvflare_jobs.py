@@ -1,56 +1,53 @@
 """NVFlare without its processes: a Controller whose tasks an Executor of each site answers at once."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
-from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext, FLContextManager
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 from nvflare.fuel.utils import fobs
 
 from flsv.engines.nvflare import FlsvController, FlsvExecutor
-from flsv.engines.remote import RemoteServer, SiteClient
+from flsv.engines.remote import SiteClient
 from helpers.sites import NAMES, SiteData, make_mlp_module, make_shapfed_loop
 
 
 class Job:
     """A server and its sites, with workspaces below a folder. ``code`` is the module of the job's own code."""
 
-    def __init__(self, folder: Path, code: ModuleType):
+    def __init__(self, folder, code):
         self.folder = folder
         self.code = code
         self.number = 0
         self.abort_signal = Signal()
-        self.tasks: list[Task] = []
-        self.cancelled: list[Task] = []
+        self.tasks = []
+        self.cancelled = []
         #: The sites that the server can reach.
         self.present = set(NAMES)
         #: Whether a site answers a task.
-        self.answers: Callable[[str, Task], bool] = lambda site, task: True
-        self.executors: dict[str, FlsvExecutor] = {}
+        self.answers = lambda site, task: True
+        self.executors = {}
         for part, site in enumerate(NAMES):
             client = SiteClient(make_mlp_module, partial(site_data, part), make_shapfed_loop)
             setattr(code, site, client)
             self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
 
-    def run(self, server: RemoteServer):
+    def run(self, server):
         """Run the rounds that are left, as another job."""
         self.number += 1
         self.code.server = server
         self.controller().control_flow(self.abort_signal, self.context("server"))
 
-    def controller(self) -> FlsvController:
+    def controller(self):
         """Make a Controller that reaches the sites."""
         controller = FlsvController(f"{self.code.__name__}:server")
         controller.communicator = Wire(self)
         return controller
 
-    def context(self, name: str) -> FLContext:
+    def context(self, name):
         """Make the context of the server or of a site."""
         root = self.folder / name
         for part in ("local", "startup"):
@@ -76,7 +73,7 @@ class Job:
 
         return manager.new_context()
 
-    def execute(self, site: str, message: Shareable, context: FLContext | None = None) -> Shareable:
+    def execute(self, site, message, context=None):
         """Let a site answer a message."""
         fl_ctx = context or self.context(site)
         return self.executors[site].execute("any", message, fl_ctx, Signal())
@@ -85,16 +82,10 @@ class Job:
 class Wire:
     """The Controller's communicator: it serializes both ways, as NVFlare does."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job):
         self._job = job
 
-    def send(
-        self,
-        task: Task,
-        fl_ctx: FLContext,
-        targets: list[str],
-        *options,
-    ):
+    def send(self, task, fl_ctx, targets, *options):
         (site,) = targets
         self._job.tasks.append(task)
         if not self._job.answers(site, task):
@@ -106,14 +97,14 @@ class Wire:
         client_task.result = fobs.loads(fobs.dumps(reply))
         task.result_received_cb(client_task=client_task, fl_ctx=fl_ctx)
 
-    def cancel_task(self, task: Task, *options):
+    def cancel_task(self, task, *options):
         self._job.cancelled.append(task)
 
-    def get_client_disconnect_time(self, name: str) -> float | None:
+    def get_client_disconnect_time(self, name):
         if name in self._job.present:
             return None
         return 1.0
 
 
-def site_data(part: int, node) -> SiteData:
+def site_data(part, node):
     return SiteData(part)

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +50,7 @@ QUOTED = {
 ONLY_READ = ("--trainer.strategy", "gpu")
 
 
-def without_indents(text: str) -> str:
+def without_indents(text):
     """The lines of a text from their first character on: a page shows the inside of a function without its indents."""
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
@@ -62,7 +61,7 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks_of_page(page: str) -> list[Block]:
+def blocks_of_page(page):
     """The blocks of a page in Python, YAML, shell or data; output is ``text``."""
     page_blocks = []
     for indent, language, title, text in _BLOCK.findall(page):
@@ -71,14 +70,14 @@ def blocks_of_page(page: str) -> list[Block]:
     return page_blocks
 
 
-def split_commands(text: str) -> list[list[str]]:
+def split_commands(text):
     """The commands of a shell block, as lists of words, without comments and prompts."""
     lines = text.replace("\\\n", " ").splitlines()
     words = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
     return [command for command in words if command]
 
 
-def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
+def run_page(page, run=None):
     """Run all that a page shows, in the working folder; the number of its blocks. Commands are run by ``run``, else by
     :func:`run_command`."""
     page_blocks = blocks_of_page(page)
@@ -123,7 +122,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     return len(page_blocks)
 
 
-def run_command(command: list[str]):
+def run_command(command):
     """Run one command of flsv, Python, pytest or ssh-keygen, into a file where it says so; others must be listed."""
     if ">" in command[-2:-1]:
         with open(command[-1], "w") as file, redirect_stdout(file):
@@ -167,13 +166,13 @@ def run_command(command: list[str]):
         )
 
 
-def _quiet(arguments: list[str]) -> list[str]:
+def _quiet(arguments):
     if arguments[0] == "fit" and any(word in " ".join(arguments) for word in ONLY_READ):
         return [*arguments, "--print_config"]
     return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict") else [])]
 
 
-def text_of_page(page: Path) -> str:
+def text_of_page(page):
     """A line per heading, paragraph, item and row, with bars around the cells; charts are left out."""
     body = page.read_text(encoding="utf-8").partition("</style>")[2]
     body = " ".join(body.split())
@@ -194,6 +193,6 @@ def text_of_page(page: Path) -> str:
     return "\n".join(lines).replace("\u00a0", " ")
 
 
-def words_in(text: str) -> str:
+def words_in(text):
     """A text's words, without line ends and the bullets of a list."""
     return " ".join(text.split()).replace(" - ", " ")

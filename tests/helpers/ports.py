@@ -9,10 +9,10 @@ from contextlib import ExitStack, suppress
 SERVER_PORTS = range(20_000, 30_000)
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     generator = random.SystemRandom()  # other processes may have the same seed
     candidates = generator.sample(SERVER_PORTS, 1000)
-    free: list[int] = []
+    free = []
     with ExitStack() as stack:
         for port in candidates:
             probe = stack.enter_context(socket.socket())

@@ -1,13 +1,12 @@
 """The federations that are compared on one, two and three ranks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
 import torchmetrics
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from flsv import ClientEvaluation
@@ -48,7 +47,7 @@ Case = tuple[FederatedLoop, L.LightningModule, FederatedDataModule, dict[str, An
 class Logging(Plain):
     """Logs everything that can be logged of a training step."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.micro_accuracy = torchmetrics.classification.MulticlassAccuracy(
             num_classes=CLASSES, average="micro"
@@ -90,10 +89,10 @@ class Average:
     """A moving average of weights, as in libraries."""
 
     def __init__(self):
-        self.shadows: list[Tensor] = []
+        self.shadows = []
         self.num_updates = 0
 
-    def update(self, weights: Tensor):
+    def update(self, weights):
         if not self.shadows:
             self.shadows.append(weights.clone())
         self.shadows[0].lerp_(weights, 0.3)
@@ -107,9 +106,9 @@ class Keeps(Plain):
     def __init__(self):
         super().__init__(network(dropout=0.3))
         self.average = Average()
-        self.lazy: Tensor | None = None
+        self.lazy = None
         self.array = np.zeros(3)
-        losses: list[float] = []
+        losses = []
         self.losses = {"train": losses}
         self.register_buffer("unsaved", torch.zeros(3), persistent=False)
 
@@ -186,7 +185,7 @@ class Jittered(Dataset[Any]):
         return self.x[index] + float(self.rng.normal()), int(self.targets[index])
 
 
-def plain_sgd(parameters) -> torch.optim.Optimizer:
+def plain_sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -194,11 +193,11 @@ def step_schedule(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
 
 
-def make_five_clients(**kwargs) -> FederatedDataModule:
+def make_five_clients(**kwargs):
     return toy_data((4, 2, 3, 3, 2), **kwargs)
 
 
-def shapfed_wa() -> Case:
+def shapfed_wa():
     metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut()}
     return (
         FederatedLoop(ShapFedWA("cssv"), metrics, seed=3),
@@ -208,7 +207,7 @@ def shapfed_wa() -> Case:
     )
 
 
-def pfedsv() -> Case:
+def pfedsv():
     loop = FederatedLoop(
         personalizer=PFedSV(),
         metrics={
@@ -223,7 +222,7 @@ def pfedsv() -> Case:
     return loop, Plain(), make_five_clients(client_val=0.2), {"rounds": 4}
 
 
-def scaffold() -> Case:
+def scaffold():
     loop = FederatedLoop(
         FedAvg(weighting="uniform", server_lr=0.8),
         {"cost": CommunicationCost()},
@@ -234,7 +233,7 @@ def scaffold() -> Case:
     return loop, Plain(network(batch_norm=False), plain_sgd), make_five_clients(), {"rounds": 4}
 
 
-def own_models_of_the_worst_served() -> Case:
+def own_models_of_the_worst_served():
     loop = FederatedLoop(
         FedAvg(weighting="uniform"),
         {"cost": CommunicationCost()},
@@ -250,7 +249,7 @@ def own_models_of_the_worst_served() -> Case:
     return loop, Plain(network(dropout=0.3)), data, {"rounds": 4}
 
 
-def in_run() -> Case:
+def in_run():
     metrics = {"in_run": InRunShapley(), "cost": CommunicationCost()}
     loop = FederatedLoop(
         metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3
@@ -258,7 +257,7 @@ def in_run() -> Case:
     return loop, Plain(network(batch_norm=False)), make_five_clients(server_val=0.2), {}
 
 
-def kept_momentum() -> Case:
+def kept_momentum():
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
@@ -270,7 +269,7 @@ def kept_momentum() -> Case:
     return loop, Plain(network(batch_norm=False)), make_five_clients(), {}
 
 
-def adam_with_steps() -> Case:
+def adam_with_steps():
     module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
     loop = FederatedLoop(
         Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs="5 steps", seed=3
@@ -285,7 +284,7 @@ def adam_with_steps() -> Case:
     )
 
 
-def shadows() -> Case:
+def shadows():
     metrics = {
         "shadow": ShadowShapley(coalitions="all", performance="negative_loss"),
         "cost": CommunicationCost(),
@@ -296,7 +295,7 @@ def shadows() -> Case:
     return loop, module, toy_data(), {"gradient_clip_val": 1.0}
 
 
-def judged() -> Case:
+def judged():
     """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
     metrics = {
         "shadow": ShadowShapley(coalitions="both", judges="clients"),
@@ -306,7 +305,7 @@ def judged() -> Case:
     return loop, Validating(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
 
 
-def kept_values() -> Case:
+def kept_values():
     """The cohort's first is on another rank in most rounds, and once excluded."""
     loop = FederatedLoop(
         sampler=UniformSampler(3),
@@ -317,25 +316,12 @@ def kept_values() -> Case:
     return loop, Keeps(), make_five_clients(), {"rounds": 5}
 
 
-def two_clients() -> Case:
+def two_clients():
     metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
-def one_excluded() -> Case:
-    """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
-    loop = FederatedLoop(
-        FedAvg(weighting="uniform"),
-        {"cost": CommunicationCost()},
-        client_algorithm=SCAFFOLD(),
-        uploads=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
-        filters=[OutlierFilter(exclude=True)],
-        seed=3,
-    )
-    return loop, Plain(network(), plain_sgd), make_five_clients(), {}
-
-
-def by_a_logged_value() -> Case:
+def by_a_logged_value():
     """Every question by what the module logs: of the server's validation set and of the clients' own. Two and three
     ranks share five clients and 32 coalitions out unequally."""
     by_loss = {"performance": "val_loss", "mode": "min"}
@@ -356,7 +342,7 @@ def by_a_logged_value() -> Case:
     return loop, Validating(), make_five_clients(client_val=0.2), {"rounds": 2}
 
 
-def colluders() -> Case:
+def colluders():
     # On different ranks, and each knows what the other would have sent.
     uploads = [TopK(0.3), InnerProductManipulation(clients=[0, 1, 3], seed=1)]
     metrics = {"cost": CommunicationCost(), "cssv": ClassSpecificShapley()}
@@ -368,7 +354,7 @@ def colluders() -> Case:
     )
 
 
-def broken_rank() -> Case:
+def broken_rank():
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
     return (
         FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3),
@@ -378,17 +364,17 @@ def broken_rank() -> Case:
     )
 
 
-def hospital_tables() -> Case:
+def hospital_tables():
     """Tables whose dictionary is drafted from all hospitals' rows."""
     num_features = 10  # a ward of the server's and rare wards are features, too
     return make_shapfed_loop(), make_module(num_features), make_tables(), {}
 
 
-RANK_CASES: dict[str, Callable[[], Case]] = {
+RANK_CASES = {
     function.__name__: function
     for function in (
         shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
-        kept_momentum, adam_with_steps, kept_values, two_clients, one_excluded, by_a_logged_value,
+        kept_momentum, adam_with_steps, kept_values, two_clients, by_a_logged_value,
         broken_rank, colluders, hospital_tables,
     )
 }  # fmt: skip

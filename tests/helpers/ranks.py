@@ -7,11 +7,9 @@ import runpy
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
@@ -33,7 +31,7 @@ from helpers.fits import plain_trainer
 from helpers.forked import Forked
 from helpers.models import Plain
 from helpers.ports import free_ports
-from helpers.rank_federations import RANK_CASES, Case, make_five_clients, shapfed_wa
+from helpers.rank_federations import RANK_CASES, make_five_clients, shapfed_wa
 
 #: For the ranks that a rank starts.
 IMPORT_PATH = os.pathsep.join(path for path in sys.path if path)
@@ -54,7 +52,7 @@ class Die(Callback):
     """One rank ends in the third round, once: by SIGKILL, or by an exception. A mark in the run's folder says that it
     has happened."""
 
-    def __init__(self, folder: Path, rank: int, kill: bool):
+    def __init__(self, folder, rank, kill):
         self.mark = folder / "died"
         self.rank = rank
         self.kill = kill
@@ -85,7 +83,7 @@ class SaveWithin(Callback):
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
 
 
-def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any]) -> L.Trainer:
+def make_trainer(folder, callbacks, options):
     options = dict(options)
     rounds = options.pop("rounds", 3)
     logger = False
@@ -114,7 +112,7 @@ def make_trainer(folder: Path, callbacks: list[Callback], options: dict[str, Any
     )
 
 
-def fit(folder: Path, case: Case, *callbacks: Callback):
+def fit(folder, case, *callbacks):
     """Start it, or go on from its last checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore")
@@ -124,7 +122,7 @@ def fit(folder: Path, case: Case, *callbacks: Callback):
     loop, module, data, options = case
     quiet_loop = loop.replace(reporting=Reporting(table=False))
     trainer = make_trainer(folder, [quiet_loop, *callbacks], options)
-    checkpoint: Path | None = folder / "last.ckpt"
+    checkpoint = folder / "last.ckpt"
     if not checkpoint.exists():
         checkpoint = None
     trainer.fit(module, data, ckpt_path=checkpoint)
@@ -136,22 +134,22 @@ def fit(folder: Path, case: Case, *callbacks: Callback):
         (folder / "metrics.txt").write_text(repr(metrics))
 
 
-def run_all(folder: str, names: list[str]):
+def run_all(folder, names):
     """One federation after the other, in one group of ranks."""
     for name in names:
         fit(Path(folder) / name, RANK_CASES[name]())
 
 
-def run_and_die(folder: str, name: str, rank: int = -1, kill=False):
+def run_and_die(folder, name, rank=-1, kill=False):
     """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
     fit(Path(folder), RANK_CASES[name](), Die(Path(folder), rank, kill))
 
 
-def save_within(folder: str, name: str):
+def save_within(folder, name):
     fit(Path(folder), RANK_CASES[name](), SaveWithin())
 
 
-def save_on_exception(folder: str, name: str):
+def save_on_exception(folder, name):
     """A checkpoint of the round in which a rank fails."""
     fit(
         Path(folder),
@@ -161,11 +159,11 @@ def save_on_exception(folder: str, name: str):
     )
 
 
-def stop_within(folder: str):
+def stop_within(folder):
     fit(Path(folder), shapfed_wa(), Stop())
 
 
-def make_data_with_shift(shift: float) -> FederatedDataModule:
+def make_data_with_shift(shift):
     train, test = toy_sets()
     x, y = train.tensors
     return FederatedDataModule(
@@ -175,24 +173,24 @@ def make_data_with_shift(shift: float) -> FederatedDataModule:
     )
 
 
-def other_samples(case: Case) -> Case:
+def other_samples(case):
     loop, module, _, options = case
     return loop, module, make_data_with_shift(1.0), options
 
 
-def other_settings(case: Case) -> Case:
+def other_settings(case):
     loop, module, data, options = case
     metric = ClassSpecificShapley(momentum=0.1)
     other_loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": metric})
     return other_loop, module, data, options
 
 
-def other_module(case: Case) -> Case:
+def other_module(case):
     loop, _, data, options = case
     return loop, Plain(nn.Sequential(nn.Linear(6, 3))), data, options
 
 
-def other_version(case: Case) -> Case:
+def other_version(case):
     strategy.version_settings = lambda: {"version of flsv": "9.9"}
     return case
 
@@ -205,7 +203,7 @@ CHANGES = {
 }
 
 
-def change_rank_1(folder: str, how: str):
+def change_rank_1(folder, how):
     """Rank 1 has another federation than rank 0."""
     loop, module, _, options = shapfed_wa()
     case = loop, module, make_data_with_shift(0.0), options
@@ -214,13 +212,13 @@ def change_rank_1(folder: str, how: str):
     fit(Path(folder), case)
 
 
-def limit_time(folder: str):
+def limit_time(folder):
     """Every rank would stop by its own clock."""
     loop, module, data, _ = shapfed_wa()
     fit(Path(folder), (loop, module, data, {"max_time": "00:01:00:00"}))
 
 
-def unseeded(folder: str):
+def unseeded(folder):
     """Every rank would draw its own weights and seed."""
     torch.seed()
     fit(
@@ -242,24 +240,24 @@ class OwnDraws(FedAvg):
         return vector + int.from_bytes(os.urandom(2), "little"), weights
 
 
-def disagree(folder: str):
+def disagree(folder):
     """Ranks that do not come to the same global model."""
     fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), make_five_clients(), {}))
 
 
-def no_federation(folder: str):
+def no_federation(folder):
     """A trainer without a FederatedLoop."""
     _, module, data, options = shapfed_wa()
     make_trainer(Path(folder), [], options).fit(module, data)
 
 
-def run_script(path: str, *words: str):
+def run_script(path, *words):
     """A user's script, as torchrun starts it."""
     sys.argv = [path, *words]
     runpy.run_path(path, run_name="__main__")
 
 
-def run_command(*words: str):
+def run_command(*words):
     """``python -m flsv``, which can start the other ranks itself."""
     sys.argv = ["flsv", *words]
     try:
@@ -269,7 +267,7 @@ def run_command(*words: str):
             raise
 
 
-def exchanges(folder: str):
+def exchanges(folder):
     """All that ranks exchange."""
     rank = int(os.environ["LOCAL_RANK"])
     size = int(os.environ["RANKS"])
@@ -320,9 +318,7 @@ class Group:
     """Processes that are the ranks of one federation, each of which calls a function of this module; with ``nodes``
     every rank is a host of its own."""
 
-    def __init__(
-        self, function: str, arguments: Sequence[Any], size: int, folder: Path, nodes: bool = False
-    ):
+    def __init__(self, function, arguments, size, folder, nodes=False):
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
@@ -336,7 +332,7 @@ class Group:
             process = Forked(folder / f"rank{rank}", globals()[function], *arguments, **variables)
             self.processes.append(process)
 
-    def wait(self, seconds=900.0) -> list[Ended]:
+    def wait(self, seconds=900.0):
         """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
         ended = []
         for process in self.processes:

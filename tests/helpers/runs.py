@@ -4,11 +4,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -23,7 +19,7 @@ from flsv.utilities.csv_files import save_csv
 NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
 
-def value_of_cell(client: int, column: int, round_index: int) -> float:
+def value_of_cell(client, column, round_index):
     """Every one is another, with digits that are nowhere else."""
     return round(
         math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6
@@ -31,14 +27,14 @@ def value_of_cell(client: int, column: int, round_index: int) -> float:
 
 
 def make_run(
-    folder: Path,
+    folder,
     clients=4,
     classes=3,
     rounds=5,
-    names: tuple[str, ...] | None = None,
+    names=None,
     ended=True,
     stderr=True,
-) -> Path:
+):
     """Make the folder of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
     client_names = names
@@ -101,7 +97,7 @@ def make_run(
     return folder
 
 
-def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]:
+def make_fault_event(client, times, num_rounds):
     """An event of ``run.json``: updates far too large."""
     return {
         "client": client,
@@ -113,7 +109,7 @@ def make_fault_event(client: int, times: int, num_rounds: int) -> dict[str, Any]
     }
 
 
-def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES):
+def write_rows(folder, rows, names=NAMES):
     """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
     lines = []
     for *row, class_number, value in rows:
@@ -123,13 +119,13 @@ def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str]
 
 
 def make_game(
-    folder: Path,
-    values: dict[str, list[float]],
+    folder,
+    values,
     initial=0.25,
     measure="accuracy",
     rounds=3,
     **facts,
-) -> Path:
+):
     """A run whose metrics share out a performance that was ``initial``, with these last values; ``facts`` go into
     ``run.json``."""
     clients = len(next(iter(values.values())))
@@ -177,7 +173,7 @@ def make_game(
     return folder
 
 
-def make_repeated_runs(folder: Path, *values: list[float]) -> Path:
+def make_repeated_runs(folder, *values):
     """The first of runs of ``flsv repeat``, a seed each, with these values of ``sv``."""
     for seed, row in enumerate(values):
         make_game(folder / f"seed_{seed}", {"sv": row}, settings={"federation_seed": seed})
@@ -186,7 +182,7 @@ def make_repeated_runs(folder: Path, *values: list[float]) -> Path:
     return folder / "seed_0"
 
 
-def change_record(folder: Path, **changes) -> Path:
+def change_record(folder, **changes):
     """The run, with these parts of its ``run.json``."""
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**record, **changes}))
@@ -220,31 +216,31 @@ class Tracker(DummyLogger):
     version = "of_run"
 
 
-def write_config(path: Path, **sections) -> Path:
+def write_config(path, **sections):
     """A file of this federation with some sections in the place of its own."""
     path.write_text(yaml.safe_dump(yaml.safe_load(FEDERATION) | sections))
     return path
 
 
-def write_table(path: Path, rows: Sequence[Sequence[str]]) -> dict[str, str]:
+def write_table(path, rows):
     """A table of clinics; how a configuration names it."""
     path.write_text("".join(",".join(row) + "\n" for row in rows))
     return {"source": str(path), "labels": "ill", "groups": "clinic"}
 
 
-def fit_by_command(folder: Path, config: Path) -> Path:
+def fit_by_command(folder, config):
     """The run's folder, as the command line leaves it."""
     arguments = ["fit", "--config", str(config), f"--trainer.default_root_dir={folder}"]
     assert main(arguments) == 0
     return next(folder.glob("lightning_logs/*"))
 
 
-def read_output(capsys: pytest.CaptureFixture[str]) -> str:
+def read_output(capsys):
     """Return what has been printed, in one line: in a narrow terminal its lines are broken."""
     return " ".join(capsys.readouterr().out.split())
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -255,7 +251,7 @@ OWN = re.compile(
 )
 
 
-def find_differences(a: Path, b: Path) -> list[str]:
+def find_differences(a, b):
     """Compare two folders of runs: what their last checkpoints hold, what they logged, their CSVs."""
     leaves, other_leaves = (
         leaves_of(torch.load(folder / "last.ckpt", weights_only=True)) for folder in (a, b)
@@ -274,7 +270,7 @@ def find_differences(a: Path, b: Path) -> list[str]:
     return different
 
 
-def leaves_of(checkpoint) -> dict[str, Any]:
+def leaves_of(checkpoint):
     leaves = {}
     for path, leaf in tree_flatten_with_path(checkpoint)[0]:
         name = keystr(path)

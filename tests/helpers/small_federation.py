@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmark import Federation, federation
+from benchmark import federation
 
 RIDER = {
     "class_path": "flsv.attacks.FreeRider",
@@ -14,7 +14,7 @@ SIZES = {
 }
 
 
-def make_small_federation(**changes) -> Federation:
+def make_small_federation(**changes):
     """With other arguments of :class:`benchmark.Federation`."""
     like = federation("digits_sizes")
     data = {

@@ -1,11 +1,8 @@
 """Samples, a module and a fit of a user whose data module is read in a federated fit."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flsv import FederatedLoop, Reporting
 from helpers import make_generator
@@ -16,7 +13,7 @@ FEATURES, CLASSES = 4, 3
 BATCH_SIZE = 8
 
 
-def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_samples(n, seed):
     generator = make_generator(seed)
     y = torch.randint(CLASSES, (n,), generator=generator)
     noise = torch.randn(n, FEATURES, generator=generator)
@@ -24,7 +21,7 @@ def make_samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Net(L.LightningModule):
-    def __init__(self, inputs: int = FEATURES):
+    def __init__(self, inputs=FEATURES):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Linear(inputs, CLASSES)
@@ -42,13 +39,13 @@ class Net(L.LightningModule):
 
 
 def fit(
-    module: L.LightningModule,
-    data: L.LightningDataModule,
-    folder: Path,
+    module,
+    data,
+    folder,
     rounds=2,
-    callbacks: Sequence[L.Callback] = (),
+    callbacks=(),
     **loop,
-) -> FederatedLoop:
+):
     reporting = Reporting(table=False)
     federation = FederatedLoop(seed=SEED, reporting=reporting, **loop)
     trainer = trainer_for(

@@ -6,10 +6,7 @@ Each line that it prints is the name of a run, and the fork's exit status.
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -56,14 +53,14 @@ FILES_OF_SCORING = (
 class Refusal:
     """A finder that finds no module of the given packages, as if they were not there."""
 
-    def __init__(self, packages: Sequence[str]):
+    def __init__(self, packages):
         self.packages = packages
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name, path=None, target=None):
         for package in self.packages:
             if name == package or name.startswith(f"{package}."):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return None
+        return
 
 
 class Linear(L.LightningModule):
@@ -84,7 +81,7 @@ class Linear(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit_in_python(folder: Path):
+def fit_in_python(folder):
     """Train a federation, with values of a coalition game."""
     from flsv.metrics import CumulativeShapley
 
@@ -93,11 +90,11 @@ def fit_in_python(folder: Path):
     assert torch.isfinite(torch.as_tensor(contributions["shapley"])).all()
 
 
-def fit_without_metrics(folder: Path):
+def fit_without_metrics(folder):
     assert contributions_of_a_fit(folder, {}) == {}
 
 
-def contributions_of_a_fit(folder: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+def contributions_of_a_fit(folder, metrics):
     """Train a federation of a module and tensors of one's own."""
     from flsv import FederatedDataModule, FederatedLoop
     from flsv.aggregation import FedAvg
@@ -122,7 +119,7 @@ def contributions_of_a_fit(folder: Path, metrics: dict[str, Any]) -> dict[str, A
     return loop.contributions
 
 
-def fit_by_command(folder: Path):
+def fit_by_command(folder):
     """Train the digits by FedAvg for a round."""
     from flsv.cli.entry import main
 
@@ -138,7 +135,7 @@ def fit_by_command(folder: Path):
     assert main(["fit", "--config=digits", "--config=fedavg", *words]) == 0
 
 
-def run_without(packages: Sequence[str], run: Callable[[Path], None], folder: Path):
+def run_without(packages, run, folder):
     """Print how a run ends without these packages."""
     folder.mkdir()
     child = os.fork()

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
 }
 
 
-def imported() -> dict[str, list[str]]:
+def imported():
     """Third-party packages by name, and the files that import them."""
     files_by_package = {}
     for path in sorted(ROOT.rglob("*.py")):
@@ -43,7 +43,7 @@ def imported() -> dict[str, list[str]]:
     return files_by_package
 
 
-def declared() -> set[str]:
+def declared():
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
         r"^(?:dependencies|privacy|flower|nvflare|lora|parquet|testing) = \[(.*?)\]$",

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ LOOPS = {
 }
 
 
-def run(loop: FederatedLoop, folder: Path) -> torch.Tensor:
+def run(loop, folder):
     module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
     return state_vector(fit(loop, folder, module, toy_data(server_val=0.3), rounds=2))
 

@@ -1,7 +1,5 @@
 """LoRA in a federation: small transformers and networks, randomly initialized, with peft's layers."""
 
-from typing import Any
-
 import lightning as L
 import pytest
 import torch
@@ -24,7 +22,7 @@ TOKENS = 12
 LENGTH = 6
 
 
-def make_sentences() -> FederatedDataModule:
+def make_sentences():
     """The class is what the first token is, by thirds."""
     generator = make_generator()
     tokens = torch.randint(0, TOKENS, (170, LENGTH), generator=generator)
@@ -44,7 +42,7 @@ def make_sentences() -> FederatedDataModule:
 class Transformer(L.LightningModule):
     """A user's own module around a Hugging Face model with peft's adapters."""
 
-    def __init__(self, exact: bool = False):
+    def __init__(self, exact=False):
         super().__init__()
         transformers = pytest.importorskip("transformers")
         sizes = {
@@ -85,7 +83,7 @@ class Transformer(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
 
-def make_loop(**kwargs) -> FederatedLoop:
+def make_loop(**kwargs):
     sampler = UniformSampler(3)
     return FederatedLoop(
         share="trainable",
@@ -96,7 +94,7 @@ def make_loop(**kwargs) -> FederatedLoop:
     )
 
 
-def train_by_hand(client: nn.Module, epochs: list[list[Any]]):
+def train_by_hand(client, epochs):
     optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
     for features, labels in (batch for epoch in epochs for batch in epoch):
         optimizer.zero_grad()

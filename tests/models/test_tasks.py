@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -171,7 +171,7 @@ def test_character_model_does_not_look_ahead():
     assert torch.equal(outputs, outputs_of_changed)
 
 
-def make_mixture_client(num_components: int = 3) -> MixtureClient:
+def make_mixture_client(num_components=3):
     torch.manual_seed(1)
     module = MixtureClient(
         num_components,
@@ -187,14 +187,14 @@ def make_mixture_client(num_components: int = 3) -> MixtureClient:
     return module
 
 
-def make_batch(size: int = 11) -> tuple[Tensor, Tensor]:
+def make_batch(size=11):
     draw = make_generator()
     return torch.randn(size, FEATURES, generator=draw), torch.randint(
         CLASSES, (size,), generator=draw
     )
 
 
-def likelihoods(module: MixtureClient, x: Tensor) -> np.ndarray:
+def likelihoods(module, x):
     """p_k(y|x), ``[K, B, M]``."""
     logits = np.stack(
         [component(x).detach().double().numpy() for component in module.network.components]

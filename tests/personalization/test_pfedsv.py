@@ -13,7 +13,7 @@ from personalization.judged import (
     play_round,
     random_models,
 )
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from flsv.core import FederationState, Instruction, opened
@@ -50,7 +50,7 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     assert_close(models[0], mixture, atol=1e-6, rtol=0)
 
 
-def mixture_of_client_0(values: Tensor, points: Tensor, mixed: Tensor) -> Tensor:
+def mixture_of_client_0(values, points, mixed):
     """Weights are positive values over distances of points; its own counts as at the mean of the others'."""
     distances = (points - points[0]).norm(dim=1)
     distances[0] = distances[1:].mean()
@@ -307,6 +307,6 @@ def test_pfedsv_with_a_classifier_and_whole_models_is_refused():
         PFedSV(classifier=["0"])
 
 
-def make_loop() -> FederatedLoop:
+def make_loop():
     metrics = {"relevance": DomainRelevance(), "cost": CommunicationCost()}
     return FederatedLoop(metrics=metrics, personalizer=PFedSV(k=2), seed=4)

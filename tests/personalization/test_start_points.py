@@ -3,7 +3,6 @@
 import itertools
 import math
 from copy import deepcopy
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from personalization.watched import record_calls
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.aggregation import CGSV, ShapFedWA
-from flsv.core.parameter_space import ParameterSpace
 from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
@@ -29,9 +26,8 @@ from flsv.personalization import (
     PFedHN,
     ShapFedPersonalizer,
     SparsifiedReward,
-    Standalone,
 )
-from flsv.sampling import FixedCohort, UniformSampler
+from flsv.sampling import UniformSampler
 from helpers import refused
 from helpers.data import toy_data, toy_sets
 from helpers.fits import client_tensors, fit
@@ -75,7 +71,7 @@ def test_cgsv_rewards_each_client_with_the_largest_elements_of_every_layer(tmp_p
                 assert_close(rewarded[name], expected, msg=name)
 
 
-def with_largest_elements(initial: Tensor, step: Tensor, share: float) -> Tensor:
+def with_largest_elements(initial, step, share):
     """Add this share of a step's entries, those of the largest magnitude, and never all of them."""
     flat = step.flatten()
     count = min(math.ceil(share * len(flat)), len(flat) - 1)
@@ -122,10 +118,6 @@ def test_heurfedamp_attention_equals_numpys():
     assert_allclose(attention, expected)
 
 
-def test_heurfedamp_attention_of_a_client_alone_is_all_its_own():
-    assert HeurFedAMP().attention(torch.ones(1, 2)).tolist() == [[1.0]]
-
-
 @pytest.mark.parametrize("amp", [FedAMP(2.0, 5.0), HeurFedAMP(0.6, 5.0)])
 def test_fedamp_clients_start_from_the_mixture_of_the_last_uploads(tmp_path, amp):
     """With absent clients: their last upload counts, and they too start from the newest mixture."""
@@ -164,7 +156,7 @@ class Begun(L.Callback):
     """Remembers what every client started from: the vector, and its mixture weights."""
 
     def __init__(self):
-        self.models: dict[Any, tuple[Tensor, Tensor]] = {}
+        self.models = {}
 
     def on_train_batch_start(self, trainer, module, *_):
         loop = loop_of(module)
@@ -266,7 +258,7 @@ def test_ifca_clusters_equal_those_by_hand(tmp_path):
         assert round.matrix.starts
         return personalizer._clusters.clone(), traffic
 
-    def clusters(*arguments) -> Tensor:
+    def clusters(*arguments):
         return personalizer._clusters.clone()
 
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
@@ -406,19 +398,3 @@ def test_shapfed_start_points_equal_equation_8_in_the_order_of_algorithm_1(tmp_p
             rtol=1e-5,
             atol=1e-5,
         )
-
-
-def test_standalone_client_that_joins_late_starts_from_the_initial_model(tmp_path):
-    personalizer = Standalone()
-    module = Plain()
-    sampler = FixedCohort([0])
-    order = iter([0, 0, 1, 2])
-    sampler.sample = lambda *_, **__: torch.tensor([next(order)])
-    loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=0)
-    entries = record_calls(personalizer, lambda round, *_: round.matrix.starts[0])
-    initial = ParameterSpace(module).read(module)
-
-    fit(loop, tmp_path, module, rounds=4)
-
-    is_initial = [torch.equal(model, initial) for _, model, _, _ in entries]
-    assert is_initial == [True, False, True, True]

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from flsv.personalization import Personalizer
-
 
 class RecordedRound(NamedTuple):
     round: Any
@@ -16,7 +14,7 @@ def nothing(*_):
     return None
 
 
-def record_calls(part: Personalizer, read_arguments=nothing, read_round=nothing):
+def record_calls(part, read_arguments=nothing, read_round=nothing):
     """Return a list that gets a :class:`RecordedRound` in each round of a fit.
 
     It holds the round, what ``read_arguments`` makes of the arguments of ``personalize``, the result of

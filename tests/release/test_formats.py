@@ -15,7 +15,7 @@ def test_stored_version_is_that_of_the_code():
 def test_checkout_that_is_not_installed_has_a_version(monkeypatch):
     installed = metadata.version
 
-    def version_of_others(name: str) -> str:
+    def version_of_others(name):
         if name == "flsv":
             raise metadata.PackageNotFoundError(name)
         return installed(name)

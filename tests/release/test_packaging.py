@@ -27,7 +27,7 @@ def hook():
     return module
 
 
-def targets(text: str) -> list[str]:
+def targets(text):
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
 
@@ -115,6 +115,6 @@ def test_constraints_have_all_that_ci_installs():
     assert required <= pinned
 
 
-def plain(name: str) -> str:
+def plain(name):
     """As the package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,7 +1,6 @@
 """What `make release` asks before it builds, on a small repository; and that released sections stay as they were."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +14,7 @@ FILES = {
 }
 
 
-def commit_versions(root: Path, words: str, **versions: str):
+def commit_versions(root, words, **versions):
     if versions:
         for name, text in FILES.items():
             (root / name).parent.mkdir(exist_ok=True)
@@ -25,7 +24,7 @@ def commit_versions(root: Path, words: str, **versions: str):
     run_git(root, "commit", "-qm", words)
 
 
-def run_git(root: Path, *command: str):
+def run_git(root, *command):
     name = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run(["git", "-C", str(root), *name, *command], check=True, capture_output=True)
 

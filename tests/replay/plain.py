@@ -40,14 +40,14 @@ class PlainRound:
     memory: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def clients(self) -> list[int]:
+    def clients(self):
         return list(self.rows)
 
     @property
-    def updates(self) -> Tensor:
+    def updates(self):
         return torch.stack([row - self.x for row in self.rows.values()])
 
-    def moved(self, weights) -> Tensor:
+    def moved(self, weights):
         """x + sum_i w_i d_i."""
         return self.x + torch.as_tensor(weights, dtype=self.x.dtype) @ self.updates
 
@@ -57,7 +57,7 @@ Send = Callable[[PlainRound], None]
 Rule = Callable[[PlainRound], Tensor]
 
 
-def sgd(net: nn.Module, epochs: Batches):
+def sgd(net, epochs):
     """Local training: SGD with momentum, which begins anew at every visit."""
     optimizer = torch.optim.SGD(net.parameters(), LR, MOMENTUM)
     for x, y in epochs:
@@ -66,31 +66,19 @@ def sgd(net: nn.Module, epochs: Batches):
         optimizer.step()
 
 
-def replay(
-    net: nn.Module,
-    rule: Rule,
-    train: Train = sgd,
-    send: Send | None = None,
-) -> Tensor:
+def replay(net, rule, train=sgd, send=None):
     """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
     data = make_unequal_data()
     memory = {}
     steps = {}
     numbers = itertools.count()
 
-    def visit(
-        model: nn.Module,
-        round_index: int,
-        client: int,
-    ) -> None:
+    def visit(model, round_index, client):
         batches = list(load_batches(data, round_index, client))
         train(model, batches)
         steps[client] = len(batches)
 
-    def combine(
-        server: nn.Module,
-        models: dict[int, nn.Module],
-    ) -> nn.Module:
+    def combine(server, models):
         plain_round = PlainRound(
             number=next(numbers),
             x=read_parameters(server),
@@ -109,7 +97,7 @@ def replay(
     return read_parameters(federate(net, cohorts_by_hand(), visit, combine))
 
 
-def read_parameters(model: nn.Module) -> Tensor:
+def read_parameters(model):
     return parameters_to_vector(model.parameters()).detach()
 
 

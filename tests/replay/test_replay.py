@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from replay.plain import CLIENTS, MOMENTUM, Batches, PlainRound, Rule, Send, Train, replay, sgd
+from replay.plain import CLIENTS, MOMENTUM, Rule, Send, Train, replay, sgd
 from torch import Tensor, nn
 
 from flsv import aggregation
@@ -45,22 +45,22 @@ class Moved(ContributionMetric):
         return self.norms
 
 
-def distance_moved(round: PlainRound) -> dict[int, float]:
+def distance_moved(round):
     norms = round.memory.setdefault("moved", {})
     norms.update({i: float((row - round.x).norm()) for i, row in round.rows.items()})
     return norms
 
 
-def sample_shares(round: PlainRound) -> list[float]:
+def sample_shares(round):
     total = sum(round.samples.values())
     return [count / total for count in round.samples.values()]
 
 
-def weighted_mean(round: PlainRound) -> Tensor:
+def weighted_mean(round):
     return round.moved(sample_shares(round))
 
 
-def geometric_median(round: PlainRound) -> Tensor:
+def geometric_median(round):
     """Weiszfeld's steps in float64 until they stand still."""
     points = torch.stack([*round.rows.values()]).double()
     alpha = torch.tensor(sample_shares(round)).double()
@@ -73,7 +73,7 @@ def geometric_median(round: PlainRound) -> Tensor:
     return z.float()
 
 
-def mean_of_buckets(round: PlainRound) -> Tensor:
+def mean_of_buckets(round):
     """Two shuffled clients and the one that is left; buckets weigh as their samples."""
     generator = generator_for(SEED, "buckets", round.number)
     order = torch.randperm(COHORT, generator=generator).tolist()
@@ -87,7 +87,7 @@ def mean_of_buckets(round: PlainRound) -> Tensor:
     return round.x + mean_of_pair * share_of_pair + round.updates[single] * share_of_single
 
 
-def mean_by_divergence(round: PlainRound) -> Tensor:
+def mean_by_divergence(round):
     """By the weights that tests/functional/test_divergences.py compares with NumPy's."""
     samples = torch.tensor([*round.samples.values()])
     divergences = label_divergence(round.class_counts[round.clients])
@@ -95,7 +95,7 @@ def mean_by_divergence(round: PlainRound) -> Tensor:
     return round.moved(weights)
 
 
-def mean_by_reputation(round: PlainRound) -> Tensor:
+def mean_by_reputation(round):
     """CGSV, equations 2 to 5: directions weighed by reputations; these learn the cosines with the aggregate.
 
     Data shares weigh in the first round, after which reputations are the cosines' shares; who comes later starts from
@@ -133,14 +133,14 @@ def mean_by_reputation(round: PlainRound) -> Tensor:
     return round.x + gamma * aggregate
 
 
-def mean_by_softmax(round: PlainRound) -> Tensor:
+def mean_by_softmax(round):
     norms = distance_moved(round)
     powers = [math.exp(norms[client] / 0.5) for client in round.clients]
     total = sum(powers)
     return round.moved([0.7 * power / total for power in powers])
 
 
-def weighted_by_chance(round: PlainRound) -> Tensor:
+def weighted_by_chance(round):
     """Value shares among *all* clients, unseen ones the mean of the others, over the chance of 3 in 5."""
     norms = distance_moved(round)
     mean = sum(norms.values()) / len(norms)
@@ -149,7 +149,7 @@ def weighted_by_chance(round: PlainRound) -> Tensor:
     return round.moved([norms[client] / total / chance for client in round.clients])
 
 
-def fednova_mean(round: PlainRound) -> Tensor:
+def fednova_mean(round):
     """FedNova, equation 4: what a client's gradients count in its update adds up to |a|; the mean of it is gone."""
     # A gradient counts in the step that reads it and, by momentum, in all later ones.
     lengths = []
@@ -165,19 +165,19 @@ def fednova_mean(round: PlainRound) -> Tensor:
     return round.moved([mean_length * share / length for share, length in zip(shares, lengths)])
 
 
-def with_server_optimizer(rule: str, lr: float) -> Rule:
+def with_server_optimizer(rule, lr):
     """Reddi et al., algorithms 1 and 2, with the paper's names."""
     beta1 = 0.9
     beta2 = 0.5
     tau = 1e-3
 
-    def momentum_step(round: PlainRound) -> Tensor:
+    def momentum_step(round):
         memory = round.memory
         delta = weighted_mean(round) - round.x
         memory["m"] = beta1 * memory.get("m", 0.0) + delta
         return round.x + lr * memory["m"]
 
-    def adaptive_step(round: PlainRound) -> Tensor:
+    def adaptive_step(round):
         memory = round.memory
         delta = weighted_mean(round) - round.x
         memory["m"] = beta1 * memory.get("m", 0.0) + (1 - beta1) * delta
@@ -195,19 +195,19 @@ def with_server_optimizer(rule: str, lr: float) -> Rule:
     return adaptive_step
 
 
-def flip_sign(round: PlainRound):
+def flip_sign(round):
     change_update(round, 1, lambda d: -d)
 
 
-def change_update(round: PlainRound, client: int, how: Callable[[Tensor], Tensor]):
+def change_update(round, client, how):
     if client in round.rows:
         round.rows[client] = round.x + how(round.rows[client] - round.x)
 
 
-def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: bool = True) -> Send:
+def with_compression(compress, feedback=True):
     """p = d + e, C(p), e = p - C(p): the error e is what compression has left out so far."""
 
-    def send(round: PlainRound) -> None:
+    def send(round):
         errors = round.memory.setdefault("errors", {})
         for client in round.clients:
             update = round.rows[client] - round.x
@@ -221,7 +221,7 @@ def with_compression(compress: Callable[[Tensor, int, int], Tensor], feedback: b
     return send
 
 
-def keep_largest(p: Tensor, number: int, client: int) -> Tensor:
+def keep_largest(p, number, client):
     """The tenth of the largest magnitude, by sorting."""
     by_magnitude = sorted(
         range(len(p)),
@@ -233,7 +233,7 @@ def keep_largest(p: Tensor, number: int, client: int) -> Tensor:
     return p.where(is_sent, torch.zeros(()))
 
 
-def send_opposite_of_mean(round: PlainRound):
+def send_opposite_of_mean(round):
     """Xie et al.: against the mean, as long as the median of the lengths."""
     updates = round.updates.double()
     mean = updates.mean(0)
@@ -245,7 +245,7 @@ def send_opposite_of_mean(round: PlainRound):
         change_update(round, attacker, lambda update: sent)
 
 
-def train_moreau(net: nn.Module, epochs: Batches):
+def train_moreau(net, epochs):
     """pFedMe, algorithm 1: two steps of theta towards the proximal point, one of w towards theta; w is sent."""
     lr = 0.05
     outer_lr = 0.1
@@ -284,13 +284,11 @@ class Case:
     tolerance: float = 1e-5
 
 
-def read_metric(
-    metric: Callable[[], ContributionMetric], name: str = "moved"
-) -> Callable[[], dict[str, Any]]:
+def read_metric(metric, name="moved"):
     return lambda: {"metrics": {name: metric()}}
 
 
-CASES: dict[str, Case] = {
+CASES = {
     "FedAvg": Case(),
     "GeometricMedian": Case(
         geometric_median, lambda: aggregation.GeometricMedian(1e-9, 2000, 0.0), tolerance=1e-4
@@ -337,7 +335,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def make_loop(case: Case) -> FederatedLoop:
+def make_loop(case):
     return FederatedLoop(
         case.make(),
         sampler=UniformSampler(COHORT),

@@ -7,7 +7,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from flsv.aggregation import FedAvg, ShapleyWeighted
-from flsv.data import FederatedDataModule
 from flsv.federation import FederatedLoop
 from flsv.functional import importance_probabilities
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
@@ -174,7 +173,7 @@ M, D = 2, 4
 
 class Counts(ContributionMetric):
     def init_states(self, num_clients, num_classes):
-        self.rows: list[dict[str, list[int]]] = []
+        self.rows = []
 
     def update(self, client_ids, reached, downloaded, uploaded):
         row = {
@@ -189,7 +188,7 @@ class Counts(ContributionMetric):
         return torch.zeros(5)
 
 
-def make_loop(**kwargs) -> FederatedLoop:
+def make_loop(**kwargs):
     parts = {
         "aggregator": FedAvg("uniform"),
         "sampler": PowerOfChoice(cohort_size=M, candidates=D),
@@ -233,9 +232,7 @@ def test_fixed_cohort_draws_clients_by_name_and_by_id(tmp_path):
     assert sorted(weights["client"].unique()) == [0, 2]
 
 
-def largest_losses(
-    model: nn.Module, data: FederatedDataModule, round_index: int
-) -> tuple[list[int], list[int]]:
+def largest_losses(model, data, round_index):
     """The candidates of a round, drawn in proportion to their samples, and those of them with the largest losses."""
     sizes = data.num_samples.double()
     generator = generator_for(SEED, "cohort", round_index)

@@ -353,21 +353,15 @@ BY_NAME = (
     ("options", "message"),
     [
         ({"metrics": [ClassSpecificShapley()]}, BY_NAME),
-        ({"metrics": ClassSpecificShapley()}, BY_NAME),
         ({"metrics": {"cssv": ClassSpecificShapley}}, BY_NAME),
         ({"metrics": {"cssv": "ClassSpecificShapley"}}, BY_NAME),
         (
             {"aggregator": "FedAvg"},
             r"'FedAvg'\): .* Aggregator, written as in aggregator=flsv.*Avg\(\)",
         ),
-        ({"aggregator": FedAvg}, "objects of the class Aggregator"),
-        ({"personalizer": 1}, "objects of the class Personalizer"),
         ({"sampler": 3}, r"sampler=flsv.sampling.UniformSampler\(10\)"),
-        ({"client_algorithm": "FedProx"}, "objects of the class ClientAlgorithm"),
         ({"uploads": TopK(0.1)}, r"uploads=\[flsv.uploads.TopK\(0.1\)\]"),
-        ({"filters": "x"}, r"filters=\[flsv.filters.OutlierFilter\(\)\]"),
         ({"evaluation": 5}, "objects of the class ClientEvaluation"),
-        ({"reporting": None}, "objects of the class Reporting"),
     ],
 )
 def test_argument_of_a_wrong_type_is_refused_with_an_example(options, message):

@@ -51,11 +51,7 @@ class Fails(ContributionMetric):
     per_class = False
     counts: Tensor
 
-    def __init__(
-        self,
-        method="update",
-        first_round=2,
-    ):
+    def __init__(self, method="update", first_round=2):
         self.method = method
         self.first_round = first_round
         super().__init__()
@@ -138,12 +134,7 @@ class ReadsValues(Callback):
         find_loop(trainer.callbacks).contributions  # noqa: B018
 
 
-def fit_run(
-    folder,
-    metrics,
-    module=None,
-    **options,
-):
+def fit_run(folder, metrics, module=None, **options):
     """Return the loop, the module and the warnings of a run."""
     loop = FederatedLoop(metrics=metrics, seed=1, **options)
     module = module or Plain()
@@ -218,11 +209,7 @@ def test_run_goes_on_without_a_metric_that_fails_after_its_first_round(
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("metric", [Refuses(method="none"), RefusesToTrain()])
-def test_run_goes_on_whatever_attribute_of_a_metric_fails(
-    metric,
-    run_without,
-    tmp_path,
-):
+def test_run_goes_on_whatever_attribute_of_a_metric_fails(metric, run_without, tmp_path):
     loop, module, messages = fit_run(tmp_path, {"fails": metric})
 
     _, module_without, _ = run_without
@@ -236,10 +223,7 @@ def test_run_goes_on_whatever_attribute_of_a_metric_fails(
 
 
 @pytest.mark.parametrize("method", ["update", "compute"])
-def test_metric_that_fails_in_its_first_round_ends_the_run(
-    method,
-    tmp_path,
-):
+def test_metric_that_fails_in_its_first_round_ends_the_run(method, tmp_path):
     metric = Fails(method, first_round=1)
 
     with pytest.raises(KeyError, match=f"{method} fails"):

@@ -1,22 +1,17 @@
 """``python tools/bench.py``, as a user types it."""
 
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas
 import pytest
 import yaml
-from bench import QUICK_FEDERATIONS, main
+from bench import main
 
 from benchmark.federation import FOLDER
 from flsv.utilities.atomic_files import FolderLock
-from flsv.utilities.errors import ConfigurationError
 from helpers.runs import read_rows
-
-SCRIPT = Path(__file__).parents[2] / "tools" / "bench.py"
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
     command = ["--federations", federation_file, "--seeds", "1", "--truth-seeds", "2"]
     command += ["--out", str(out), "-q", "--metric", "edited_metric.Mine"]
 
-    def run_with_edited_metric(statement: str = "", scale: float = 1) -> tuple[int, str]:
+    def run_with_edited_metric(statement="", scale=1):
         """The status, and what is printed as an error."""
         source = METRIC.format(statement=statement, scale=scale)
         (tmp_path / "edited_metric.py").write_text(source)
@@ -76,7 +71,7 @@ def test_bench_stores_values_of_a_users_metric_and_prints_its_errors(
 
         return status, capsys.readouterr().err
 
-    def stored_values() -> list[float]:
+    def stored_values():
         if not values_file.is_file():
             return []
         values = []
@@ -121,27 +116,6 @@ def test_two_classes_of_one_name_are_refused(monkeypatch, tmp_path, capsys):
     assert "second_lab.Mine would both be called Mine" in capsys.readouterr().err
 
 
-def test_bench_quick_runs_four_federations(monkeypatch, tmp_path):
-    federations = []
-
-    def record_names(
-        federations_asked: dict[str, object],
-        *_: object,
-        **__: object,
-    ) -> None:
-        federations.append(set(federations_asked))
-        raise ConfigurationError("enough")
-
-    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
-    monkeypatch.setattr("bench.bench", record_names)
-
-    status = main(["--metric", "size", "--out", str(tmp_path), "--quick"])
-
-    assert status == 2
-    assert federations == [set(QUICK_FEDERATIONS)]
-    assert len(QUICK_FEDERATIONS) == 4
-
-
 def test_bench_leaves_out_federations_without_data(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
     command = ["--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)]
@@ -179,23 +153,3 @@ def test_bench_in_a_folder_that_another_run_has_locked_is_refused(tmp_path, caps
     with FolderLock(tmp_path):
         assert main(command) == 2
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_bench_started_as_a_script_compares_a_metric_of_the_working_folder(tmp_path):
-    """It finds its own modules beside it, and writes into ``--out`` alone."""
-    (tmp_path / "lab.py").write_text(METRIC.format(statement="pass", scale=1).replace("3.0", "6.0"))
-    command = ["--quick", "--federations", "digits_sizes", "--metric", "lab.Mine", "--out", "out"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    program = subprocess.run(
-        [sys.executable, SCRIPT, *command],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert program.returncode == 0, program.stderr
-    assert "Mine" in program.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lab.py", "out"]

@@ -1,18 +1,15 @@
 """``make cuda``: what goes without a GPU, and that a failing check is one."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import bench_round
 import gpu_report
 import pandas as pd
 import pytest
-from gpu_report import ALLOWED, CHECKS, Row, near
+from gpu_report import ALLOWED, CHECKS, near
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def write_gpu_report(folder: Path, *titles: str) -> tuple[int, pd.DataFrame]:
+def write_gpu_report(folder, *titles):
     out = folder / "gpu.csv"
     code = gpu_report.main(["--device", "cpu", "--short", "--out", str(out), "--only", *titles])
     return code, pd.read_csv(out, keep_default_na=False).set_index("what")
@@ -41,7 +38,7 @@ def test_gpu_report_passes_all_checks_on_the_cpu(tmp_path, monkeypatch):
 
 
 def test_gpu_report_with_a_failed_check_ends_with_status_1(tmp_path, monkeypatch):
-    def apart(device: str, short: bool) -> Iterator[Row]:
+    def apart(device, short):
         yield near("near", 1e-5, 1e-3)
         yield near("far", 1.0, 1e-3)
         raise RuntimeError("and then\nit ended")

@@ -234,37 +234,3 @@ def test_batched_training_of_models_equals_training_each_model_alone(name):
     assert str(optimizer.state_dict()) == initial_optimizer
     for key, value in module.state_dict().items():
         assert torch.equal(value, initial_state[key])
-
-
-def test_batched_training_leaves_frozen_and_unstacked_parameters_unchanged():
-    module, states, batches = make_setting("SGD")
-    module.spare = nn.Parameter(torch.ones(3))
-    module.net[0].requires_grad_(False)
-    fixed = {name: states.pop(f"net.0.{name}")[0] for name in ("weight", "bias")}
-    module.net[0].load_state_dict(fixed)
-    spare = torch.ones(len(STEPS), 3)
-    optimizer = make_sgd(weight_decay=0.1)(module.parameters())
-    training = RowTraining(module, optimizer, frozen={"spare"})
-    initial_states = {name: tensor.clone() for name, tensor in states.items()}
-
-    trained, _ = training.train(
-        {**initial_states, "spare": spare.clone()},
-        batches,
-    )
-
-    assert torch.equal(trained.pop("spare"), spare)
-
-    for name, tensor in fixed.items():
-        states[f"net.0.{name}"] = tensor.expand(len(STEPS), *tensor.shape)
-
-    del module.spare
-    expected = train_one_by_one(module, states, batches, make_sgd(weight_decay=0.1), None)
-
-    for i, (model, _) in enumerate(expected):
-        for key, tensor in trained.items():
-            torch.testing.assert_close(
-                tensor[i],
-                model[key],
-                rtol=1e-5,
-                atol=1e-5,
-            )

@@ -21,7 +21,7 @@ class Keeps(nn.Module):
         self.register_buffer("unsaved_buffer", torch.zeros(2), persistent=False)
         self.tensor_in_list = [torch.zeros(2)]
         self.array = np.zeros(2)
-        self.losses: list[float] = []
+        self.losses = []
         self.num_steps = 0
 
     def train_client(self, client):
@@ -35,10 +35,7 @@ class Keeps(nn.Module):
         self.layer.training = client > 0
 
 
-def train(
-    module,
-    clients,
-):
+def train(module, clients):
     initial = ModuleSnapshot(module)
     values = ClientValues()
     for client in clients:
@@ -92,12 +89,7 @@ def test_structure_that_another_process_lacks_is_refused():
     module.layer.register_forward_hook(lambda layer, inputs, output: output)
     values.forget()
     trained = ModuleSnapshot(module)
-    values.add(
-        1,
-        2,
-        initial=initial,
-        trained=trained,
-    )
+    values.add(1, 2, initial=initial, trained=trained)
 
     parts = [values.changes_to_send(), other_values.changes_to_send()]
     other_values.merge(parts, [1, 0])

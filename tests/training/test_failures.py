@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
-from flsv.federation.lightning_fit import LightningFit
 from helpers import warns
 from helpers.data import toy_sets
 from helpers.fits import fit, state_vector
@@ -191,17 +190,3 @@ def test_unreadable_sample_raises_and_keeps_the_global_model(tmp_path):
 
     assert loop.round_index == ROUND
     assert state_vector(module).isfinite().all()
-
-
-def test_fit_whose_restoring_fails_still_releases_its_folder(tmp_path, monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("half a model")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LightningFit, "discard", broken)
-        module = Failing(ValueError("mine"), "training_step")
-        with pytest.raises(ZeroDivisionError, match="half a model"):
-            fit(make_loop(), tmp_path, module)
-
-    next_fit = fit(make_loop(), tmp_path, rounds=1)
-    assert next_fit.trainer.current_epoch == 1

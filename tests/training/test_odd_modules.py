@@ -308,7 +308,7 @@ class Thresholded(Plain):
     def __init__(self, initial_threshold):
         super().__init__()
         self.register_buffer("threshold", torch.tensor(initial_threshold))
-        self.thresholds_in_training: list[float] = []
+        self.thresholds_in_training = []
 
     def on_train_batch_start(self, batch, batch_idx):
         self.thresholds_in_training.append(float(self.threshold))
@@ -351,53 +351,11 @@ def test_sparse_parameters_are_refused_by_name(tmp_path):
         fit(FederatedLoop(seed=1), tmp_path, module)
 
 
-class WithHiddenLayers(Plain):
-    """Compiled or not, with a dropout that is off in evaluation and buffers."""
-
-    def __init__(
-        self,
-        compile_layers,
-    ):
-        super().__init__()
-        torch.manual_seed(2)
-        layers = nn.Sequential(
-            nn.Linear(FEATURES, FEATURES),
-            nn.BatchNorm1d(FEATURES),
-            nn.Dropout(0.3),
-        )
-        self.layers = compile_layers(layers)
-
-    def forward(self, x):
-        return self.net(self.layers(x))
-
-
-def test_scripted_layers_train_as_the_same_layers_in_python(tmp_path):
-    modules = [WithHiddenLayers(nn.Sequential), WithHiddenLayers(torch.jit.script)]
-    state_vectors = []
-    for number, module in enumerate(modules):
-        folder = tmp_path / str(number)
-        module_after_fit = fit(FederatedLoop(seed=1), folder, module)
-        state_vectors.append(state_vector(module_after_fit))
-
-    in_python, scripted = state_vectors
-    torch.testing.assert_close(scripted, in_python)
-
-
 class WithNestedTensor(Plain):
     def __init__(self):
         super().__init__()
         tensors = [torch.ones(2), torch.ones(3)]
         self.parts = torch.nested.nested_tensor(tensors)
-
-
-class WithSavedGraph(Plain):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("graph", torch.eye(FEATURES).to_sparse())
-
-    def forward(self, x):
-        neighbours = torch.sparse.mm(self.graph, x.T)
-        return self.net(neighbours.T)
 
 
 class WithMetaTensor(Plain):
@@ -422,7 +380,7 @@ class WithOtherClassifier(Plain):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     "kind",
-    [WithNestedTensor, WithSavedGraph, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
+    [WithNestedTensor, WithMetaTensor, WithSystemRandom, WithOtherClassifier],
 )
 def test_attributes_that_have_no_mean_or_no_state_change_nothing(tmp_path, plain, kind):
     module = fit(FederatedLoop(seed=1), tmp_path, kind())

@@ -86,14 +86,6 @@ class Unswitched(Plain):
         getattr(optimizer, mode)()
 
 
-class InEpochHooks(Unswitched):
-    def on_train_epoch_start(self):
-        self.switch_to("train")
-
-    def on_train_epoch_end(self):
-        self.switch_to("eval")
-
-
 class InValidationHooks(Unswitched):
     def on_train_start(self):
         self.switch_to("train")
@@ -153,7 +145,7 @@ def make_loop(**options):
     return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **options)
 
 
-KINDS = [Unswitched, InEpochHooks, InValidationHooks, WithTheModel]
+KINDS = [Unswitched, InValidationHooks, WithTheModel]
 
 
 @pytest.mark.fast_rows("reset-WithTheModel", "persist-InValidationHooks")

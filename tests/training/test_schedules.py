@@ -37,15 +37,6 @@ def make_warmup_and_cosine(optimizer, steps):
     return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[2])
 
 
-def make_chain(optimizer, steps):
-    return lr_scheduler.ChainedScheduler(
-        [
-            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=steps),
-            lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
-        ]
-    )
-
-
 def make_stairs(optimizer, steps):
     return lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
@@ -53,10 +44,9 @@ def make_stairs(optimizer, steps):
 class Scheduled(Plain):
     """Its schedule is as long as the fit, and its learning rates are written down, by whose they are."""
 
-    def __init__(self, make, frequency=1, manual=""):
+    def __init__(self, make, manual=""):
         super().__init__(network(batch_norm=False))
         self.make = make
-        self.frequency = frequency
         self.manual = manual
         self.automatic_optimization = not manual
         self.shared = SimpleNamespace(rates=defaultdict(list))
@@ -68,7 +58,7 @@ class Scheduled(Plain):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         scheduler = self.make(optimizer, self.trainer.estimated_stepping_batches)
-        config = {"scheduler": scheduler, "interval": "step", "frequency": self.frequency}
+        config = {"scheduler": scheduler, "interval": "step"}
         return [optimizer], [scheduler if self.manual == "epoch" else config]
 
     def training_step(self, batch, batch_idx):
@@ -124,13 +114,11 @@ def rates_of_client_alone(module, client, folder, **kwargs):
 KINDS = {
     "linear": (lambda: Scheduled(make_linear), {}),
     "warm, then cosine": (lambda: Scheduled(make_warmup_and_cosine), {}),
-    "every second step": (lambda: Scheduled(make_linear, frequency=2), {}),
     "accumulation": (lambda: Scheduled(make_linear), {"accumulate_grad_batches": 2}),
     "limited": (lambda: Scheduled(make_one_cycle), {"limit_train_batches": 0.5}),
     "by hand": (lambda: Scheduled(make_linear, manual="batch"), {}),
     "by hand, once an epoch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
     "by hand, of no interval": (lambda: OfRounds(make_one_cycle, manual="batch"), {}),
-    "by hand, chained": (lambda: OfRounds(make_chain, manual="batch"), {}),
 }
 
 
@@ -291,9 +279,7 @@ def test_schedule_lengths_read_in_training_are_the_clients_own(tmp_path, ways):
     ends_at_zero(module)
 
 
-def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(
-    tmp_path,
-):
+def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp_path):
     class AsksInSetup(Asking):
         def setup(self, stage):
             self.length_in_setup = self.length()

@@ -1,10 +1,7 @@
 """Uploads in a row, and compression beyond tests/replay: what is kept, chance, what it costs, buffers."""
 
-from typing import Literal
-
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from torch import Tensor
 
 from flsv.attacks import Scaling
 from flsv.core import Traffic
@@ -31,15 +28,11 @@ CONTEXT = UploadContext(
 class HalvesAndRecords(Upload):
     """Halves an update, and keeps a list of the updates that came in."""
 
-    def __init__(
-        self,
-        reference: Literal["start", "global"] = "start",
-        numbers: int = 0,
-    ):
+    def __init__(self, reference="start", numbers=0):
         self.reference = reference
         self.numbers = numbers
-        self.updates: list[Tensor] = []
-        self.positions: list[int] = []
+        self.updates = []
+        self.positions = []
 
     def apply(self, update, context):
         self.updates.append(update.clone())
@@ -132,7 +125,7 @@ def test_global_model_is_also_sent_to_clients_with_own_starts_if_uploads_refer_t
     loop = FederatedLoop(personalizer=FedAMP(), uploads=uploads, seed=0)
     numbers_received_by_round = []
 
-    def record(trainer, module) -> None:
+    def record(trainer, module):
         numbers_received = loop.channel.numbers(range(3), "down")
         numbers_received_by_round.append(numbers_received.tolist())
 
@@ -160,11 +153,11 @@ SEED = 4
 
 
 def make_context(
-    client: int = 0,
-    entries: int = 40,
+    client=0,
+    entries=40,
     state=None,
     **kwargs,
-) -> UploadContext:
+):
     facts = {"round_index": 0, "state": {} if state is None else state, **kwargs}
     return UploadContext(client, num_clients=3, num_parameters=entries, **facts)
 

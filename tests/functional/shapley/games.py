@@ -12,13 +12,13 @@ from helpers import make_generator
 Game = Callable[[Tensor], Tensor]
 
 
-def make_table_game(table: Tensor) -> Game:
+def make_table_game(table):
     """Look utilities up: row b of ``table [2^n]`` or ``[2^n, M]`` belongs to the coalition with bitmask b."""
     powers = 2.0 ** torch.arange(len(table).bit_length() - 1, dtype=torch.float64)
     return lambda masks: table[(masks.to(torch.float64) @ powers).long()]
 
 
-def make_random_table(num_players: int, seed: int = 0, columns: int | None = None) -> Tensor:
+def make_random_table(num_players, seed=0, columns=None):
     shape = (2**num_players,) if columns is None else (2**num_players, columns)
     return torch.rand(*shape, generator=make_generator(seed), dtype=torch.float64)
 
@@ -29,7 +29,7 @@ HIGHEST_ACCURACY = 0.9
 NUM_TEST_IMAGES = 500
 
 
-def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
+def make_accuracy_table(num_players, seed=0):
     """Like a round of federated learning: coalitions average updates, accuracy saturates and is read off 500 images."""
     generator = make_generator(seed)
     deviations = torch.randn(
@@ -60,7 +60,7 @@ def make_accuracy_table(num_players: int, seed: int = 0) -> Tensor:
     return num_right / NUM_TEST_IMAGES
 
 
-def shapley_by_all_orders(table: Tensor) -> np.ndarray:
+def shapley_by_all_orders(table):
     """The mean marginal contribution over all n! orders, one by one."""
     values = table.numpy()
     n = len(values).bit_length() - 1
@@ -76,26 +76,26 @@ def shapley_by_all_orders(table: Tensor) -> np.ndarray:
     return total / len(orders)
 
 
-def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
+def make_closed_form_games(n):
     """Name -> utility and Shapley values."""
     weights = torch.linspace(-1, 2, n, dtype=torch.float64)
     players = torch.arange(1, n + 1, dtype=torch.float64)
     costs = players**2
 
-    def add(masks: Tensor) -> Tensor:
+    def add(masks):
         return masks.double() @ weights + 3
 
-    def make_pair_of_gloves(masks: Tensor) -> Tensor:
+    def make_pair_of_gloves(masks):
         # Player 0 has the only left glove.
         has_left = masks[:, 0]
         has_right = masks[:, 1:].any(dim=1)
         return (has_left & has_right).double()
 
-    def build_runway(masks: Tensor) -> Tensor:
+    def build_runway(masks):
         # A runway costs what its largest plane needs.
         return (masks * costs).amax(dim=1)
 
-    def stay_constant(masks: Tensor) -> Tensor:
+    def stay_constant(masks):
         return torch.full((len(masks),), 0.3)
 
     # Each right glove counts only where it is the first of them after the left one: 1 / (n (n - 1)).
@@ -121,11 +121,11 @@ def make_closed_form_games(n: int) -> dict[str, tuple[Game, Tensor]]:
 class Watched:
     """A utility that counts, and fails when a coalition is asked for twice."""
 
-    def __init__(self, utility: Game):
+    def __init__(self, utility):
         self.utility = utility
-        self.coalitions: set[tuple[bool, ...]] = set()
+        self.coalitions = set()
 
-    def __call__(self, masks: Tensor) -> Tensor:
+    def __call__(self, masks):
         assert masks.dtype == torch.bool
 
         rows = [tuple(row) for row in masks.tolist()]

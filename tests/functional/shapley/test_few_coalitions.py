@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 from functional.shapley.games import make_random_table, make_table_game, shapley_by_all_orders
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.functional import (
@@ -14,11 +13,7 @@ from flsv.functional import (
     few_coalitions_shapley,
     interval_over_seeds,
 )
-from flsv.functional.shapley.few_coalitions import (
-    KERNEL_PARTS,
-    prior_variance,
-    retrained_shapley,
-)
+from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance, retrained_shapley
 from flsv.functional.shapley.surrogate import (
     averaged_membership,
     fit_surrogate,
@@ -29,13 +24,13 @@ from flsv.functional.shapley.surrogate import (
 from helpers import make_generator
 
 
-def make_quadratic_game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def make_quadratic_game(n, seed=0):
     generator = make_generator(seed)
     sums, averages = torch.rand(2, n, generator=generator, dtype=torch.float64)
     return sums, averages
 
 
-def play_quadratic_game(masks: Tensor, sums: Tensor, averages: Tensor) -> Tensor:
+def play_quadratic_game(masks, sums, averages):
     members = masks.double()
     sizes = masks.sum(1).clamp_min(1)
     return 0.3 + members @ sums + members @ averages / sizes
@@ -75,8 +70,8 @@ def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
     masks = few_coalitions(n, "all")
     row_of_mask = {tuple(mask): row for row, mask in enumerate(masks.tolist())}
 
-    def apply_shapley(table: Tensor) -> Tensor:
-        def look_up(coalitions: Tensor) -> Tensor:
+    def apply_shapley(table):
+        def look_up(coalitions):
             return table[[row_of_mask[tuple(mask)] for mask in coalitions.tolist()]]
 
         return exact_shapley(look_up, n).values

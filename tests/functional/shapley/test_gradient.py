@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from functional.shapley.games import shapley_by_all_orders
-from torch import Tensor
 from torch.testing import assert_close
 
 from flsv.functional import client_in_run_values, gradient_shapley, step_weights
@@ -12,7 +11,7 @@ from flsv.functional.shapley.exact import all_coalitions
 from helpers import make_generator, refused
 
 
-def slopes_of_players(n: int) -> Tensor:
+def slopes_of_players(n):
     return torch.randn(n, dtype=torch.float64, generator=make_generator(n))
 
 

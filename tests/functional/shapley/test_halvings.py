@@ -88,14 +88,6 @@ def test_the_search_finds_the_best_of_all_partitions(monkeypatch):
     assert torch.equal(searched[:2], compared[:2])
 
 
-def test_halves_of_one_player_are_left_out():
-    of_two = choose_halvings(make_outputs(2), ["a", "b"], 2, logits=True)
-    of_three = choose_halvings(make_outputs(3), ["a", "b", "c"], 5, logits=True)
-
-    assert len(of_two) == 0
-    assert of_three.sum(1).tolist() == [2, 2, 2]
-
-
 def test_names_must_be_distinct():
     with pytest.raises(ValueError, match="3 distinct names"):
         choose_halvings(make_outputs(3), ["a", "b", "a"], logits=True)

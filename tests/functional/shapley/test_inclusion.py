@@ -8,7 +8,7 @@ from flsv.functional import importance_probabilities
 from helpers import make_generator, refused
 
 
-def probabilities_by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
+def probabilities_by_bisection(weights, m):
     """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
     low = 0.0
     high = weights.sum() / m * 10

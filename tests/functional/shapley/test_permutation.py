@@ -86,7 +86,7 @@ def test_gtg_skips_a_round_whose_gain_is_below_the_truncation():
 
 
 def test_within_round_truncation_saves_evaluations_and_stays_close():
-    def saturate(masks: torch.Tensor) -> torch.Tensor:
+    def saturate(masks):
         return 7 * (1 - 0.4 ** masks.sum(dim=1).double())
 
     budget = 2000  # all of which is spent without truncation
@@ -108,7 +108,7 @@ def test_within_round_truncation_saves_evaluations_and_stays_close():
 def test_gtg_convergence_stops_after_the_minimum_number_of_permutations():
     weights = torch.arange(1, 31, dtype=torch.float64)
 
-    def add(masks: torch.Tensor) -> torch.Tensor:
+    def add(masks):
         return masks.double() @ weights
 
     estimate = gtg_shapley(add, 30, generator=make_generator(), budget=10_000)

@@ -2,12 +2,11 @@
 
 import ot
 import torch
-from torch import Tensor
 
 from helpers import make_generator
 
 
-def make_blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def make_blobs(count, seed):
     generator = make_generator(seed)
     y = torch.randint(4, (count,), generator=generator)
     centers = 2 * torch.randn(4, 8, generator=make_generator(9))
@@ -18,11 +17,7 @@ def make_blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
     ) + centers[y], y
 
 
-def make_labeled(
-    seed: int,
-    m: int = 40,
-    d: int = 3,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def make_labeled(seed, m=40, d=3):
     generator = make_generator(seed)
     x = torch.randn(
         m,
@@ -35,11 +30,7 @@ def make_labeled(
     return x + y[:, None], y
 
 
-def wasserstein_distance(
-    x: Tensor,
-    x2: Tensor,
-    p: float = 2,
-) -> Tensor:
+def wasserstein_distance(x, x2, p=2):
     """POT's distance of two sets of equally weighted samples."""
     steps = x.double()[:, None] - x2.double()
     costs = steps.norm(dim=-1) ** p

@@ -7,15 +7,9 @@ import ot
 import pytest
 import torch
 from functional.transport.samples import wasserstein_distance
-from torch import Tensor
 from torch.testing import assert_close
 
-from flsv.functional import (
-    FederatedBarycenter,
-    TransportClient,
-    TransportServer,
-    wasserstein_barycenter,
-)
+from flsv.functional import TransportClient, TransportServer, wasserstein_barycenter
 from flsv.functional.transport.cost import check_support, safe_support
 from helpers import make_generator, refused
 
@@ -27,7 +21,7 @@ def test_the_safe_support_is_the_largest_that_is_not_refused(samples, safe):
         check_support(safe + 1, samples, "client 3")
 
 
-def make_gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tensor]:
+def make_gaussians(dim, m=150, m2=150):
     generator = make_generator(dim)
     x = torch.randn(m, dim, generator=generator)
     x2 = 0.5 * torch.randn(m2, dim, generator=generator) + 1
@@ -35,12 +29,7 @@ def make_gaussians(dim: int, m: int = 150, m2: int = 150) -> tuple[Tensor, Tenso
     return x.double(), x2.double()
 
 
-def play(
-    client: TransportClient,
-    server: TransportServer,
-    support: int,
-    rounds: int,
-) -> list[Tensor]:
+def play(client, server, support, rounds):
     """The server's distances after each round of the protocol."""
     distances = []
     gamma = server.start(support, make_generator())
@@ -72,30 +61,17 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     assert distances[-1] >= exact * (1 - 1e-5)
 
 
-@pytest.mark.parametrize(("support", "p"), [(1, 2), (10, 1), (40, 2)])
-def test_federated_distance_with_fewer_points_than_samples_is_above_the_exact_one(support, p):
-    x, x2 = make_gaussians(5, m=100, m2=80)
+@pytest.mark.parametrize("p", [1, 2])
+def test_servers_distance_is_the_sum_of_both_ways(p):
+    x, x2 = make_gaussians(4, m=60, m2=50)
     client = TransportClient(x, p=p)
     server = TransportServer(x2, p=p)
-
-    distances = play(client, server, support=support, rounds=8)
-
-    assert server.gamma is not None
-    assert server.gamma.shape == (support, 5)
-    exact = wasserstein_distance(x, x2, p)
-    assert all(distance > exact for distance in distances)
-
-
-def test_servers_distance_is_the_sum_of_both_ways():
-    x, x2 = make_gaussians(4, m=60, m2=50)
-    client = TransportClient(x)
-    server = TransportServer(x2)
     gamma = server.start(20, make_generator())
 
     for _ in range(3):
         answer, distance = client.answer(gamma)
-        assert_close(distance, wasserstein_distance(x, gamma))
-        to_server = wasserstein_distance(gamma, x2)
+        assert_close(distance, wasserstein_distance(x, gamma, p))
+        to_server = wasserstein_distance(gamma, x2, p)
         gamma = server.step(answer, distance)
         assert_close(server.distance, distance + to_server)
 
@@ -103,7 +79,7 @@ def test_servers_distance_is_the_sum_of_both_ways():
 NUM_CLIENT_SAMPLES = 40
 
 
-def share_of_reconstructed_samples(support: int) -> float:
+def share_of_reconstructed_samples(support):
     """The share of a client's samples that a server which keeps to the protocol works out of two answers, to 1e-3."""
     x = torch.rand(NUM_CLIENT_SAMPLES, 5, generator=make_generator())
     server_x = torch.rand(60, 5, generator=make_generator(1))
@@ -123,7 +99,7 @@ def share_of_reconstructed_samples(support: int) -> float:
     return float(is_reconstructed.double().mean())
 
 
-def guess_samples(eta: Tensor, gamma: Tensor) -> Tensor:
+def guess_samples(eta, gamma):
     """Return what a server can make of a client's answer ``eta`` to its points ``gamma``.
 
     A row of the answer is half of a server's point and half of a mean of samples, so that the server takes its point
@@ -140,7 +116,7 @@ def test_samples_are_reconstructed_with_full_support_and_not_with_the_safe_suppo
     assert share_of_reconstructed_samples(safe_support(NUM_CLIENT_SAMPLES)) == 0
 
 
-def make_three_gaussians() -> list[Tensor]:
+def make_three_gaussians():
     generator = make_generator()
     means = torch.tensor([[0.0, 0.0], [6.0, 0.0], [3.0, 5.0]], dtype=torch.float64)
     samples = []
@@ -150,7 +126,7 @@ def make_three_gaussians() -> list[Tensor]:
     return samples
 
 
-def make_barycenter(samples: list[Tensor], iterations: int) -> FederatedBarycenter:
+def make_barycenter(samples, iterations):
     clients = [TransportClient(x, allow_reconstruction=True) for x in samples]
     generator = make_generator(1)
     return wasserstein_barycenter(
@@ -161,7 +137,7 @@ def make_barycenter(samples: list[Tensor], iterations: int) -> FederatedBarycent
     )
 
 
-def barycenter_objective(samples: list[Tensor], points: Tensor) -> float:
+def barycenter_objective(samples, points):
     total = 0.0
     for x in samples:
         distance = wasserstein_distance(x, points)

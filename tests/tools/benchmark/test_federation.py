@@ -8,7 +8,7 @@ import yaml
 from bench import main
 
 from benchmark import federation, names
-from benchmark.federation import FOLDER, SETS, Federation
+from benchmark.federation import FOLDER, Federation
 from helpers import refused
 
 
@@ -28,17 +28,10 @@ def test_federations_of_digits_need_no_data_root(name, monkeypatch):
     assert data.num_clients == 6
 
 
-@pytest.mark.slow
-def test_every_federation_belongs_to_exactly_one_set():
-    sets = [names(set_name) for set_name in SETS]
-    assert all(sets)
-    assert sorted(name for names_of_set in sets for name in names_of_set) == names()
-
-
 SIGN_FLIP = {"class_path": "flsv.attacks.SignFlip", "init_args": {"clients": [9]}}
 
 
-def write_digits_file(folder: Path, **changes) -> str:
+def write_digits_file(folder, **changes):
     """A file like that of the digits, with these sections; None takes one out."""
     sections = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text()) | changes
     path = folder / "mine.yaml"
@@ -57,11 +50,6 @@ def test_federation_from_an_own_file_is_read(tmp_path):
     assert digits.title == "mine"
     assert digits.rounds == 3
     assert digits.set == "held_out"
-
-
-def test_federation_that_does_not_exist_is_refused():
-    with refused("there is no federation 'nothing'"):
-        federation("nothing")
 
 
 @pytest.mark.fast_rows

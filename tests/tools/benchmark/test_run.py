@@ -6,7 +6,7 @@ import torch
 from benchmark import make_truth, truth_table
 from benchmark.registry import METRICS, NEEDS, Entry, entry
 from benchmark.run import bench, run_metrics
-from benchmark.scores import BenchResults, RunResults, share_error, spearman
+from benchmark.scores import share_error, spearman
 from benchmark.summary import scores_of, summarize
 from flsv.metrics import ContributionMetric
 from helpers import refused
@@ -16,7 +16,7 @@ from helpers.small_federation import SIZES, make_small_federation
 class Last(ContributionMetric):
     per_class = False
 
-    def __init__(self, num_clients: int | None = None, factor: float = 1.0):
+    def __init__(self, num_clients=None, factor=1.0):
         self.factor = factor
         super().__init__(num_clients, None)
 
@@ -32,11 +32,6 @@ class Last(ContributionMetric):
 
 class Cost(Last):
     higher_is_better = False
-
-
-class Broken(Last):
-    def update(self, client_ids):
-        raise RuntimeError("no idea")
 
 
 @pytest.mark.slow
@@ -85,13 +80,12 @@ def test_regression_run_refuses_metrics_that_need_classes():
 
 
 @pytest.mark.slow
-def test_run_with_a_failing_metric_keeps_the_other_values():
+def test_run_turns_the_sign_of_a_metric_of_which_less_is_better():
     run = run_metrics(
         make_small_federation(),
         {
             "mine": Entry("mine", Last),
             "cost": Entry("cost", Cost),
-            "broken": Entry("broken", Broken),
         },
         seed=0,
     )
@@ -99,25 +93,6 @@ def test_run_with_a_failing_metric_keeps_the_other_values():
     assert run.values["mine"].tolist() == [0, 1, 2]
     assert run.values["cost"].tolist() == [0, -1, -2]  # more is better, as of the truth
     assert not run.refused
-    assert list(run.failed) == ["broken"]
-    assert "RuntimeError: no idea" in run.failed["broken"]
-
-
-@pytest.mark.slow
-def test_entry_of_a_metric_includes_its_client_algorithm():
-    name, in_run = entry("flsv.contrib.InRunShapley()")
-    assert in_run.requirements == METRICS["in_run"].requirements
-
-    entries = {name: in_run, "size": METRICS["size"]}
-    run = run_metrics(make_small_federation(), entries, seed=0)
-
-    assert not run.refused
-
-    # The training is the same with it and without.
-    lone = {"in_run": METRICS["in_run"]}
-    run_alone = run_metrics(make_small_federation(), lone, seed=0)
-
-    assert torch.equal(run_alone.values["in_run"], run.values[name])
 
 
 @pytest.mark.parametrize(
@@ -173,38 +148,3 @@ def test_finished_runs_are_read_instead_of_repeated(tmp_path):
     assert correlations["fedsv"] == pytest.approx(sum(scores) / 2)
     errors = [share_error(results.values["small", seed, "fedsv"], truth) for seed in (0, 1)]
     assert summary["misallocated"]["fedsv"] == pytest.approx(sum(errors) / 2)
-
-
-def test_metric_with_a_truncated_last_row_is_left_out_and_rows_are_added(tmp_path):
-    lines = [
-        "federation,seed,metric,values,identity",
-        "small,0,size,1 2,",
-        "small,0,cgsv,1 2",  # the row is cut off
-    ]
-    (tmp_path / "values.csv").write_text("\n".join(lines))
-
-    results = BenchResults(tmp_path)
-    assert list(results.values) == [("small", 0, "size")]
-
-    shadow_values = [1.0, float("nan")]
-    results.add("small", 1, RunResults({"shadow": torch.tensor(shadow_values)}))
-    reread_results = BenchResults(tmp_path)
-
-    assert reread_results.values["small", 0, "size"].tolist() == [1, 2]
-
-    reread_shadow_values = reread_results.values["small", 1, "shadow"].tolist()
-    assert reread_shadow_values == pytest.approx(shadow_values, nan_ok=True)
-
-
-def test_values_of_a_version_with_other_columns_are_refused_before_rows_are_added(
-    tmp_path,
-):
-    # In earlier versions each client had a row.
-    lines = [
-        "federation,seed,metric,client,value,identity",
-        "small,0,size,0,1,",
-    ]
-    (tmp_path / "values.csv").write_text("\n".join(lines) + "\n")
-
-    with refused("client', 'value', 'identity': expected .*values, identity"):
-        BenchResults(tmp_path)

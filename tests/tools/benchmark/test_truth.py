@@ -2,17 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
-from torch import Tensor
 
 from benchmark import federation, make_truth, names, train_coalitions, truth_table
-from benchmark.truth import FOLDER, SEEDS, Truth, exact_truth, truth_settings
-from flsv.functional import exact_shapley
-from flsv.functional.shapley.exact import all_coalitions
-from helpers import make_generator, refused
+from benchmark.truth import FOLDER, SEEDS, truth_settings
+from helpers import refused
 from helpers.small_federation import make_small_federation
 
 
@@ -60,49 +55,6 @@ def test_truth_made_in_parts_equals_truth_made_at_once_and_has_its_settings(tmp_
             function(longer, tmp_path)
 
 
-TRAINING_SEEDS = (1, 2, 3, 4)
-
-
-def make_random_truth() -> Truth:
-    """Return a truth of three clients with random utilities ``[seeds, coalitions]``."""
-    generator = make_generator()
-    utilities = torch.randn(
-        len(TRAINING_SEEDS),
-        8,
-        dtype=torch.float64,
-        generator=generator,
-    )
-    return exact_truth(TRAINING_SEEDS, utilities)
-
-
-def test_truth_values_are_exact_shapley_values_of_each_seeds_utilities():
-    truth = make_random_truth()
-    rows = {tuple(mask): row for row, mask in enumerate(all_coalitions(3).tolist())}
-
-    for utilities, values in zip(truth.utilities, truth.values):
-
-        def look_up(masks: Tensor, utilities: Tensor = utilities) -> Tensor:
-            return utilities[[rows[tuple(mask)] for mask in masks.tolist()]]
-
-        assert torch.allclose(values, exact_shapley(look_up, 3).values)
-
-
-def test_ceiling_is_the_agreement_of_one_seeds_values_with_the_mean_of_the_others():
-    truth = make_random_truth()
-
-    values_by_seed = truth.values.numpy()
-    correlations = []
-    for seed, values in enumerate(values_by_seed):
-        mean_of_others = np.delete(
-            values_by_seed,
-            seed,
-            axis=0,
-        ).mean(axis=0)
-        correlations.append(stats.spearmanr(values, mean_of_others).statistic)
-
-    assert truth.ceiling == pytest.approx(np.mean(correlations))
-
-
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("name", names())
 def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(name):
@@ -118,7 +70,7 @@ def test_shipped_truth_tables_are_complete_and_match_the_shipped_federations(nam
     assert len(distinct_utilities) > truth.num_clients
 
 
-def read_shipped_utilities(name: str) -> dict[tuple[int, str], float]:
+def read_shipped_utilities(name):
     """By seed and coalition, such as 2+3+4."""
     settings, header, *lines = (FOLDER / f"{name}.csv").read_text().splitlines()
     assert settings.startswith("#")
@@ -143,17 +95,3 @@ def test_shipped_utilities_equal_newly_trained_ones():
 
     expected = read_shipped_utilities(name)[SEEDS[0], "2+3+4"]
     assert trained == pytest.approx(expected, abs=0.0025)  # a validation sample
-
-
-def test_truth_of_unmade_or_too_many_coalitions_raises(tmp_path):
-    small = make_small_federation()
-    eleven_clients = {
-        "class_path": "flsv.data.IIDPartitioner",
-        "init_args": {"num_clients": 11},
-    }
-    large = make_small_federation(data={**small.data, "partitioner": eleven_clients})
-
-    with refused("there is no truth of"):
-        truth_table(small, tmp_path)
-    with refused("coalitions.*the limit is 10 clients"):
-        make_truth(large, tmp_path)

@@ -70,11 +70,7 @@ def gradients_of(net, batch):
 
 
 @torch.no_grad()
-def descend(
-    net,
-    gradients,
-    lr=LR,
-):
+def descend(net, gradients, lr=LR):
     for parameter, gradient in zip(net.parameters(), gradients):
         parameter -= lr * gradient
 
@@ -94,12 +90,7 @@ def test_ditto_equals_its_algorithm_by_hand(tmp_path, batch_norm):
     personal = {}
     data = make_unequal_data()
 
-    def visit(
-        model,
-        round_index,
-        client,
-        batches,
-    ):
+    def visit(model, round_index, client, batches):
         global_parameters = copy_parameters(model)
         personal_model = personal.setdefault(client, copy.deepcopy(model))
         for batch in batches:
@@ -164,10 +155,7 @@ def test_fedrep_equals_its_algorithm_by_hand(tmp_path, batch_norm):
         weight_decay=0.01,
     )
 
-    def train_head_then_body(
-        client,
-        epochs,
-    ):
+    def train_head_then_body(client, epochs):
         optimizer = decaying(client.parameters())
         for number, epoch in enumerate(epochs):
             trains_head = number == 0
@@ -200,11 +188,7 @@ def per_fedavg_by_hand(net, second_order):
             draw = generator_for(SEED, "per_fedavg", round_index, client, epoch)
             yield from data.client_loader(client, "train", generator=draw)
 
-    def loss_at(
-        net,
-        parameters,
-        batch,
-    ):
+    def loss_at(net, parameters, batch):
         names = [name for name, _ in net.named_parameters()]
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         logits = torch.func.functional_call(
@@ -218,23 +202,14 @@ def per_fedavg_by_hand(net, second_order):
 
         return nn.functional.cross_entropy(logits, batch[1])
 
-    def hessian_products(
-        model,
-        batch,
-        direction,
-    ):
+    def hessian_products(model, batch, direction):
         """The Hessian of the loss on a batch, times a direction."""
         parameters = list(model.parameters())
         loss = loss_at(model, parameters, batch)
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
         return torch.autograd.grad(gradients, parameters, grad_outputs=direction)
 
-    def visit(
-        model,
-        round_index,
-        client,
-        batches,
-    ):
+    def visit(model, round_index, client, batches):
         # A step is (I - alpha H(w)) g(w - alpha g(w)), each of the three on a batch of its own.
         other_batches = independent_batches(round_index, client)
         for batch in batches:
@@ -280,14 +255,7 @@ def test_first_order_per_fedavg_equals_its_algorithm_by_hand(tmp_path, batch_nor
 def test_hessian_free_per_fedavg_is_close_to_per_fedavg_with_the_hessian(tmp_path):
     layers = []
     for layer in network(batch_norm=False):
-        layers.append(
-            nn.Tanh()
-            if isinstance(
-                layer,
-                nn.ReLU,
-            )
-            else layer
-        )
+        layers.append(nn.Tanh() if isinstance(layer, nn.ReLU) else layer)
 
     net = nn.Sequential(*layers)
     module = Plain(copy.deepcopy(net), sgd)
@@ -313,12 +281,7 @@ def scaffold_by_hand(net, failing=frozenset()):
     client_variates = {client: list(zeros) for client in range(len(PROPORTIONS))}
     changes_of_round = []
 
-    def visit(
-        model,
-        round_index,
-        client,
-        batches,
-    ):
+    def visit(model, round_index, client, batches):
         initial = copy_parameters(model)
         variates = client_variates[client]
         num_steps = 0
@@ -342,11 +305,7 @@ def scaffold_by_hand(net, failing=frozenset()):
         changes_of_round.append(changes)
         client_variates[client] = next_variates
 
-    def merge(
-        initial,
-        models,
-        mean,
-    ):
+    def merge(initial, models, mean):
         # c + sum_i (change of c_i) / N
         next_server_variate = []
         for variate, *changes in zip(server_variate, *changes_of_round):
@@ -370,12 +329,7 @@ def feddyn_by_hand(net, failing=frozenset()):
     server_state = list(zeros)
     client_gradients = {client: list(zeros) for client in range(len(PROPORTIONS))}
 
-    def visit(
-        model,
-        round_index,
-        client,
-        batches,
-    ):
+    def visit(model, round_index, client, batches):
         optimizer = slow_sgd(model.parameters())
         initial = copy_parameters(model)
         linear_terms = client_gradients[client]
@@ -398,11 +352,7 @@ def feddyn_by_hand(net, failing=frozenset()):
             next_gradients.append(gradient - ALPHA * (trained - center))
         client_gradients[client] = next_gradients
 
-    def merge(
-        initial,
-        models,
-        mean,
-    ):
+    def merge(initial, models, mean):
         # h - alpha / N sum_i (theta_i - theta), and the model is the mean - h / alpha.
         share = ALPHA / len(PROPORTIONS)
         next_state = []
@@ -436,10 +386,7 @@ def feddyn_state(loop):
 class CaseWithState(NamedTuple):
     make_loop: Callable[[], FederatedLoop]
     train_by_hand: Callable[
-        [
-            nn.Module,
-            Failing,
-        ],
+        [nn.Module, Failing],
         tuple[nn.Module, Tensor, dict[int, Tensor]],
     ]
     optimizer: Any
@@ -506,20 +453,13 @@ def test_scaffold_control_variates_and_models_equal_those_by_hand(
     assert expected_server_state.abs().max() > 1e-3
 
 
-def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
-    tmp_path,
-):
+def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(tmp_path):
     """The server has not taken in what it sent, so its own variate must not have moved either."""
     net = network(batch_norm=False)
     failing = {(round_index, 0) for round_index in range(ROUNDS)}
     expected_net, expected_variate, client_variates = scaffold_by_hand(net, failing=failing)
     loop = make_scaffold_loop(
-        uploads=[
-            Scaling(
-                1e6,
-                clients=[0],
-            )
-        ],
+        uploads=[Scaling(1e6, clients=[0])],
         filters=[OutlierFilter(exclude=True)],
     )
     module = Plain(copy.deepcopy(net), sgd)
@@ -534,9 +474,7 @@ def test_scaffold_client_whose_update_is_excluded_changes_no_model_or_variate(
         assert_close(state["control_variate"], client_variates[client])
 
 
-def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(
-    tmp_path,
-):
+def test_scaffold_reports_no_more_than_the_upload_and_nothing_without_a_step(tmp_path):
     """Clipped to next to nothing, the upload is the start point, and the change -c; likewise at a rate of 0."""
     clipping = GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)
     rate_of_0 = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.0)

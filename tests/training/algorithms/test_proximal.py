@@ -24,7 +24,7 @@ class StartsApart(Personalizer):
     """Lets each client start far from the global model, and records how far its model is from that when it ends."""
 
     def __init__(self):
-        self.moves: list[tuple[int, torch.Tensor]] = []
+        self.moves = []
 
     def start(self, client, state):
         return state.model() + distance_of_start(client)
