@@ -165,7 +165,7 @@ def test_a_further_fit_with_another_seed_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PL_GLOBAL_SEED", "4")
     plan_more_rounds(trainer)
-    with refused("the seed is 4 and"):
+    with refused("the seed is 4, but"):
         trainer.fit(module, toy_data((4, 1, 2), server_val=0.3, seed=5))
 
 

@@ -84,7 +84,7 @@ def fit_with_failing_sites(folder, failing):
 
 def test_round_whose_only_site_is_silent_is_followed_by_the_next_sites(tmp_path):
     second_round = 1
-    with warns("a model. The model stays"):
+    with warns("a model. The global model does not change"):
         loop = fit_with_failing_sites(tmp_path, {(LYON_ADDRESS, second_round)})
 
     assert loop.participations.tolist() == [2, 0, 1]
