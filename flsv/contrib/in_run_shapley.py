@@ -305,8 +305,8 @@ class InRunValues(ClientAlgorithm):
             )
         return in_run_metrics[0].measured_by
 
-    def bind_evaluator(self, evaluator: Any) -> None:
-        self._evaluator = evaluator
+    def bind_evaluator(self, games: Any) -> None:
+        self._evaluator = games
         self._model_of_gradient = None
         self._gradient = None
 

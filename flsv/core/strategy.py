@@ -158,7 +158,7 @@ class Strategy(Component):
         default any finite numbers up to 1e18 are accepted."""
         return {}
 
-    def bind_evaluator(self, evaluator: Any) -> None:
+    def bind_evaluator(self, games: Any) -> None:
         """Receive the :class:`flsv.games.CoalitionGames` before the first round, if metrics or strategies evaluate
         models."""
 
