@@ -22,7 +22,6 @@ from flsv.games.output_score import OutputScore
 from flsv.metrics.base import last_values, latest
 from flsv.metrics.coalitions.design import (
     EVALUATIONS_PER_RUN,
-    NUM_RECENT_ROUNDS,
     Coalitions,
     check_halvings,
     spread_rounds,
@@ -33,7 +32,14 @@ from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.values.coalition_files import measure_name, outputs_name
 from flsv.values.evidence import are_singles_only
-from flsv.values.query import Game, RoundValues, SeedScores, value_after_round, values_by_round
+from flsv.values.query import (
+    NUM_RECENT_ROUNDS,
+    Game,
+    RoundValues,
+    SeedScores,
+    value_after_round,
+    values_by_round,
+)
 
 
 class ShadowShapley(MeasuredMetric):

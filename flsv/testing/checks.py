@@ -110,9 +110,16 @@ def equal(
     """Return whether nested values are equal, bitwise or up to ``rtol``. NaN equals NaN."""
     if rtol is None:
         return are_equal(value, expected)
-    tolerance = {"rtol": rtol, "atol": rtol, "equal_nan": True}
     try:
-        assert_close(value, expected, **tolerance, check_device=False, check_dtype=False)
+        assert_close(
+            value,
+            expected,
+            rtol=rtol,
+            atol=rtol,
+            equal_nan=True,
+            check_device=False,
+            check_dtype=False,
+        )
     except AssertionError:
         return False
     return True

@@ -28,7 +28,9 @@ from flsv.utilities.plain_values import CONSTANT_TYPES
 from flsv.utilities.seeding import generator_state
 
 #: Types of values that refer to nothing.
-_PLAIN_TYPES = frozenset({*CONSTANT_TYPES, type(...), range, slice, torch.layout, torch.Size})
+_PLAIN_TYPES: frozenset[type] = frozenset(
+    {*CONSTANT_TYPES, type(...), range, slice, torch.layout, torch.Size}
+)
 #: Types of random generators.
 GENERATORS = (
     torch.Generator,

@@ -199,8 +199,8 @@ def value_after_round(
         utilities = utilities.squeeze(1)
     estimate, stderr, evidence = _estimate(game, utilities, outputs)
     estimate = estimate.reshape(shape).double()
-    last_estimates = torch.stack([*recent_estimates, estimate])
-    last_estimates = last_estimates[-NUM_RECENT_ROUNDS:]
+    last_estimates: Tensor | None
+    last_estimates = torch.stack([*recent_estimates, estimate][-NUM_RECENT_ROUNDS:])
     values = estimate
     if game.averages:
         # Which clients a round draws is luck, and the mean over successive rounds has less of it.
@@ -219,7 +219,8 @@ def value_after_round(
         recent_values=last_estimates,
     )
     case_values = None
-    if game.score is not None and game.has_outputs and not game.per_class:
+    if game.score is not None and outputs is not None and not game.per_class:
+        assert game.weights is not None
         case_values = partial(
             game.score.case_values,
             game.masks,
