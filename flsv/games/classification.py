@@ -14,9 +14,9 @@ class Classification:
     """Correct predictions and the mean cross-entropy of c models. :meth:`update` does not wait for a GPU.
 
     Args:
-        num_models: c, the number of models.
-        support: int64 ``[M]``, the number of samples of each class in all batches.
-        device: the device of the logits.
+        num_models: c.
+        support: int64 ``[M]``, the samples of each class in all batches.
+        device: that of the logits.
         has_loss: whether the cross-entropy is computed. Else it is 0.
     """
 
