@@ -336,7 +336,7 @@ def test_value_round_refuses_metrics_with_client_side_evaluation():
     net = nn.Linear(2, 2)
     metric = PartialFederatedShapley(judges="clients")
 
-    with refused('needs judges="clients", which only a FederatedLoop has'):
+    with refused('needs judges="clients", which only a FederatedLoop provides'):
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
 
 
