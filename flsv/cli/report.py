@@ -27,27 +27,43 @@ from collections.abc import Sequence
 from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
 
+#: Options that only a page with a budget has.
+TERMS = ("by", "rule", "currency", "judged_by_partners")
+
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """Run ``flsv report`` with the command-line arguments ``args``."""
     parser = command_parser("flsv report", __doc__)
     options = parser.parse_args(list(args))
     terms_by_name = {}
-    for name in ("by", "rule", "currency", "judged_by_partners"):
-        if getattr(options, name):
-            terms_by_name[name] = getattr(options, name)
+    for name in TERMS:
+        value = getattr(options, name)
+        if value:
+            terms_by_name[name] = value
     if terms_by_name and options.budget is None:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in terms_by_name)
-        parser.error(f"{names} needs a budget: add --budget 10000")
+        names = [f"--{name.replace('_', '-')}" for name in terms_by_name]
+        parser.error(f"{' and '.join(names)} needs a budget: add --budget 10000")
     from flsv.report import Budget, write_report  # imported late: it imports torch
     from flsv.report.shares import shares_file, shares_of
     from flsv.results import open_run
     from flsv.results.terminal import print_lines
 
-    budget = None if options.budget is None else Budget(options.budget, **terms_by_name)
-    check_writable(options.run if options.out is None else options.out.parent)
-    page = write_report(options.run, options.client, options.out, budget)
-    files = [page] if budget is None or options.client else [page, shares_file(page)]
-    print(f"Report: {', '.join(map(display_path, files))}")
-    if budget is not None:
-        print_lines(shares_of(open_run(options.run), budget).verdict.lines)
+    out_folder = options.run
+    if options.out is not None:
+        out_folder = options.out.parent
+    check_writable(out_folder)
+
+    if options.budget is None:
+        page = write_report(options.run, options.client, out=options.out)
+        print(f"Report: {display_path(page)}")
+        return
+    budget = Budget(options.budget, **terms_by_name)
+    page = write_report(options.run, options.client, out=options.out, budget=budget)
+    files = [display_path(page)]
+    if not options.client:
+        shares = shares_file(page)
+        files.append(display_path(shares))
+    print(f"Report: {', '.join(files)}")
+
+    verdict = shares_of(open_run(options.run), budget).verdict
+    print_lines(verdict.lines)

@@ -157,7 +157,8 @@ class Run:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
-        return last_estimates(self.table, metric, self.num_clients, column)["value"].tolist()
+        estimates = last_estimates(self.table, metric, self.num_clients, column)
+        return estimates["value"].tolist()
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
@@ -196,7 +197,9 @@ class Run:
     def changed_settings(self) -> str:
         """Return a description of the settings that differ between ``flsv retrain`` and the run, or ""."""
         path = self.folder / RETRAINED / RUNS_SETTINGS
-        settings: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+        if not path.is_file():
+            return ""
+        settings: dict[str, str] = json.loads(path.read_text())
         return settings.get(CHANGED, "")
 
 
@@ -289,32 +292,36 @@ def over_seeds(run: Run) -> Run:
     for metric, performance in run.performances.items():
         performance_by_run = [repeated.performances.get(metric, {}) for repeated in runs]
         means = _means_of_all(performance_by_run, ("start", "end", "sum", "together"))
-        alone = (
-            DataFrame([of_run.get("alone") or [] for of_run in performance_by_run]).mean().tolist()
-        )
-        mean_performances[metric] = {**performance, **means, "alone": alone}
+        alone_by_run = [of_run.get("alone") or [] for of_run in performance_by_run]
+        means["alone"] = DataFrame(alone_by_run).mean().tolist()
+        mean_performances[metric] = {**performance, **means}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
     logged = _means_of_all(logged_by_run, logged_by_run[0])
+    events = [*run.record["events"], *_differences_of_others(run, runs)]
     record = {
         **run.record,
         "paid_in": mean_performances,
         "logged": logged,
-        "events": [*run.record["events"], *_differences_of_others(run, runs)],
+        "events": events,
     }
     return RepeatedRun(run.folder, record, run.table, runs)
 
 
 def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
     """Return the events of other runs that say how coalitions' trainings differ from the run, without repetitions."""
-    texts = {event.text for event in run.record["events"] if event.what == UNLIKE_RUN}
+    texts = {event.text for event in _differences_from_run(run)}
     differences = []
     for repeated in runs:
-        for event in repeated.record["events"]:
-            if event.what == UNLIKE_RUN and event.text not in texts:
+        for event in _differences_from_run(repeated):
+            if event.text not in texts:
                 texts.add(event.text)
                 differences.append(event)
     return differences
+
+
+def _differences_from_run(run: Run) -> list[Event]:
+    return [event for event in run.record["events"] if event.what == UNLIKE_RUN]
 
 
 def _means_of_all(
@@ -369,9 +376,13 @@ def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) 
     """
     trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
     if not trains_coalitions:
-        variances_of_means = torch.tensor((values.var() / values.count()).to_numpy("float64"))
-        degrees_of_freedom = torch.tensor(values.count().to_numpy("float64")) - 1
-        widths = half_width(variances_of_means, degrees_of_freedom, INTERVAL_LEVEL)
+        num_runs = values.count()
+        variances_of_means = values.var() / num_runs
+        widths = half_width(
+            torch.tensor(variances_of_means.to_numpy("float64")),
+            torch.tensor(num_runs.to_numpy("float64")) - 1,
+            confidence_level=INTERVAL_LEVEL,
+        )
         return Series(widths.tolist(), index=values.columns)
     # Imported here, so that the table of a run that scores no models is shown without this module.
     from flsv.values.evidence import stderr_over_seeds

@@ -47,7 +47,9 @@ def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_
         updates.append(update)
 
         messages = " ".join(str(warning.message) for warning in caught)
-        named_paths = re.findall(r"flsv: training changes (.*?) of \w+. All clients share", messages)
+        named_paths = re.findall(
+            r"flsv: training changes (.*?) of \w+. All clients share", messages
+        )
         assert named_paths == ([kind.passes] if kind.passes else [])
 
     assert torch.equal(*updates) == (kind.outcome == "right")

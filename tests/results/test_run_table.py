@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import ShapFedWA
 from flsv.federation import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.results.round_result import RoundResult, Row
+from flsv.results.round_result import RoundResult
 from flsv.results.rows import COLUMNS as BY_COLUMN, ENDS, OVERALL, changed_numbers, client_rows
 from flsv.results.run_table import (
     COLUMNS,
@@ -31,7 +30,7 @@ NAN = float("nan")
 NAMES = ("Boston", "Lyon", "Graz")
 
 
-def make_numbers(values: list[float], low: list[float], high: list[float]) -> dict:
+def make_numbers(values, low, high):
     intervals = torch.tensor([low, high]).T
     return {("sv", OVERALL): torch.tensor(values), ("sv", ENDS): intervals}
 
@@ -66,14 +65,22 @@ def test_changes_of_a_round_hold_only_numbers_with_a_new_value_or_interval():
 
 
 def known_clients(values: torch.Tensor) -> list[int]:
-    return (~values.isnan()).nonzero().flatten().tolist()
+    is_known = ~values.isnan()
+    return is_known.nonzero().flatten().tolist()
 
 
 def test_changes_by_class_are_those_of_single_numbers():
     by_class = torch.tensor([[1.0, 2.0], [3.0, NAN]])
     later_by_class = torch.tensor([[1.0, 2.5], [3.0, 4.0]])
-    numbers = {("cssv", BY_COLUMN): later_by_class, ("cssv/total", OVERALL): torch.tensor(7.0)}
-    earlier_numbers = {("cssv", BY_COLUMN): by_class, ("cssv/total", OVERALL): torch.tensor(7.0)}
+    total = torch.tensor(7.0)
+    numbers = {
+        ("cssv", BY_COLUMN): later_by_class,
+        ("cssv/total", OVERALL): total,
+    }
+    earlier_numbers = {
+        ("cssv", BY_COLUMN): by_class,
+        ("cssv/total", OVERALL): total,
+    }
 
     changes = changed_numbers(numbers, earlier_numbers)
 
@@ -84,15 +91,13 @@ def test_changes_by_class_are_those_of_single_numbers():
 
 def test_contributions_csv_is_read_back_bitwise(tmp_path):
     seeded = make_generator()
-    values = (
-        torch.rand(
-            3,
-            2,
-            generator=seeded,
-            dtype=torch.float64,
-        )
-        ** 40
+    values = torch.rand(
+        3,
+        2,
+        generator=seeded,
+        dtype=torch.float64,
     )
+    values = values**40
     table = []
     for column in range(2):
         values_of_column = dict(enumerate(values[:, column].tolist()))
@@ -100,20 +105,20 @@ def test_contributions_csv_is_read_back_bitwise(tmp_path):
             2, "sv", values_of_column, NAMES, column=str(column), class_name="Dress"
         )
     path = tmp_path / "contributions.csv"
-    path.write_bytes((",".join(SCHEMA) + "\n").encode() + csv_text(table))
+    header = ",".join(SCHEMA) + "\n"
+    path.write_bytes(header.encode() + csv_text(table))
     table_read = read_contributions(path)
 
     assert csv_text(table_read.itertuples(index=False)) == csv_text(table)
 
     columns = columns_in(table_read, "sv")
-    values_read = np.array(
-        [last_estimates(table_read, "sv", 3, column)["value"] for column in columns]
-    ).T
+    for index, column in enumerate(columns):
+        estimates = last_estimates(table_read, "sv", 3, column)
+        values_read = torch.tensor(estimates["value"].to_numpy())
+        assert torch.equal(values_read, values[:, index])
 
-    assert torch.equal(torch.tensor(values_read), values)
 
-
-def make_round_rows(round_index: int) -> list[Row]:
+def make_round_rows(round_index):
     """Two rows: the first client's value, and that of a class."""
     return [
         *client_rows(round_index, "cssv", {0: 0.1 + round_index}, NAMES),
@@ -224,7 +229,8 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
     assert not run.duplicated(["round", *keys]).any()
 
     by_class = loop.contributions["cssv"].by_class
-    rows_of_classes = run[(run["metric"] == "cssv") & run["class"].notna()]
+    rows_of_metric = run[run["metric"] == "cssv"]
+    rows_of_classes = rows_of_metric.dropna(subset="class")
     last_by_class = rows_of_classes.groupby(["client", "class"])["value"].last()
 
     assert len(last_by_class) == int(by_class.isfinite().sum())
@@ -236,8 +242,10 @@ def test_contributions_csv_and_to_frame_hold_the_loops_values(tmp_path):
     assert set(traffic["class"].dropna()) == {"up", "down"}
 
     lasting = run[~run["metric"].isin(["update_norm", "weight"])]
-    last_values = lasting.fillna({"class": ""}).groupby(keys, as_index=False)["value"].last()
-    values_of_frame = frame[frame["metric"] != "weight"].fillna({"class": ""})
+    lasting = lasting.fillna({"class": ""})
+    last_values = lasting.groupby(keys, as_index=False)["value"].last()
+    rows_of_metrics = frame[frame["metric"] != "weight"]
+    values_of_frame = rows_of_metrics.fillna({"class": ""})
     merged = values_of_frame.merge(
         last_values,
         on=keys,

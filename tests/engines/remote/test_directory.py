@@ -459,7 +459,10 @@ def test_round_without_replies_is_recorded_for_every_site(tmp_path):
             },
             "'val_hits'.*cannot be sent to them",
         ),
-        ({"evaluation": ClientEvaluation(keep_trained=True)}, "neither the models that sites have trained"),
+        (
+            {"evaluation": ClientEvaluation(keep_trained=True)},
+            "neither the models that sites have trained",
+        ),
         ({"uploads": [InnerProductManipulation(clients=[0, 1])]}, "do not get each other's"),
     ],
 )
