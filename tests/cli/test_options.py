@@ -185,7 +185,7 @@ MISSPELT = {
     "metric": (
         "federation:\n  metrics: {v: LeaveOneOut}\n  aggregator: {class_path: ShapFedWA, init_args: {metric: w}}",
         "metric: w",
-        "'v']. Add w: ClassSpecificShapley there",
+        "'v']. Add a metric with this name there, as in w: ClassSpecificShapley",
     ),
     "tab": ("trainer:\n\tmax_epochs: 4", "max_epochs", "indent by spaces"),
 }
