@@ -62,8 +62,8 @@ def plan_more_rounds(trainer):
     [
         (None, make_next_fold, True, r"other samples or labels for clients \[0, 1, 2\]"),
         (None, partial(toy_data, (4, 2, 1), server_val=0.3), False, "data.partitioner is"),
-        (make_module, make_three_clients, False, "Plainest has other weights"),
-        (partial(make_module, 1), make_three_clients, True, "Plainest has other weights"),
+        (make_module, make_three_clients, False, "the weights of Plainest have changed"),
+        (partial(make_module, 1), make_three_clients, True, "the weights of Plainest have changed"),
     ],
     ids=["next fold", "another split", "the initial module", "another module"],
 )

@@ -107,7 +107,7 @@ def test_resuming_another_federation_is_refused(saved_checkpoint, tmp_path, chan
 
 @pytest.mark.slow
 def test_resume_with_fewer_rounds_than_already_run_is_refused(saved_checkpoint, tmp_path):
-    with refused("of round 2, and max_epochs=1"):
+    with refused("after round 2, but max_epochs=1"):
         resume_fit(saved_checkpoint, tmp_path, rounds=1)
     with warns("2 rounds.*already. Raise max_epochs"):
         resume_fit(saved_checkpoint, tmp_path, rounds=2)
@@ -137,7 +137,7 @@ def test_checkpoint_that_lacks_an_entry_of_the_federation_is_refused(saved_check
         remaining = {name: value for name, value in federation.items() if name != missing}
         checkpoint["callbacks"][key] = remaining
         torch.save(checkpoint, path)
-        with refused(f"lacks '{missing}'|in format None"):
+        with refused(f"'{missing}' is missing|in format None"):
             resume_fit(path, tmp_path)
 
 
