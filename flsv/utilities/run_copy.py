@@ -123,7 +123,7 @@ class Refused(NamedTuple):
         return (
             f"{reason}: {self.path} ({type(self.part).__name__}) cannot be pickled and loaded "
             f"({type(self.error).__name__}: {self.error}). Make it where it is used, or give its class a __getstate__ "
-            "that leaves it out and a __setstate__ that makes it anew."
+            "that leaves it out and a __setstate__ that makes it again."
         )
 
 
