@@ -157,10 +157,17 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
     power = 2 if isinstance(metric, MeanSquaredError) else 1
     errors_of_1 = (targets - 1).abs() ** power
     errors_of_0 = targets.abs() ** power
-    half_gains = (errors_of_1 - errors_of_0) / 2
+    gains = errors_of_1 - errors_of_0
+    half_gains = gains / 2
     variance_of_value = float(half_gains.var()) / num_samples
-    expected = torch.full((2, 2), variance_of_value, dtype=covariance.dtype)
-    torch.testing.assert_close(covariance, expected, rtol=2e-4, atol=0)
+    expected = torch.full_like(covariance, variance_of_value)
+    assert covariance.shape == (2, 2)
+    torch.testing.assert_close(
+        covariance,
+        expected,
+        rtol=2e-4,
+        atol=0,
+    )
 
 
 def test_a_measure_that_is_no_mean_over_samples_is_resampled():
