@@ -272,7 +272,7 @@ class Compression(Upload):
     After a client's training :meth:`compress` replaces its update by a compressed one, and :meth:`size` returns its
     size in bytes. Subclasses override both. If a loop has several compressions, the size is that of the last. The
     server adds the compressed update to the model that it sent. So compression raises an error if clients continue
-    from models of their own (Standalone, FedFomo, PFedSV) or choose their start model (IFCA).
+    from models of their own (Standalone, FedFomo, PFedSV) or choose their initial model (IFCA).
 
     Args:
         error_feedback: whether a client stores the part of an update that it did not send, one number per parameter,

@@ -51,7 +51,7 @@ _ANSWERS_TO_MERGER = (
     "Leave a column out in the merged file, where its reason may then begin without a question mark. Whatever else a "
     "question asks, each site says in its own data.dictionary. Then all sites draft again, and you merge again."
 )
-#: Largest number of classes that are shown, and of clients in a table of columns.
+#: Tables have at most this many classes, columns for clients, and rows of doubts.
 _MAX_SHOWN = 10
 
 
@@ -221,7 +221,10 @@ def merge_files(files: Sequence[Path], file: Path | None) -> None:
     """Merge the dictionaries that sites have drafted, and print where they disagree."""
     drafts = {draft_file.stem: Dictionary.from_file(draft_file) for draft_file in files}
     if len(drafts) < 2 or len(drafts) < len(files):
-        raise ConfigurationError("--merge: expected at least 2 files, each called as its site.")
+        names = listed(file.name for file in files)
+        raise ConfigurationError(
+            f"--merge: expected at least 2 files, each named after its site, but got {names}."
+        )
     dictionary, doubts = merge(drafts)
     for doubt in doubts:
         print(filled(f"{doubt.column} of {doubt.site}: {doubt.text}"))

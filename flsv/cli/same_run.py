@@ -68,9 +68,11 @@ class SameRun(L.Callback):
             trainer.fit_loop.min_epochs = 0
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        loop: Any = find_loop(callbacks_of(trainer))
-        if self.checkpoint is None or loop.state.seed != self.seed:
+        if self.checkpoint is None:
             return
+        loop: Any = find_loop(callbacks_of(trainer))
+        if loop.state.seed != self.seed:
+            return  # a fit with another seed comes to other weights than the run
         checkpoint: Any = torch.load(
             self.checkpoint,
             map_location="cpu",

@@ -95,8 +95,8 @@ def _finished_runs(out: Path, settings: Mapping[str, str]) -> dict[str, str]:
             differences.append(f"{name} is {value} and was {stored_value}")
     if differences:
         raise ConfigurationError(
-            f"{out} holds runs of other settings: {listed(differences)}. Go on with those, move the folder away, or "
-            "name another one."
+            f"{out} has runs with other settings: {listed(differences)}. Continue these runs with their settings, move "
+            "the folder away, or choose another folder."
         )
     warn_of_versions(str(out), stored_package_versions(stored_settings))
     return {row["run"]: row["folder"] for row in read_rows(out / RUNS, {"run": str, "folder": str})}

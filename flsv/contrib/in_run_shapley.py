@@ -416,26 +416,30 @@ class InRunValues(ClientAlgorithm):
         # The products of all watched samples since the first step.
         self._products.append(self._ghost_products.take())
         self._ghost_products = None
+
+        # The values and classes of this round's watched samples, in the order of their batches.
+        values = torch.empty(0, dtype=torch.float64)
+        classes = torch.empty(0, dtype=torch.long)
         no_values = torch.zeros(context.samples, dtype=torch.float64)
         total_values = context.state.get(IN_RUN_VALUES, no_values).cpu()  # over rounds, by sample
-        # The values and classes of this round's watched samples, in the order of their batches.
-        self._watched_values = torch.empty(0, dtype=torch.float64)
-        self._watched_classes = torch.empty(0, dtype=torch.long)
         if self._watched_batches:
             samples = torch.cat([batch.samples for batch in self._watched_batches])
-            classes = torch.cat([batch.classes for batch in self._watched_batches])
+            classes = torch.cat([batch.classes for batch in self._watched_batches]).cpu()
             products = torch.cat(self._products).cpu()
-            self._watched_classes = classes.cpu()
-            self._watched_values = self._sample_factors() * products
-            total_values = total_values.index_add(0, samples, self._watched_values)
+            values = self._sample_factors(self._watched_batches) * products
+            total_values = total_values.index_add(0, samples, values)
         context.state[IN_RUN_VALUES] = total_values
         context.state[IN_RUN_CLASSES] = self._sample_classes
+
+        # `report` sums them by class.
+        self._watched_values = values
+        self._watched_classes = classes
         self._watched_batches = []
         self._products = []
         return {}
 
-    def _sample_factors(self) -> Tensor:
-        """Return how far the gradient of each watched sample moves the final model, float64."""
+    def _sample_factors(self, batches: Iterable[_WatchedBatch]) -> Tensor:
+        """Return how far the gradient of each sample in watched batches moves the final model, float64."""
         # The watched steps stand for all steps.
         steps_per_watched_step = len(self._learning_rates) / max(self._num_watched_steps, 1)
         factors = step_weights(self._learning_rates, self._momentum) * steps_per_watched_step
@@ -443,7 +447,7 @@ class InRunValues(ClientAlgorithm):
         step_factors = torch.cat([factors, factors.new_zeros(1)])
 
         sample_factors = []
-        for batch in self._watched_batches:
+        for batch in batches:
             factor = step_factors[batch.step]
             sample_factors.append(factor.expand(len(batch.samples)))
         return torch.cat(sample_factors)

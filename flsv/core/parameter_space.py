@@ -133,8 +133,8 @@ class ParameterSpace:
         candidate_constants: Collection[str],
     ) -> None:
         """Determine which tensors each client keeps to itself, and which are constant."""
-        # Private are floating-point tensors whose names match a pattern, and `kept_names`, which may be integer
-        # buffers. The other candidates are constant. All lists are in the module's order.
+        # A client keeps floating-point tensors whose names match a pattern, and those in `kept_names` (a name may be
+        # both), also integer ones. Candidates that match no pattern are constant. All names are in the module's order.
         private_by_pattern = set()
         for name in self._floating:
             if any(fnmatchcase(name, pattern) for pattern in patterns):

@@ -343,15 +343,16 @@ def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, .
 
 def named_class(names: Sequence[str], pos_label: Any) -> str:
     """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
-    if len(names) == 2:
-        for name in names:
-            # A number or truth value is compared with the name as YAML reads it.
-            value = name if isinstance(pos_label, str) else yaml.safe_load(name)
-            if value == pos_label:
-                return name
-    raise ConfigurationError(
-        f"pos_label={pos_label!r}: expected one of two classes. The data have {listed(names, 8, show=repr)}."
-    )
+    if len(names) != 2:
+        raise ConfigurationError(
+            f"pos_label={pos_label!r}: only data of two classes have a positive class. Leave pos_label out."
+        )
+    for name in names:
+        # A number or truth value is compared with the name as YAML reads it.
+        value = name if isinstance(pos_label, str) else yaml.safe_load(name)
+        if value == pos_label:
+            return name
+    raise ConfigurationError(f"pos_label={pos_label!r}: expected {' or '.join(map(repr, names))}.")
 
 
 def are_two_words(names: Sequence[str]) -> bool:

@@ -110,14 +110,15 @@ class ClientManager:
     def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
         """Make an evaluator of models ``[P]`` on batches ``(x, y)``. ``private`` returns a client's parameters that are
         not shared."""
+        # One evaluator is made, of the first batches. The others are copies of it with other batches and parameters,
+        # since nothing else in it depends on the client.
         if self._model_evaluator is not None:
             return self._model_evaluator.with_batches(batches, private)
         self._model_evaluator = games.make_evaluators.classifier_evaluator(
             self._trainer, self._space, batches, num_classes=self._num_classes
         )
-        return self._model_evaluator.with_batches(
-            None, private
-        )  # its batches are `batches` already
+        same_batches = None
+        return self._model_evaluator.with_batches(same_batches, private)
 
     def client_evaluator(
         self,

@@ -101,7 +101,8 @@ class NormCap(UpdateFilter):
         starts = [model for model in cohort.starts if model is not None]
         if len(starts) < len(cohort.updates):
             raise RuntimeError(
-                f"{self!r} needs the norms of all updates, but the server does not know every client's start model."
+                f"{self!r} needs the norms of all updates, but the server does not know every client's initial "
+                "model. Remove the filter, or the strategy by which clients choose their initial models."
             )
         initial_models = cohort.common_start  # [P] of all clients, or [k, P]
         if initial_models is None:

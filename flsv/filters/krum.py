@@ -90,7 +90,8 @@ class MultiKrum(UpdateFilter):
         """Return the updates' squared distances ``[k, k]``."""
         if cohort.gram is None:
             raise RuntimeError(
-                f"{self!r} compares updates, but the server does not know every client's start model."
+                f"{self!r} compares updates, but the server does not know every client's initial model. "
+                "Remove the filter, or the strategy by which clients choose their initial models."
             )
         products = cohort.gram.double()
         squares = products.diag()

@@ -197,10 +197,11 @@ class ContributionMetric(ReadOnlyArguments, ValidatedArguments, Metric):
         self.class_names = class_names
         self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
-        had_sizes = self._has_sizes  # and so states
-        # Not by assignment: both are read-only for users.
-        vars(self).update(num_clients=num_clients, num_classes=num_classes)
-        if not had_sizes:
+        has_states = self._has_sizes  # the constructor has created them if it was given the sizes
+        # The sizes are read-only attributes, which cannot be assigned.
+        vars(self)["num_clients"] = num_clients
+        vars(self)["num_classes"] = num_classes
+        if not has_states:
             self._create_states()
 
     def check(self, num_samples: Tensor) -> None:

@@ -277,12 +277,14 @@ def metrics_by_name(metrics: Any, loss: Any = None) -> Mapping[str, Contribution
     else:
         metric_list = [PartialFederatedShapley()]
 
-    names = [type(metric).__name__ for metric in metric_list]
-    are_metrics = all(isinstance(metric, ContributionMetric) for metric in metric_list)
-    if len(set(names)) < len(names) or not are_metrics:
+    if not all(isinstance(metric, ContributionMetric) for metric in metric_list):
         raise ConfigurationError(
-            f"value_round(metrics={metric_list}): expected contribution metrics. Create them once, and pass the same "
-            "objects after every round. To use several metrics of one class, pass a mapping from names to metrics."
+            f"value_round(metrics={metric_list}): expected objects of contribution metrics' classes."
+        )
+    names = [type(metric).__name__ for metric in metric_list]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"value_round(metrics={metric_list}): two metrics have one class. Pass a mapping from names to metrics."
         )
     return dict(zip(names, metric_list))
 

@@ -111,7 +111,7 @@ class Run:
 
     @property
     def performances(self) -> Mapping[str, dict[str, Any]]:
-        """Return the performances that values distribute, by metric."""
+        """Return for each metric the performance whose gain its values divide among the clients."""
         return self.record.get("paid_in", {})
 
     def columns_are_classes(self, metric: str) -> bool:

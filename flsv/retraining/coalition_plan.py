@@ -316,9 +316,12 @@ class CoalitionPlan(RunExtension):
         coalitions = f"{', '.join(self._metrics)}: {self._coalitions_in_words(masks)} trained"
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
-        num_fits = equivalent_runs(masks, self._mean_cohort_size)
-        cost = f"as long as {num_fits:.3g} more fit{'s' * (num_fits != 1)}, and {len(masks) - 2} validations"
+
         left_out = f", without {listed(self._left_out)}" if self._left_out else ""
+        num_fits = equivalent_runs(masks, self._mean_cohort_size)
+        fits = "fit" if num_fits == 1 else "fits"
+        num_validations = len(masks) - 2  # the empty and the full coalition are not trained
+        cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
         return f"{coalitions} after the run{left_out} ({cost})."
 
     def _estimation_in_words(self, num_clients: int, games: Any) -> str:

@@ -92,7 +92,7 @@ class CoalitionStore:
         write_settings(folder, self.settings)
 
     def add_untrained(self, utilities: Mapping[str, Tensor]) -> None:
-        """Add the utilities of untrained models, ``[R, 1]`` or ``[R, M]``, by measure."""
+        """Add the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
         self.untrained = utilities
         if self._folder is not None:
             write_untrained(self._folder, utilities)

@@ -90,21 +90,21 @@ class BernoulliSampler(ClientSampler):
     ) -> Tensor:
         probabilities = self.coins(num_clients, contributions)
         p = probabilities.double()
-        # The probability that a draw has enough clients, a number.
-        p_enough_drawn = _probability_of_at_least(self.min_cohort, p.tolist())
+        p_enough_drawn = _probability_of_at_least(self.min_cohort, p.tolist())  # a number
         if self.min_cohort == 1:
             return (p / p_enough_drawn).to(probabilities)
 
-        # The probability that another client takes part, in logarithms, since it may be tiny. The sums before and after
-        # each client are added, since a logarithm of -inf could not be subtracted from a total sum.
+        # A cohort of at least 2 has client i if i and another client are drawn: p_i p_another_i / p_enough_drawn, with
+        #   p_another_i = 1 - prod_{j != i} (1 - p_j) = -expm1(sum_{j < i} log(1 - p_j) + sum_{j > i} log(1 - p_j)).
+        # (The sum of all terms minus term i would be NaN for p_i = 1.)
         log_absent = torch.log1p(-p)
         zero = p.new_zeros(1)
-        sums_to = log_absent.cumsum(0)
+        sums_up_to = log_absent.cumsum(0)
         sums_from = log_absent.flip(0).cumsum(0).flip(0)
-        sums_before = torch.cat([zero, sums_to[:-1]])
+        sums_before = torch.cat([zero, sums_up_to[:-1]])
         sums_after = torch.cat([sums_from[1:], zero])
-        p_another_present = -torch.expm1(sums_before + sums_after)
-        return (p * p_another_present / p_enough_drawn).to(probabilities)
+        p_another_drawn = -torch.expm1(sums_before + sums_after)
+        return (p * p_another_drawn / p_enough_drawn).to(probabilities)
 
     def check(self, client_names: Sequence[str]) -> None:
         num_clients = len(client_names)

@@ -39,7 +39,8 @@ CLASS_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class ClassScore(Metric):
     """Metric that computes the AUROC, average precision or F1 score of probabilities."""
 
-    # Of two classes it is that of class 1, the positive class. Of more, the mean over the classes that occur ("macro").
+    # With two classes, the score of class 1, the positive class. With more, the classes' mean score ("macro"), without
+    # classes that do not occur.
 
     is_differentiable = False
     higher_is_better = True

@@ -104,7 +104,8 @@ class LocalTraining:
         """Load a client's model and state into the Trainer. ``lengths`` are the local epochs' numbers of batches."""
         state = self.state
         state.begin_clients()  # has an effect for the round's first client only
-        with opened(local):  # strategies may read the client's data
+        # Strategies can read the client's data only in this context.
+        with opened(local):
             initial_model = self._initial_model(instruction, local)
             local.set_models(initial_model, model=None)
             private_tensors: Mapping[str, Tensor] = {}
@@ -164,21 +165,24 @@ class LocalTraining:
     # ---- leave
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
-        """Return the client's update (None if its model is not finite), and restore the Trainer's own state. The model
-        is written into ``out [P]``."""
+        """Return the client's update, with its model in ``out [P]`` (None if the model is not finite), and restore the
+        Trainer's own state."""
         context = self.client_steps.context
         assert context is not None
         self.client_steps.end()
         if self._algorithm is not None:
             self._algorithm.leave_client(context)
 
-        with opened(context.local):  # strategies may read the client's data
+        # Strategies can read the client's data only in this context.
+        with opened(context.local):
             update = self._read_update(context, out)
         is_usable = update is not None and not context.broken
         self.state.leave(keep=is_usable)
+
+        # Only the first client is checked. Then the check's copies of the shared objects are freed.
         if self._shared_object_check is not None:
             self._shared_object_check.warn_of_changes()
-            self._shared_object_check = None  # it holds copies
+            self._shared_object_check = None
             self._has_checked_first_client = True
         return update
 

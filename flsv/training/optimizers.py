@@ -404,7 +404,7 @@ def _scheduler_ids(scheduler: Any) -> Iterator[int]:
 
 
 class OptimizerOptions:
-    """Options that ``configure_optimizers`` has set, as they were before a checkpoint is restored."""
+    """Optimizer options as set by ``configure_optimizers``, before a checkpoint overwrites them."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         self._optimizers = trainer.optimizers

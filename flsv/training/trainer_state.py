@@ -156,8 +156,10 @@ class TrainerState:
         module. Without ``model`` the module keeps its weights."""
         if model is not None:
             assert self._initial_snapshot is not None
-            # A client that has no private parameters yet starts from the global model's.
-            private_parameters = {**self._private, **(private or {})}
+            # The client's private parameters replace the global model's, if it has any yet.
+            private_parameters = dict(self._private)
+            if private is not None:
+                private_parameters.update(private)
             self._write(_ModuleState(model, self._initial_snapshot, private_parameters))
 
         self._client = client
@@ -252,13 +254,15 @@ class TrainerState:
 
     def global_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the global model from before the round."""
+        # The module has the state of the client in training. It gets the global model's until this is copied.
         client_state = self._read()
-        # The module has the global model's values only until `state_dict` is copied.
         with ExitStack() as version_guards:
-            # Autograd must not treat this as a change of the tensors that a forward pass has stored.
+            # A backward pass fails if the versions of tensors that its forward pass has stored differ. In the end these
+            # tensors have the same values as before, so they keep their versions. Inference tensors have none.
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 if not tensor.is_inference():
                     version_guards.enter_context(_unsafe_preserve_version_counter(tensor))
+
             self._write(self._state_before_round)
             state_dict = {name: value.clone() for name, value in self.module.state_dict().items()}
             self._write(client_state)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:  # pandas is slow to import
 #: Function that converts a cell's text, or raises ValueError with a description of the expected text.
 Cell = Callable[[str], Any]
 NAN = float("nan")
-#: Text that gets a leading ``'`` when it is written: formulas, also after leading ``'`` of their own.
+#: Text that a spreadsheet could run as a formula. It is written with a leading ``'``, even if it has one already, since
+#: reading removes one.
 _FORMULA = re.compile("'*[=+@-]")
 
 

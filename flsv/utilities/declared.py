@@ -1,4 +1,4 @@
-"""Functions that check arguments by annotations such as ``Annotated[float, Ge(0), Lt(1)]``."""
+"""Functions that check arguments against annotations such as ``Annotated[float, Ge(0), Lt(1)]``."""
 # The design follows sklearn/utils/_param_validation.py, with the markers of annotated-types. Unlike `if lr <= 0:
 # raise`, the checks refuse NaN.
 
@@ -56,7 +56,7 @@ _COMPARISONS: Mapping[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 
 
 def checked(function_or_class: _T) -> _T:
-    """Decorate a function or a class to check the arguments of each call by their annotations."""
+    """Decorate a function or a class to check the arguments of each call against their annotations."""
     if not isinstance(function_or_class, type):
         return _add_checks(function_or_class, ())
     checked_class = function_or_class
@@ -109,7 +109,7 @@ def _check_rules(owner: str, rules: Rules, call: inspect.BoundArguments) -> None
 
 
 class ValidatedArguments:
-    """Mixin that checks a constructor's arguments by their annotations."""
+    """Mixin that checks a constructor's arguments against their annotations."""
 
     rules: ClassVar[Rules] = ()
 
@@ -155,7 +155,7 @@ def check_arguments(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Check arguments by the annotations of ``function``, and return them as plain Python values."""
+    """Check arguments against the annotations of ``function``, and return them as plain Python values."""
     checked_arguments = {}
     for name, (hint, default) in checked_parameters(function).items():
         if name not in arguments:

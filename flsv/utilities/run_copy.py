@@ -6,6 +6,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -66,24 +67,23 @@ class RunCopy:
         for logger in trainer.loggers:
             all_reductions[id(logger)] = (silent_logger, silent_arguments(logger))
 
-        def dump(value: Any) -> Pickled:
-            return pickled(
-                value,
-                data,
-                reductions=all_reductions,
-                locations=locations or {},
-                program=self._program,
-                has_own_caches=True,
-            )
+        dump = partial(
+            pickled,
+            data=data,
+            program=self._program,
+            has_own_caches=True,
+            reductions=all_reductions,
+            locations=locations or {},
+        )
 
-        def dump_and_load(value: Any) -> None:
+        def dump_and_load(value: Any) -> Pickled:
+            pickled_value = dump(value)
             with restored_program():
-                dump(value).load(data)
+                pickled_value.load(data)
+            return pickled_value
 
         try:
-            self._pickled = dump((trainer, module))
-            with restored_program():
-                self._pickled.load(data)
+            self._pickled = dump_and_load((trainer, module))
         except Exception as error:
             roots = {"the module": module}
             for callback in trainer.callbacks:
@@ -123,7 +123,7 @@ class Refused(NamedTuple):
         return (
             f"{reason}: {self.path} ({type(self.part).__name__}) cannot be pickled and loaded "
             f"({type(self.error).__name__}: {self.error}). Make it where it is used, or give its class a __getstate__ "
-            "that leaves it out and a __setstate__ that makes it anew."
+            "that leaves it out and a __setstate__ that makes it again."
         )
 
 

@@ -149,7 +149,7 @@ def write_settings(folder: Path, settings: Mapping[str, str]) -> None:
 
 
 def write_untrained(folder: Path, utilities: Mapping[str, Tensor]) -> None:
-    """Write the utilities of R untrained models, ``[R, 1]`` or by class ``[R, M]``, by performance measure."""
+    """Save the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
     if not utilities:
         return
     texts = {}

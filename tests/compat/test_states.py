@@ -204,19 +204,22 @@ def test_generators_of_a_module_are_seeded_for_each_client_and_then_as_before(tm
     rounds = 2
     fit(FederatedLoop(seed=SEED), tmp_path, module, make_data(), rounds)
 
+    # In training each client's generators have a seed of the round and the client.
     reference = Draws()
-    untouched_draw = reference.draw()
+    draw_without_training = reference.draw()
     generators = [
         reference.generator,
         reference.numpy_generator,
         reference.python_generator,
         *reference.old_generators["old"],
     ]
-    expected = []
+    expected_draws = []
     for round_index in range(rounds):
         for client in range(3):
             seed_generators(generators, SEED, "train", round_index, client)
-            expected.append(reference.draw())
+            expected_draws.append(reference.draw())
 
-    assert module.first_draws == expected
-    assert module.draw() == untouched_draw
+    assert module.first_draws == expected_draws
+
+    # After the run they continue as if there had been no training.
+    assert module.draw() == draw_without_training

@@ -231,13 +231,13 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     )
     for wrong, message in (
         ("ill", "'ill' is class 0"),
-        ("sick", "expected one of two classes. The data have"),
+        ("sick", "pos_label='sick': expected 'ill' or 'well'"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             FederatedDataModule(source, IIDPartitioner(2), pos_label=wrong).setup("fit")
 
     numbers = TensorDataset(torch.rand(20, 2), torch.rand(20))
-    with pytest.raises(ConfigurationError, match="expected one of two classes"):
+    with pytest.raises(ConfigurationError, match="only data of two classes"):
         FederatedDataModule(numbers, IIDPartitioner(2), pos_label=1).setup("fit")
 
 

@@ -1,4 +1,4 @@
-"""Examples in guides end as the guides say: what they print is what stands beside it."""
+"""The code of guides prints the tensors that comments in the code show."""
 
 import re
 from pathlib import Path
@@ -19,22 +19,21 @@ def test_example_of_a_guide_prints_what_the_guide_says(
     if page == "hugging_face":
         pytest.importorskip("peft")
 
-    monkeypatch.chdir(tmp_path)
     text = (HOWTO / f"{page}.md").read_text()
     blocks = re.findall(r"```python.*?\n(.*?)```", text, flags=re.DOTALL)
     code = "\n".join(blocks)
-    shown_lines = re.findall(r"^print\(.*\)  # (tensor.*)$", code, flags=re.MULTILINE)
+    # Such as "print(values)  # tensor([0.1, 0.2])".
+    tensors_in_comments = re.findall(r"^print\(.*\)  # (tensor.*)$", code, flags=re.MULTILINE)
+    assert tensors_in_comments
 
-    assert shown_lines
-
-    namespace = {"__name__": "guide"}
-    exec(code, namespace)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "guide"})
     output = capsys.readouterr().out
-    printed_lines = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)
+    printed_tensors = re.findall(r"^tensor.*$", output, flags=re.MULTILINE)
 
-    for printed_line, shown_line in zip(printed_lines, shown_lines, strict=True):
-        expected = pytest.approx(numbers_in(shown_line), abs=0.05, nan_ok=True)
-        assert numbers_in(printed_line) == expected
+    for printed_tensor, tensor_in_comment in zip(printed_tensors, tensors_in_comments, strict=True):
+        expected = pytest.approx(numbers_in(tensor_in_comment), abs=0.05, nan_ok=True)
+        assert numbers_in(printed_tensor) == expected
 
 
 def numbers_in(line: str) -> list[float]:

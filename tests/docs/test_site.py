@@ -155,15 +155,19 @@ def test_the_index_by_question_has_every_metric_once():
 
 def test_a_round_in_the_docs_names_classes_where_they_are_and_methods_that_they_have():
     page = (ROOT / "docs/explanation/round.md").read_text()
-    tree = page.split("```text\n")[1].split("```")[0]
+    _, _, code_block = page.partition("```text\n")
+    tree, _, _ = code_block.partition("```")
+    # A line is "Class.method   path/of/module.py   description".
     calls = re.findall(r"^ *(\w+)\.(\w+)(.*)$", tree, flags=re.MULTILINE)
     assert len(calls) > 10
 
     classes = {}
-    for class_name, method, description in calls:
-        path = re.search(r"([\w/]+)\.py", description)
-        if path is not None:  # of the class's first line
-            module = importlib.import_module(f"flsv.{path[1].replace('/', '.')}")
+    for class_name, method, rest_of_line in calls:
+        # Only the first line of a class has a path.
+        path = re.search(r"([\w/]+)\.py", rest_of_line)
+        if path is not None:
+            module_name = path[1].replace("/", ".")
+            module = importlib.import_module(f"flsv.{module_name}")
             classes[class_name] = getattr(module, class_name)
         assert callable(getattr(classes[class_name], method)), (class_name, method)
 

@@ -106,22 +106,20 @@ def test_errors_of_few_seeds_have_the_wider_tails_of_students_t():
     assert abs(percentile - percentile_of_students_t) < 0.05
 
 
-def test_a_client_without_a_value_has_no_interval_and_nothing_of_the_others():
+def test_a_client_without_a_value_has_no_interval_and_does_not_change_those_of_others():
     covariance = 0.01 * torch.eye(3)
     covariance[1] = NAN
     covariance[:, 1] = NAN
-    errors = ValueErrors(covariance)
     values = torch.tensor([3.0, NAN, 1.0])
 
-    intervals = joint_shares(values, [errors])
-
-    values_of_two = torch.tensor([3.0, 1.0])
-    of_two = joint_shares(values_of_two, make_independent_errors(0.01, 2))
+    intervals = joint_shares(values, [ValueErrors(covariance)])
 
     assert math.isnan(intervals.low[1])
 
-    with_values = intervals.low[[0, 2]]
-    assert with_values.tolist() == of_two.low.tolist()
+    values_of_others = torch.tensor([3.0, 1.0])
+    expected = joint_shares(values_of_others, make_independent_errors(0.01, 2))
+    low_of_others = intervals.low[[0, 2]]
+    assert low_of_others.tolist() == expected.low.tolist()
 
 
 def test_values_without_a_claim_have_no_intervals():

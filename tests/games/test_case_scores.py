@@ -1,7 +1,5 @@
 """How much values depend on the validation samples: against a plain bootstrap, and by closed forms."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -147,23 +145,28 @@ def test_errors_of_a_regression_have_the_standard_error_of_a_mean(metric):
     targets = torch.linspace(-1, 1, num_samples)
     score = make_score_of_regression(metric, targets)
 
-    # Two clients who add the same: together they predict 0, else 1.
+    # The model of both clients predicts 0. The other models (of nobody and of each client alone) predict 1.
     masks = all_coalitions(2)
+    has_both_clients = masks.all(1)
     outputs = torch.ones(len(masks), num_samples)
-    outputs[masks.all(1)] = 0
+    outputs[has_both_clients] = 0
     covariance = covariance_of(score, masks, outputs, torch.ones(2))
 
+    # Both clients have the same value, half of the mean gain. So all four variances and covariances are the value's
+    # variance.
     power = 2 if isinstance(metric, MeanSquaredError) else 1
     errors_of_1 = (targets - 1).abs() ** power
     errors_of_0 = targets.abs() ** power
     gains = errors_of_1 - errors_of_0
-    stderr = float(gains.std()) / math.sqrt(num_samples)
-    # Each client's value is half of the gain. So variances and covariances are the same.
-    variance_of_value = (stderr / 2) ** 2
+    half_gains = gains / 2
+    variance_of_value = float(half_gains.var()) / num_samples
+    expected = torch.full_like(covariance, variance_of_value)
     assert covariance.shape == (2, 2)
-    assert covariance.flatten().tolist() == pytest.approx(
-        [variance_of_value] * 4,
-        rel=2e-4,
+    torch.testing.assert_close(
+        covariance,
+        expected,
+        rtol=2e-4,
+        atol=0,
     )
 
 

@@ -68,11 +68,12 @@ def make_round(net: nn.Module, own_starts: bool = False) -> Round:
         return models + 0.3 * noise
 
     global_model = space.read(net)
-    models_at_start = global_model.expand(num_clients, -1)
-    starts = None
     if own_starts:
-        models_at_start = add_noise(global_model)
-        starts = list(models_at_start)
+        initial_models = add_noise(global_model)  # [num_clients, P]
+        starts = list(initial_models)
+    else:
+        initial_models = global_model
+        starts = None  # clients start from the global model
 
     num_samples = torch.randint(5, 50, (num_clients,), generator=generator)
     return Round(
@@ -80,7 +81,7 @@ def make_round(net: nn.Module, own_starts: bool = False) -> Round:
         client_ids=torch.arange(num_clients),
         num_samples=num_samples,
         global_vector=global_model,
-        client_vectors=add_noise(models_at_start),
+        client_vectors=add_noise(initial_models),
         space=space,
         starts=starts,
     )

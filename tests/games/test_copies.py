@@ -134,28 +134,26 @@ def test_copied_module_shares_no_weights_with_the_original(kind):
 
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_evaluated_modules_follow_changes_of_the_originals_buffers_and_attributes(backend):
-    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
-
-    def scale_center(layer, args, output: Tensor) -> Tensor:
+    def add_scaled_center(layer, args, output: Tensor) -> Tensor:
         return output + layer.scale * layer.center
 
-    module.register_forward_hook(scale_center)
+    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    module.register_forward_hook(add_scaled_center)
     module.register_buffer("scale", torch.ones(()), persistent=False)
     module.center = torch.zeros(CLASSES)
-    batches = [
-        (
-            torch.zeros(3, FEATURES),
-            torch.zeros(3, dtype=torch.long),
-        )
-    ]
+
+    inputs = torch.zeros(3, FEATURES)
+    labels = torch.zeros(3, dtype=torch.long)
     space = ParameterSpace(module)
-    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES, backend=backend)
+    evaluate = ModelEvaluator(
+        module, space, [(inputs, labels)], num_classes=CLASSES, backend=backend
+    )
 
     def loss_of_zeros() -> float:
-        scores = evaluate(torch.zeros(1, space.size))
-        return -scores.value("negative_loss").item()
+        model_of_zeros = torch.zeros(1, space.size)
+        return -evaluate(model_of_zeros).value("negative_loss").item()
 
-    # All samples are of class 0, and the logits of a model of zeros are scale * center.
+    # The linear layer of a model of zeros returns 0, so the logits are scale * center. All labels are 0.
     assert loss_of_zeros() == pytest.approx(math.log(3))  # logits 0, 0, 0
 
     module.center = torch.tensor([20.0, 0.0, 0.0])

@@ -55,35 +55,41 @@ class RecentLosses(Base):
         return factor * loss
 
 
-class LateMean:
+class MeanInObject:
     def __init__(self, value):
         self.value = value
 
 
 class MakesState(Base):
-    """Makes buffers and an object in its first step, and replaces, extends or changes what it has in all others."""
+    """Its first step makes a buffer and an object. Each step replaces a buffer, changes the object, lengthens a buffer
+    and appends to a list within dicts."""
 
     def __init__(self):
         super().__init__()
-        self.register_buffer("replaced", torch.zeros(FEATURES), persistent=False)
-        self.register_buffer("grown", None, persistent=False)
-        self.samples = {"of": {"steps": []}}
+        self.register_buffer("moving_mean", torch.zeros(FEATURES), persistent=False)
+        self.register_buffer("first_samples", None, persistent=False)
+        self.history = {"train": {"samples": []}}
 
     def training_step(self, batch, batch_idx):
         x, y = batch
+        batch_mean = x.mean(0)
         first_sample = x[:1]
-        if not hasattr(self, "mean"):
-            self.grown = first_sample
-            self.mean = LateMean(x.mean(0))
-        shift = self.replaced + self.mean.value
+        if not hasattr(self, "sum_of_means"):
+            self.first_samples = first_sample
+            self.sum_of_means = MeanInObject(x.mean(0))
+        samples = self.history["train"]["samples"]
+        num_steps = len(samples)
+        shift = self.moving_mean + self.sum_of_means.value
         loss = self.loss((x + shift, y))
-        num_steps = len(self.samples["of"]["steps"])
 
-        self.replaced = 0.9 * self.replaced + 0.1 * x.mean(0)
-        self.mean.value += 0.1 * x.mean(0)
-        self.grown = torch.cat([self.grown, first_sample])
-        self.samples["of"]["steps"].append(first_sample)
-        factor = 1 + 0.01 * num_steps + 0.01 * float(self.grown.abs().sum())
+        self.moving_mean = 0.9 * self.moving_mean + 0.1 * batch_mean
+        self.sum_of_means.value += 0.1 * batch_mean
+        self.first_samples = torch.cat([self.first_samples, first_sample])
+        samples.append(first_sample)
+
+        # The loss depends on all of this state, so that a state that is lost or of another client changes the model.
+        size_of_samples = float(self.first_samples.abs().sum())
+        factor = 1 + 0.01 * num_steps + 0.01 * size_of_samples
         return factor * loss
 
 

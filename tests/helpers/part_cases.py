@@ -96,18 +96,22 @@ def expect_the_same(
     rtol: float,
     **changes: Any,
 ):
-    """Raise AssertionError if a fit differs from the case's uninterrupted one, or is refused."""
+    """Raise AssertionError if a fit of a loop with changed arguments is refused, or differs from the case's
+    uninterrupted fit."""
     loop = None
     try:
         loop = case.make(**changes)
         changed_fit = fit(loop)
-    except ConfigurationError as error:  # of make() or of the fit
-        rounds_done = 0 if loop is None else loop.round_index
+    except ConfigurationError as error:
+        rounds_done = (
+            0 if loop is None else loop.round_index
+        )  # without a loop, make() has refused the arguments
         ensure(rounds_done == 0, f"a refusal after {rounds_done} rounds: {error}")
         raise AssertionError(f"a refusal: {error}") from error
 
-    results = results_of_rounds(changed_fit, rounds)
-    fits.expect_same(results, results_of_rounds(case.uninterrupted, rounds), rtol)
+    actual = results_of_rounds(changed_fit, rounds)
+    expected = results_of_rounds(case.uninterrupted, rounds)
+    fits.expect_same(actual, expected, rtol)
 
 
 def results_of_rounds(fit: fits.Fit, count: int) -> dict[str, Any]:

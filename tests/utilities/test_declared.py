@@ -124,19 +124,20 @@ def refused_numbers(kind, markers):
 def values_beyond(hint):
     """Values that no alternative admits."""
     markers_by_kind = dict(alternatives_of(hint))
-    admits_counts_and_shares = {int, float} <= markers_by_kind.keys()
-    for kind, markers in markers_by_kind.items():
-        if kind not in (int, float):
+    is_number_or_fraction = int in markers_by_kind and float in markers_by_kind
+    for kind in (int, float):
+        if kind not in markers_by_kind:
             continue
-        for number in refused_numbers(kind, markers):
-            # 0 and 1 may be beyond the bounds of a share of samples, and a number of them, or the other way round.
-            if admits_counts_and_shares and number in (0, 1):
+        for number in refused_numbers(kind, markers_by_kind[kind]):
+            # If an argument is a number or a fraction of samples, one of these may admit 0 or 1 if the other does not.
+            if is_number_or_fraction and number in (0, 1):
                 continue
             yield number
 
     admits_text = str in markers_by_kind
     admits_lists = any(get_origin(kind) in (list, Sequence) for kind in markers_by_kind)
-    if not admits_text and not admits_lists:
+    is_text_refused = not admits_text and not admits_lists  # a text is a sequence of texts
+    if is_text_refused:
         yield "nonsense"
 
 

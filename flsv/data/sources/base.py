@@ -245,12 +245,14 @@ def is_pair_of_arrays(value: Any) -> bool:
     x, y = value
     if not is_array(x):
         return False
-    if isinstance(y, list | tuple):
-        return not any(is_array(entry) or isinstance(entry, list | tuple) for entry in y)
     if is_array(y):
         return True
+    # The targets in a list are numbers or words. A list of arrays or lists is a second data set.
+    if isinstance(y, list | tuple):
+        return not any(is_array(entry) or isinstance(entry, list | tuple) for entry in y)
+    # Targets may be another kind of array, such as a pandas Series. A table or a data set is a second data set.
     is_table_or_dataset = isinstance(y, Dataset) or is_columnar(y)
-    return hasattr(y, "shape") and not is_table_or_dataset  # such as a pandas Series
+    return hasattr(y, "shape") and not is_table_or_dataset
 
 
 def array_set(x: Any, y: Any = None) -> TensorDataset:

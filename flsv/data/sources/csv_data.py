@@ -163,20 +163,20 @@ class TextData(CSVData):
         else:
             classes = self.train_set.classes
         targets = Dictionary(self.label, classes=classes).targets(rows)
-        words = rows.words(self.text, "text").astype(object)
-        texts = words.fillna("").tolist()
-        dataset: Any = TensorDataset(self._words(texts), torch.from_numpy(targets))
-        dataset.classes = tuple(classes)
+        text_column = rows.words(self.text, argument="text").astype(object)
+        texts = text_column.fillna("").tolist()
+        dataset: Any = TensorDataset(self._hashes_of(texts), torch.from_numpy(targets))
+        dataset.classes = tuple(classes)  # the names of the classes are read from this attribute
         if self.group is not None:
             dataset = self._with_groups(dataset, group_values(rows, self.group))
         return dataset
 
-    def _words(self, texts: Sequence[str]) -> Tensor:
-        words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
+    def _hashes_of(self, texts: Sequence[str]) -> Tensor:
+        hashes = torch.zeros(len(texts), self.max_words, dtype=torch.long)
         for row, text in enumerate(texts):
-            hashes = hashed_words(text, self.max_words)
-            words[row, : len(hashes)] = torch.tensor(hashes, dtype=torch.long)
-        return words
+            text_hashes = hashed_words(text, self.max_words)
+            hashes[row, : len(text_hashes)] = torch.tensor(text_hashes, dtype=torch.long)
+        return hashes
 
 
 def windows(text: str, length: int) -> np.ndarray:

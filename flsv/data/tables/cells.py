@@ -206,29 +206,30 @@ class Cells(TableRows):
 
 def read_cells(
     source: Any,
-    name: str = "",
     file_format: FileFormat | None = None,
 ) -> Cells:
     """Read the cells of a text file with a header, a Parquet file or a DataFrame (pandas, polars, Arrow)."""
     file_format = file_format or FileFormat()
+    is_file = isinstance(source, str | Path)
+    name = str(source) if is_file else type(source).__name__
     row_lines = None
-    if not isinstance(source, str | Path):
-        name = name or type(source).__name__
-        frame = source if isinstance(source, pd.DataFrame) else source.to_pandas()
+    if isinstance(source, pd.DataFrame):
+        frame = source
+    elif not is_file:
+        frame = source.to_pandas()
     elif Path(source).suffix.lower() == ".parquet":
         frame = _read_parquet(Path(source))
     else:
         frame, row_lines = read_text_file(Path(source), file_format)
 
-    table_name = name or str(source)
     column_names = [str(column).strip() for column in frame]
-    _check_distinct(column_names, table_name)
+    _check_distinct(column_names, name)
     return Cells(
         frame=frame.set_axis(column_names, axis=1).reset_index(drop=True),
-        name=table_name,
+        name=name,
         file_format=file_format,
         row_lines=row_lines,
-        path=str(source) if isinstance(source, str | Path) else "",
+        path=name if is_file else "",
     )
 
 

@@ -481,6 +481,6 @@ class Site:
         state = memory.load(packet.plain["continue_from"])
         if state is None:
             raise LookupError(
-                "This site no longer has its saved state of the round that the server's message names."
+                "The server's message names a saved state that this site no longer has."
             )
         return dict(state)

@@ -155,7 +155,7 @@ class Directory:
         with self._awaiting(self._sites_without_sizes, count=len(self.names)):
             reachable_sites = self.refresh(strict=True)
             while not reachable_sites or self._sites_without_sizes():
-                # A site may have connected while the server waited for another one.
+                # After the deadline the server looks only once more, for sites that have connected meanwhile.
                 is_last_look = time.monotonic() > deadline
                 if not is_last_look:
                     time.sleep(min(0.5, self.wait))
@@ -297,7 +297,7 @@ class Directory:
             return
         for address, reply in self._transport.exchange(complete_packets, seconds):
             name = complete_packets[address].plain["message"]
-            yield site_at_address[address], _reply_to(name, reply)
+            yield site_at_address[address], _reply_or_reason(reply, name)
 
     def _name_of_message(self, site: int, packet: Packet) -> str:
         """Return the message's name, unique within its round. A resumed server gives the same message the same name."""
@@ -385,14 +385,15 @@ class Directory:
             warnings.warn(text, stacklevel=3)
 
 
-def _reply_to(name: str, reply: Reply) -> Reply:
-    """Return a site's reply if it belongs to the message ``name``, else a text that says that it does not."""
+def _reply_or_reason(reply: Reply, message_name: str) -> Reply:
+    """Return a site's reply, or the reason as text if it replies to another message than that of this name."""
     if isinstance(reply, str) or reply.kind == "failed":
         return reply
     replied_name = reply.plain.get("message")
-    if replied_name == name:
+    if replied_name == message_name:
         return reply
-    return f"it has replied to the message {replied_name!r:.120}, expected a reply to {name!r}"
+    shown_name = repr(replied_name)[:120]  # a site can send a text of any length
+    return f"it has replied to the message {shown_name}, expected a reply to {message_name!r}"
 
 
 def _sizes(plain: Mapping[str, Any], max_samples: int) -> dict[str, int]:

@@ -173,16 +173,16 @@ class _Strata:
         coalitions_with_base: Tensor,
         coalitions_with_other: Tensor,
     ) -> None:
-        """Evaluate drawn coalitions, and add the estimated Shapley values to the samples of their size."""
+        """Evaluate R samples of coalitions, and add the estimated Shapley values to the samples of their size."""
         coalitions = torch.stack([coalitions_with_base, coalitions_with_other])  # [2, R, n - 1, n]
-        base_utilities, other_utilities = self.game(coalitions)
-        # Estimates of SV_base - SV_i, the differences of Shapley values, [R, n, M]. The first is the base player's to
-        # itself.
-        differences_to_others = base_utilities - other_utilities  # [R, n - 1, M]
+        base_utilities, other_utilities = self.game(coalitions)  # of M games, [R, n - 1, M]
+        # Estimates of d_i = SV_base - SV_i, [R, n, M]. The base player is the first one, so d_0 = 0.
+        differences_to_others = base_utilities - other_utilities
         difference_to_itself = torch.zeros_like(differences_to_others[:, :1])
         differences = torch.cat([difference_to_itself, differences_to_others], dim=1)
 
-        # Solved for SV_base: sum_i SV_i = n SV_base - sum_i (SV_base - SV_i), which is v(N) - v(empty).
+        # Since SV_i = SV_base - d_i, the sum of all n values is n SV_base - sum_i d_i. It is known, which gives
+        # SV_base = (sum of values + sum_i d_i) / n.
         sum_of_differences = differences.sum(dim=1, keepdim=True)
         base_value = (self.sum_of_values + sum_of_differences) / self.num_players
         values = base_value - differences

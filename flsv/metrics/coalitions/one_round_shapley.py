@@ -79,8 +79,8 @@ class OneRoundShapley(CoalitionValue, chosen=("num_classes", "fold", "weighting"
     ``compute`` returns ``[num_clients]``, in the performance's unit. Use ``update``, not ``forward``.
 
     When not to use it:
-        With many rounds of large steps: the coalitions' models are sums of updates that were never trained. Above ten
-        clients: the game has 2^n models. With personalization, or if an attack changes the aggregate.
+        With many rounds of large steps: the coalitions' models are sums of updates that were never trained. With more
+        than ten clients, since 2^n models are evaluated. With personalization, or if an attack changes the aggregate.
 
     Args:
         rounds: the number of rounds after which the game is evaluated, usually the run's ``max_epochs``. A longer run

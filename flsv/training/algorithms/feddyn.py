@@ -113,10 +113,10 @@ class FedDynServer(Aggregator):
         vector, weights = super().aggregate(round, contributions)  # the mean of the cohort's models
         num_parameters = round.space.num_parameters
         cohort_update = round.matrix.first_columns(num_parameters).combine(weights)
-        # Clients outside the cohort have updates of zero.
+        # The mean over all n clients. Those outside the cohort have updates of zero.
         mean_update = cohort_update * (len(round) / self._num_clients)
 
-        # In terms of the shift h / alpha [P]: shift <- shift - mean update, then x <- mean model - shift.
+        # The shift [P] is h / alpha, so the class's first equation is divided by alpha.
         self._next_shift = self._shift.to(mean_update) - mean_update
         vector[:num_parameters] -= self._next_shift
         return vector, weights

@@ -525,18 +525,17 @@ def test_server_with_an_option_out_of_range_is_refused(option, value):
         RemoteServer(make_momentum_module, make_shapfed_loop, NAMES, **options)
 
 
-def test_reply_to_an_earlier_message_counts_as_none(tmp_path):
-    """Lyon's reply of the first round comes again in the second."""
+def test_reply_to_an_earlier_message_excludes_the_site_from_the_round(tmp_path):
     remote = SitesInProcess(tmp_path, make_shapfed_loop)
-    replies_of_lyon = []
+    trainings_of_lyon = []
 
-    def repeat(address, packet, reply):
+    def repeat_first_training_of_lyon(address, packet, reply):
         if packet.kind != "train" or address != LYON_ADDRESS:
             return reply
-        replies_of_lyon.append(reply)
-        return replies_of_lyon[0]
+        trainings_of_lyon.append(reply)
+        return trainings_of_lyon[0]
 
-    remote.transport.on_reply = repeat
+    remote.transport.on_reply = repeat_first_training_of_lyon
     with warns(
         "'Lyon'.*excluded in round 2: it has replied to the message 'train of round 0 in run .*, 1'"
     ):
