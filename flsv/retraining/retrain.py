@@ -133,7 +133,7 @@ def retrain(
         assert game.round_values is not None
         values_of_seeds.append(game.round_values)
     mean_values, low, high = mean_over_seeds(values_of_seeds)
-    has_taken_part = torch.stack([game.participations > 0 for game in games]).all(0)
+    has_taken_part = torch.stack([game.participations.cpu() > 0 for game in games]).all(0)
     mean_values = mean_values.where(has_taken_part, torch.nan)
     shares = [NAN] * len(mean_values)
     if not games[0].evidence["ranks_only"]:
