@@ -120,17 +120,17 @@ def memory(process: int) -> float:
 
 def watched() -> Callable[[], float]:
     """Watch this process and its children from a fork; the result is a function that returns the most memory."""
-    (asked, ask), (told, tell), process = os.pipe(), os.pipe(), os.getpid()
+    (requested, request), (told, tell), process = os.pipe(), os.pipe(), os.getpid()
     if os.fork() == 0:
-        os.close(ask)
+        os.close(request)
         most = 0.0
-        while not select.select([asked], [], [], 0.2)[0]:
+        while not select.select([requested], [], [], 0.2)[0]:
             most = max(most, memory(process))
         os.write(tell, str(most).encode())
         os._exit(0)
 
     def most_memory() -> float:
-        os.write(ask, b".")
+        os.write(request, b".")
         return float(os.read(told, 64))
 
     return most_memory

@@ -24,8 +24,8 @@ class AnswerBudget:
 
     Args:
         folder: the site's folder.
-        default_limit: a function of the numbers of clients and rounds of the first run that has asked. It returns the
-            most numbers if the site's policy does not limit them.
+        default_limit: a function of the numbers of clients and rounds of the first run that has sent a request. It
+            returns the most numbers if the site's policy does not limit them.
 
     Example:
         >>> import tempfile

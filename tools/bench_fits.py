@@ -78,7 +78,7 @@ class PartTimer:
         self._time_at_begin = time.process_time()
         self._time(RunCopy, "__init__", "copy")
         self._time(CoalitionTraining, "train", "coalitions")
-        self._time(TrainingAfterTheRun, "_doubt_by_repetition", "twin")
+        self._time(TrainingAfterTheRun, "_difference_by_repetition", "twin")
         for evaluator in (ModelEvaluator, ValidatedModels):
             self._time(evaluator, "score_module", "scoring")
             self._time(evaluator, "evaluate", "scoring")

@@ -101,7 +101,6 @@ concerned before after both one two rest most least far near once again what who
 VAGUE_NAMES = frozenset(VAGUE_WORDS.split())
 #: Names that users write, or that stand in their files, by the file that binds them.
 PUBLIC_NAMES = {
-    "flsv/core/local_data.py": {"told"},
     "flsv/data/skew.py": {"of"},
     "flsv/filters/copies.py": {"_start"},
     "flsv/functional/fedce.py": {"own"},

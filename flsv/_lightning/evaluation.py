@@ -83,7 +83,7 @@ def validating(trainer: L.Trainer) -> Iterator[None]:
 
 
 @torch.no_grad()
-def count_answers(
+def count_responses(
     trainer: L.Trainer,
     module: nn.Module,
     batches: Iterable[Any],

@@ -28,7 +28,7 @@ from flsv.cli.command import command_parser, display_path
 from flsv.utilities.atomic_files import check_writable
 
 #: Options that only a page with a budget has.
-TERMS = ("by", "rule", "currency", "judged_by_partners")
+TERMS = ("by", "rule", "currency", "evaluated_by_partners")
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -11,7 +11,7 @@ outputs it predicts those of all other coalitions (from their scores if there
 are no outputs). --trainings all is exact for these trainings. The first
 repetition must come to the weights of the run's last checkpoint, and data that
 differ from the run's are refused. Finished trainings are kept: start a stopped
-command again to continue, or ask for other coalitions.
+command again to continue, or name other coalitions.
 
 The repetitions are in the folder "retrained" of the run, and their means in its
 repeat.csv. flsv report of the run shows them.
@@ -52,7 +52,7 @@ from flsv.results.terminal import print_lines, print_table, share_column
 from flsv.results.text import with_intervals
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER
-from flsv.scores.performance import CLASSIFICATION, Judges
+from flsv.scores.performance import CLASSIFICATION, Evaluators
 from flsv.utilities.atomic_files import FolderLock, replacing
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import save_table
@@ -74,7 +74,7 @@ def retrain(
     *,
     metric: str | None = None,
     mode: str | None = None,
-    judges: Judges | None = None,
+    evaluators: Evaluators | None = None,
     rounds: Count | None = None,
     seeds: Count = NUM_SEEDS,
     halvings: Count | None = None,
@@ -82,7 +82,7 @@ def retrain(
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[DataFrame, Path]:
     """Repeat a run with seeds and :class:`ShadowShapley`. Return a table of the clients' mean values, and its file."""
-    # None takes the run's own performance and judges, and its rounds.
+    # None takes the run's own performance and evaluators, and its rounds.
     _check_metric(metric, mode)
     options = list(overrides)
     if rounds is not None:
@@ -100,7 +100,7 @@ def retrain(
     num_rounds = _num_rounds(cli, record, options)
     game: dict[str, Any] = {
         "coalitions": "both" if coalitions == "auto" else coalitions,
-        "judges": judges or _judges_of(cli.loop),
+        "evaluators": evaluators or _evaluators_of(cli.loop),
         "every": num_rounds,  # only the last round is valued
         "halvings": halvings,
     }
@@ -124,7 +124,7 @@ def retrain(
         **cli.identity().settings,
         CHANGED: "; ".join(changes),
         "rounds": f"{num_rounds}",
-        "scores": f"{sorted(performances.values())} {game['mode']} {game['judges']}",
+        "scores": f"{sorted(performances.values())} {game['mode']} {game['evaluators']}",
         COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
     }
     identity = Identity(settings, cli.identity().samples)
@@ -186,7 +186,7 @@ def _num_rounds(
     record: Mapping[str, Any],
     options: Sequence[str],
 ) -> int:
-    """Return the number of rounds: as asked for, or as the run had."""
+    """Return the number of rounds: as given, or as the run had."""
     planned_rounds = cli.trainer.max_epochs or 0
     is_asked_for = any(option.startswith("--trainer.max_epochs") for option in options)
     num_rounds = planned_rounds
@@ -200,7 +200,7 @@ def _num_rounds(
 def _performances(performance: str, game: Mapping[str, Any]) -> dict[str, str]:
     """Return the performances ``{metric: performance}`` by which coalitions are scored, that of the values first."""
     performances = {RETRAINED_METRIC: performance}
-    if performance not in CLASSIFICATION or game["judges"] == "clients":
+    if performance not in CLASSIFICATION or game["evaluators"] == "clients":
         return performances
     for name in CLASSIFICATION:
         if name != performance:
@@ -325,12 +325,12 @@ def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
     return performance.of, performance.mode  # the logged value that is the score
 
 
-def _judges_of(loop: FederatedLoop) -> Judges:
+def _evaluators_of(loop: FederatedLoop) -> Evaluators:
     """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
-    judges_of_metrics = set()
+    evaluators_of_metrics = set()
     for name in loop.contribution_metrics.performances:
-        judges_of_metrics.add(getattr(loop.metrics[name], "judges", "server"))
-    if judges_of_metrics == {"clients"}:
+        evaluators_of_metrics.add(getattr(loop.metrics[name], "evaluators", "server"))
+    if evaluators_of_metrics == {"clients"}:
         return "clients"
     return "server"
 

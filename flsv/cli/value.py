@@ -74,7 +74,7 @@ def value(
     for client in clients:
         client_folder = out / "clients" / folders[client.id]
         train_indices = data.client_indices(client.id, "train")
-        client.ask(write_flagged, client_folder, train_indices, data.class_names)
+        client.request(write_flagged, client_folder, train_indices, data.class_names)
     if table:
         target = "the clients' barycenter"
         if server is not None:

@@ -144,7 +144,7 @@ class InRunShapley(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.loss = loss
-        #: The performance measure of models, see :meth:`flsv.Round.play`.
+        #: The performance measure of models, see :meth:`flsv.Round.game`.
         self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
 

@@ -3,13 +3,13 @@
 Tier: provisional.
 """
 
-from flsv.core.answers import AnsweringClient, Numbers, declare_answer
-from flsv.core.client import Channel, Client, NoAnswer, Traffic, map_clients
+from flsv.core.client import Channel, Client, NoResponse, Traffic, map_clients
 from flsv.core.local_data import LocalData, Split, State, opened
 from flsv.core.matrix import ClientMatrix
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.ranks import ALONE, ClientPlacement, Ranks, ranks_of
-from flsv.core.round import Round, Start, ask_for_initial_models
+from flsv.core.responses import Numbers, RespondingClient, declare_response
+from flsv.core.round import Round, Start, request_initial_models
 from flsv.core.state import ClientUpdate, FederationState, Instruction
 from flsv.core.strategy import Contributions, FederationInfo, Strategy
 from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
@@ -17,7 +17,6 @@ from flsv.core.vocabulary import VOCABULARY, Stage, stage_of
 __all__ = [
     "ALONE",
     "VOCABULARY",
-    "AnsweringClient",
     "Channel",
     "Client",
     "ClientMatrix",
@@ -28,10 +27,11 @@ __all__ = [
     "FederationState",
     "Instruction",
     "LocalData",
-    "NoAnswer",
+    "NoResponse",
     "Numbers",
     "ParameterSpace",
     "Ranks",
+    "RespondingClient",
     "Round",
     "Split",
     "Stage",
@@ -39,10 +39,10 @@ __all__ = [
     "State",
     "Strategy",
     "Traffic",
-    "ask_for_initial_models",
-    "declare_answer",
+    "declare_response",
     "map_clients",
     "opened",
     "ranks_of",
+    "request_initial_models",
     "stage_of",
 ]

@@ -11,9 +11,9 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from flsv.core.answers import as_answered
 from flsv.core.local_data import LocalData, opened
 from flsv.core.ranks import ClientPlacement
+from flsv.core.responses import rounded_response
 from flsv.utilities.errors import ConfigurationError
 
 Direction = Literal["up", "down"]
@@ -47,7 +47,7 @@ class Channel:
     """Counter of the messages between server and clients within a round.
 
     Only tensors are counted, with all their elements, not a message's few plain numbers (ids, sizes, a loss). A message
-    is an instruction, an update, a request to a client, or its response (:meth:`flsv.core.Client.ask`).
+    is an instruction, an update, a request to a client, or its response (:meth:`flsv.core.Client.request`).
 
     Example:
         >>> channel = Channel()
@@ -160,29 +160,29 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class NoAnswer(RuntimeError):
-    """Error of :meth:`Client.ask` if a remote client does not respond."""
+class NoResponse(RuntimeError):
+    """Error of :meth:`Client.request` if a remote client does not respond."""
 
 
 class Client:
-    """The server's handle of one participant. The method :meth:`ask` sends a request: it runs a function on the
+    """The server's handle of one participant. The method :meth:`request` sends a request: it runs a function on the
     participant's data and returns the result.
 
     Args:
         id: the client's id.
-        data: the client's own data, which can be read only by functions that :meth:`ask` runs.
+        data: the client's own data, which can be read only by functions that :meth:`request` runs.
         channel: the channel that counts requests and responses, or None.
         owners: the assignment of all clients to processes (ranks). None: all are in this process.
 
     Attributes:
-        is_private: whether the client may send only its noised update. Then :meth:`ask` raises an error, except for
+        is_private: whether the client may send only its noised update. Then :meth:`request` raises an error, except for
             functions that are annotated to return None.
 
     Example:
         >>> import torch
         >>> data = LocalData("client 3", lambda split: [], torch.tensor([2, 5]), torch.tensor([9, 9]))
         >>> client = Client(3, data)
-        >>> client.ask(lambda local: int(local.class_counts.sum()))
+        >>> client.request(lambda local: int(local.class_counts.sum()))
         7
         >>> data.class_counts  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -203,70 +203,70 @@ class Client:
         self._owners = owners
         self.__data = data
 
-    def ask(
-        self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
+    def request(
+        self, function: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run ``question(local_data, *args, **kwargs)`` at the client and return its result.
+        """Run ``function(local_data, *args, **kwargs)`` at the client and return its result.
 
         Tensors in the arguments are counted as sent down, those in the result as sent up. Settings that both sides know
-        are not messages: bind them to ``question`` with ``functools.partial``, so that they are not counted. In a
+        are not messages: bind them to ``function`` with ``functools.partial``, so that they are not counted. In a
         single process any thread may call this. With clients in several processes every process must call it, on one
         thread or within :func:`map_clients`, since all get the result of the client's process.
 
         Args:
-            question: called with the client's :class:`flsv.core.LocalData` and the arguments.
+            function: called with the client's :class:`flsv.core.LocalData` and the arguments.
             *args: sent to the client.
             **kwargs: sent to the client.
 
         Returns:
             The function's result, rounded to three significant digits if it may run at sites
-            (:func:`flsv.core.declare_answer`).
+            (:func:`flsv.core.declare_response`).
 
         Raises:
-            NoAnswer: the client is at a remote site that is offline, late, or has failed.
+            NoResponse: the client is at a remote site that is offline, late, or has failed.
             ConfigurationError: the client is private, and the function returns a value.
         """
         # Results computed from a client's samples reach the server only here or in its update.
-        if self.is_private and not _answers_nothing(question):
+        if self.is_private and not _returns_no_data(function):
             raise ConfigurationError(
-                f"a component requests {_name(question)!r} from client {self.id}, but with GaussianPrivacy a client "
+                f"a component requests {_name(function)!r} from client {self.id}, but with GaussianPrivacy a client "
                 "sends only its noised update. Remove GaussianPrivacy or this component. A function that is annotated "
                 "to return None may run at the client."
             )
-        answer = self._answer(question, args, kwargs)
+        response = self._response(function, args, kwargs)
         if self.is_private:
-            answer = None  # even if a wrongly annotated function has returned something
-        self._count(question, (args, kwargs), answer)
-        return answer  # type: ignore[return-value]  # None if the function returns nothing
+            response = None  # even if a wrongly annotated function has returned something
+        self._count(function, (args, kwargs), response)
+        return response  # type: ignore[return-value]  # None if the function returns nothing
 
-    def _answer(
-        self, question: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _response(
+        self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T | None:
         """Run the function in the process that has the client."""
         owners = self._owners
         is_in_this_process = owners is None or owners.has(self.id)
-        answer = None  # remains None if another process has the client
+        response = None  # remains None if another process has the client
         if is_in_this_process:
             with opened(self.__data):  # the only place where functions read the data
-                answer = as_answered(question, question(self.__data, *args, **kwargs))
+                response = rounded_response(function, function(self.__data, *args, **kwargs))
 
         # This process is the only one.
         if owners is None:
-            return answer
+            return response
 
         # Within map_clients each process sends requests only to its own clients.
         if owners.in_map_clients:
             if not is_in_this_process:
                 raise RuntimeError(
-                    f"{_name(question)!r} was requested from client {self.id} while map_clients runs for another one."
+                    f"{_name(function)!r} was requested from client {self.id} while map_clients runs for another one."
                 )
-            return answer
+            return response
 
-        # Outside of map_clients all processes call `ask`, and get the result of the client's process.
+        # Outside of map_clients all processes call `request`, and get the result of the client's process.
         owner_rank = owners[self.id]
-        description = f"client {self.id}'s response to {_name(question)!r}"
-        shared_answer: T | None = owners.ranks.broadcast(owner_rank, answer, description)
-        return shared_answer
+        description = f"client {self.id}'s response to {_name(function)!r}"
+        shared_response: T | None = owners.ranks.broadcast(owner_rank, response, description)
+        return shared_response
 
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]
@@ -275,31 +275,31 @@ class Client:
         return map(conversation, clients)
 
     def take_back(self) -> None:
-        """Undo the changes that the last :meth:`ask` made to the client's state."""
+        """Undo the changes that the last :meth:`request` made to the client's state."""
         # In one process no response can be lost, so there is nothing to undo. A remote site may have changed its state.
 
     def _count(
         self,
-        question: Callable[..., Any],
+        function: Callable[..., Any],
         arguments: Any,
-        answer: Any,
+        response: Any,
     ) -> None:
         if self._channel is not None:
-            name = _name(question)
+            name = _name(function)
             self._channel.send(self.id, "down", name, arguments)
-            self._channel.send(self.id, "up", name, answer)
+            self._channel.send(self.id, "up", name, response)
 
     def __repr__(self) -> str:
         return f"Client({self.id})"
 
 
-def _name(question: Callable[..., Any]) -> str:
-    function = getattr(question, "func", question)
-    return getattr(function, "__name__", type(question).__name__)
+def _name(function: Callable[..., Any]) -> str:
+    function = getattr(function, "func", function)
+    return getattr(function, "__name__", type(function).__name__)
 
 
-def _answers_nothing(question: Callable[..., Any]) -> bool:
-    function = getattr(question, "func", question)
+def _returns_no_data(function: Callable[..., Any]) -> bool:
+    function = getattr(function, "func", function)
     annotations = getattr(function, "__annotations__", {})
     if "return" not in annotations:
         return False
@@ -330,7 +330,7 @@ def map_clients(
         >>> import torch
         >>> count = torch.tensor([2, 5])
         >>> clients = [Client(i, LocalData(f"client {i}", lambda split: [], count + i, count)) for i in range(2)]
-        >>> map_clients(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
+        >>> map_clients(clients, lambda client: client.request(lambda local: int(local.class_counts.sum())))
         [7, 9]
     """
     if not clients:

@@ -1,4 +1,4 @@
-"""LocalData: one participant's data and state, readable only by functions that :meth:`Client.ask` runs."""
+"""LocalData: one participant's data and state, readable only by functions that :meth:`Client.request` runs."""
 # This prevents mistakes, not malice: a client runs any function, and within one process Python cannot hide data.
 # docs/reference/sites.md lists what a server can see in a simulation but not in a deployment.
 
@@ -59,7 +59,7 @@ Evaluator = Callable[[Tensor], ModelScores]
 Tell = Callable[[str, float], float]
 """Function from a number's name and true value to the value that a client reports."""
 
-_open_data: ContextVar[LocalData | None] = ContextVar("answering", default=None)
+_open_data: ContextVar[LocalData | None] = ContextVar("local data", default=None)
 
 
 def no_model(_: Any) -> Any:
@@ -76,7 +76,8 @@ def no_task(split: Split, performance: Any) -> Any:
 
 
 class LocalData:
-    """One participant's data and state, with M classes and vectors ``[P]``. Only functions that :meth:`Client.ask` runs
+    """One participant's data and state, with M classes and vectors ``[P]``. Only functions that :meth:`Client.request`
+    runs
     can read a client's data.
 
     Args:
@@ -89,7 +90,7 @@ class LocalData:
         module: function from a vector ``[P]`` to a copy of the module that holds it.
         state: function that returns the tensors that the participant keeps between rounds. With None they are kept in a
             new dictionary.
-        guarded: whether data can be read only inside :meth:`Client.ask`. False for the server's own validation set.
+        guarded: whether data can be read only inside :meth:`Client.request`. False for the server's own validation set.
         score_evaluator: function from a split and a :class:`flsv.scores.ModelScore` to an :data:`Evaluator` of this
             score on the split.
         training: function from a random generator to an iterable over the training batches, shuffled by the generator,
@@ -180,7 +181,7 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """Return the dictionary of objects that this client keeps between requests (:meth:`Client.ask`).
+        """Return the dictionary of objects that this client keeps between requests (:meth:`Client.request`).
 
         The memory is not saved with the run, unlike :attr:`state`. The server may choose the keys.
 
@@ -188,8 +189,8 @@ class LocalData:
             >>> from flsv.core import Client
             >>> count = torch.tensor([1, 1])
             >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
-            >>> client.ask(lambda local: local.memory.update(secret=3))
-            >>> client.ask(lambda local: local.memory["secret"] + 1)
+            >>> client.request(lambda local: local.memory.update(secret=3))
+            >>> client.request(lambda local: local.memory["secret"] + 1)
             4
         """
         self._check_is_open()
@@ -225,7 +226,7 @@ class LocalData:
         """Return the attack that falsifies the numbers that this client reports, or None."""
         return self._tell
 
-    def told(self, name: str, value: Tensor) -> Tensor:
+    def reported(self, name: str, value: Tensor) -> Tensor:
         """Return the scalar ``value`` called ``name`` as this client reports it. :attr:`tell` may falsify it."""
         if self._tell is None:
             return value
@@ -323,7 +324,7 @@ class LocalData:
         if self._is_guarded and _open_data.get() is not self:
             raise PermissionError(
                 f"the data of {self._name} can be read only at the client: run a function there by "
-                "Client.ask(function), which returns its result to the server."
+                "Client.request(function), which returns its result to the server."
             )
 
     def __repr__(self) -> str:

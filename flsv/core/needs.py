@@ -59,10 +59,10 @@ def needs_of(
     if getattr(part, "evaluates", False):
         if _is_metric(part):
             # Clients return scores only, and their validation samples replace the server's validation set.
-            keywords -= {"answers", "validation"}
+            keywords -= {"responses", "validation"}
             keywords.add("client validation")
         else:
-            keywords.add("answers")
+            keywords.add("responses")
     if getattr(part, "needs_classes", False):
         keywords.add("classes")
     if getattr(part, "uses_ground_truth", False):
@@ -81,7 +81,7 @@ def check_declared(part: Any, reader: str) -> None:
     if has_functions and declared is None:
         raise ConfigurationError(
             f"{reader}: round_fields has functions of a round, but the class does not declare which attributes they "
-            'read. Add them to the class, as in needs = ("play",), or needs = () for no attribute.'
+            'read. Add them to the class, as in needs = ("game",), or needs = () for no attribute.'
         )
     unknown = [name for name in declared or () if name not in VOCABULARY]
     if unknown:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.core.answers import AnsweringClient, Numbers, declare_answer
-from flsv.core.client import Channel, Client, Direction, NoAnswer, map_clients
+from flsv.core.client import Channel, Client, Direction, NoResponse, map_clients
 from flsv.core.local_data import LocalData
 from flsv.core.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.core.parameter_space import Head, ParameterSpace
+from flsv.core.responses import Numbers, RespondingClient, declare_response
 from flsv.core.vocabulary import VOCABULARY
 from flsv.functional.common_columns import common_columns
 from flsv.utilities.errors import ConfigurationError
@@ -105,7 +105,7 @@ class Round:
         """Return the clients' models as a :class:`ClientMatrix`, which computes on their updates."""
         starts = self.starts or [self.global_vector] * len(self)
         initial_models = []
-        for vector, initial_model in zip(self.client_vectors, ask_for_initial_models(starts)):
+        for vector, initial_model in zip(self.client_vectors, request_initial_models(starts)):
             if initial_model is None:
                 initial_model = vector  # the client has not responded, so its update is 0
             initial_models.append(initial_model)
@@ -163,7 +163,7 @@ class Round:
         """Return the coalition game whose utility is the accuracy of the members' uniform average."""
         return self._required_games.utility()
 
-    def play(
+    def game(
         self,
         metric: Any = "accuracy",
         weighting: Any = "uniform",
@@ -402,7 +402,7 @@ class Round:
     def _required_games(self) -> Any:
         if self.games is None:
             raise RuntimeError(
-                "this round has no coalition games: either no component declares them by needs = ('play',), or the "
+                "this round has no coalition games: either no component declares them by needs = ('game',), or the "
                 "server has no validation set."
             )
         return self.games
@@ -419,25 +419,25 @@ class Round:
         return value
 
 
-def ask_for_initial_models(starts: Sequence[Start]) -> list[Tensor | None]:
+def request_initial_models(starts: Sequence[Start]) -> list[Tensor | None]:
     """Replace each Client in ``starts`` by its initial model ``[P]``, which is requested. None: it did not respond."""
     clients = [client for client in starts if isinstance(client, Client)]
-    answers = map_clients(clients, _ask_for_start)  # in the order of `clients`
-    next_answer = iter(answers)
+    responses = map_clients(clients, _request_start)  # in the order of `clients`
+    next_response = iter(responses)
     initial_models = []
     for model_or_client in starts:
         if isinstance(model_or_client, Client):
-            initial_models.append(next(next_answer))
+            initial_models.append(next(next_response))
         else:
             initial_models.append(model_or_client)
     return initial_models
 
 
-def _ask_for_start(client: Client) -> Tensor | None:
-    question = started_from  # a function that runs at the client
+def _request_start(client: Client) -> Tensor | None:
+    function = started_from  # a function that runs at the client
     try:
-        return client.ask(question)
-    except NoAnswer as error:
+        return client.request(function)
+    except NoResponse as error:
         warnings.warn(
             f"{error} The model from which the client started is unknown, so metrics exclude it from this round, and "
             "strategies that read updates treat its update as 0.",
@@ -446,7 +446,7 @@ def _ask_for_start(client: Client) -> Tensor | None:
         return None
 
 
-def _model_of_the_round(client: AnsweringClient) -> Numbers:
+def _model_of_the_round(client: RespondingClient) -> Numbers:
     model = client.model()
     return Numbers(model.dtype, tuple(model.shape))
 
@@ -458,7 +458,7 @@ def started_from(local: LocalData) -> Tensor:
     return local.start
 
 
-declare_answer(started_from, _model_of_the_round, numbers=0)
+declare_response(started_from, _model_of_the_round, numbers=0)
 
 
 def _selected(

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flsv.core.answers import Numbers
 from flsv.core.client import Client
 from flsv.core.local_data import LocalData
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import Numbers
 from flsv.core.round import Round
 from flsv.core.state import ClientUpdate, FederationState
 from flsv.utilities.declared import ValidatedArguments
@@ -68,7 +68,7 @@ class Component(ValidatedArguments, ABC):
 
     Attributes:
         needs: names of attributes of a :class:`flsv.Round` that the component reads, except the clients' updates and
-            attributes derived from them, such as ``("play",)`` for games on the server's validation set or
+            attributes derived from them, such as ``("game",)`` for games on the server's validation set or
             ``("all_clients",)`` for requests to clients. Before the first round it is checked that they are available.
             Reading an attribute that is not declared raises an error.
     """

@@ -18,12 +18,12 @@ NEEDS = {
     "classes": "samples have classes",
     "losses": "clients report their training loss",
     "counts": "clients report their numbers of samples of each class",
-    "answers": "clients respond to requests about their samples",
+    "responses": "clients respond to requests about their samples",
     "reports": "clients report values that their client algorithm computes",
     "client validation": "every client has validation samples",
 }
 #: Needs that a private client does not meet, since it sends only its noised update.
-REPORTED_BY_CLIENTS = frozenset({"losses", "counts", "answers", "reports", "client validation"})
+REPORTED_BY_CLIENTS = frozenset({"losses", "counts", "responses", "reports", "client validation"})
 
 
 #: The attributes of a :class:`flsv.Round`. k is the cohort's size, n the number of clients, P the length of a model's
@@ -46,10 +46,10 @@ state_updates | the same with buffers (BatchNorm's statistics) | [k, P] | traini
 client_heads | the updates' classifier heads | [k, M, D+1] | training | updates, head | per client, of starts
 client_head_weights | the models' classifier heads | [k, M, D+1] | training | updates, head | per client
 matrix | the updates, for norms and products | ClientMatrix | training | updates | of starts
-utility | the game by accuracy, of uniform averages | game | training | validation, updates | plays, of starts
+utility | the game by accuracy, of uniform averages | game | training | validation, updates | scores, of starts
 server_data | the server's validation set | LocalData | training | validation | loop
-clients | the cohort's clients, for requests | Client | training | answers | per client, loop
-all_clients | the federation's clients, for requests | Client | training | answers | loop
+clients | the cohort's clients, for requests | Client | training | responses | per client, loop
+all_clients | the federation's clients, for requests | Client | training | responses | loop
 server_vector | the next global model | [P] | aggregation | | of updates
 server_update | the next global model minus this one | [P] | aggregation | | of updates
 server_head | the weighted mean of client_heads | [M, D+1] | aggregation | updates, head | of starts
@@ -61,9 +61,9 @@ uploaded | elements that each of them has sent | int64 [r] | exchange | | loop
 downloaded | elements that each of them has received | int64 [r] | exchange | | loop
 uploaded_bytes | bytes that each of them has sent | float64 [r] | exchange | | loop
 downloaded_bytes | bytes that each of them has received | float64 [r] | exchange | | loop
-play | a coalition game | play(performance, weighting) | training | validation, updates | plays, internal, of starts
-slopes | the loss's slopes along the updates | slopes() | training | validation, updates | plays, internal, of starts
-games | all coalition games of the round | CoalitionGames | training | validation, updates | plays, internal, of starts
+game | a coalition game | game(performance, weighting) | training | validation, updates | scores, internal, of starts
+slopes | the loss's slopes along the updates | slopes() | training | validation, updates | scores, internal, of starts
+games | all coalition games of the round | CoalitionGames | training | validation, updates | scores, internal, of starts
 generator | a generator of random numbers by a name | generator(name) | training | | internal
 combine | a weighted mean of the models | combine(weights) | training | updates | internal
 head | the place of the classifier head in a vector | Head | training | head | internal
@@ -90,7 +90,7 @@ class Attribute:
         per_client: whether it has a row for each of the k clients.
         of_updates: whether it depends on the clients' updates.
         of_starts: whether it depends on the models from which the clients started.
-        plays_game: whether models are scored on the server's validation set for it.
+        needs_utilities: whether models are scored on the server's validation set for it.
         outside: whether rounds of other loops have it, too (:func:`flsv.value_round`, a strategy of Flower).
         is_argument: whether a metric's ``update`` may take it as an argument. Otherwise a function in ``round_fields``
             reads it.
@@ -103,7 +103,7 @@ class Attribute:
     per_client: bool
     of_updates: bool
     of_starts: bool
-    plays_game: bool
+    needs_utilities: bool
     outside: bool
     is_argument: bool
 
@@ -126,7 +126,7 @@ def _parse_table(table: str) -> dict[str, Attribute]:
             per_client="per client" in marks,
             of_updates="of updates" in marks or "updates" in needs,
             of_starts="of starts" in marks,
-            plays_game="plays" in marks,
+            needs_utilities="scores" in marks,
             outside=not is_loop_only,
             is_argument=not is_internal,
         )

@@ -162,7 +162,7 @@ class ClientManager:
         assert self._placement is not None
         if not self._placement.has(client):
             raise RuntimeError(
-                f"The state of client {client} is on rank {self._placement[client]}. Read it with client.ask(...)."
+                f"The state of client {client} is on rank {self._placement[client]}. Read it with client.request(...)."
             )
         return self._store.tensors(client)
 

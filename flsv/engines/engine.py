@@ -340,7 +340,7 @@ class Engine:
 
     # ---- the end of a round
 
-    def leave_out(self, clients: Collection[int]) -> None:
+    def exclude(self, clients: Collection[int]) -> None:
         """Undo all changes of the excluded clients' states, as if they had not been in the cohort."""
         self.local_training.state.values.exclude(clients)
         for client in clients:

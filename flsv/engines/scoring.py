@@ -13,16 +13,16 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from flsv._lightning.evaluation import count_answers, on_device
+from flsv._lightning.evaluation import count_responses, on_device
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core import FederationState, Ranks
-from flsv.core.answers import MIN_HELD_OUT
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import MIN_HELD_OUT
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.engines.client_manager import ClientManager
 from flsv.games import CoalitionGames
-from flsv.games.judges import ClientJudges
+from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import count_logits, make_evaluators, trial
 from flsv.games.module_copies import ModuleCopies
 from flsv.games.output_metric import check_two_classes, needs_two_classes
@@ -62,10 +62,10 @@ class ScoringOfARun:
             measures={f"metric {name!r}": measure for name, measure in measures.items()},
             num_classes=self.data.known_num_classes,
             seed=self.state.seed,
-            make_judges=self._make_judges,
+            make_client_evaluator=self._make_client_evaluator,
         )
         own_validation = None
-        if not all(evaluator.asks_clients for evaluator in evaluators.values()):
+        if not all(evaluator.requests_from_clients for evaluator in evaluators.values()):
             scorer: Any = evaluators.get("logged")
             own_validation = OwnValidation(
                 self.trainer,
@@ -81,10 +81,10 @@ class ScoringOfARun:
             own_validation=own_validation,
         )
 
-    def _make_judges(self, measure: ModelScore) -> ClientJudges:
+    def _make_client_evaluator(self, measure: ModelScore) -> ClientEvaluator:
         if self.clients_here:
-            self._check_held_out_classes(measure, 'judges="clients"', min_samples=MIN_HELD_OUT)
-        return ClientJudges(
+            self._check_held_out_classes(measure, 'evaluators="clients"', min_samples=MIN_HELD_OUT)
+        return ClientEvaluator(
             self.space,
             self.manager.clients,
             data=self.data,
@@ -104,9 +104,9 @@ class ScoringOfARun:
             component_name = type(component).__name__
             performance = getattr(component, "performance", None)
             if isinstance(performance, ModelScore):
-                is_judged_by_clients = getattr(component, "judges", "server") == "clients"
-                if is_judged_by_clients:
-                    continue  # ClientJudges.check asks all clients
+                is_evaluated_by_clients = getattr(component, "evaluators", "server") == "clients"
+                if is_evaluated_by_clients:
+                    continue  # ClientEvaluator.check sends requests to all clients
                 self._check_held_out_classes(performance, component_name)
                 # This raises an error if the evaluator cannot be made.
                 self.manager.client_evaluator(0, "val", performance)
@@ -147,7 +147,7 @@ def class_scores(
     """Return the scores of a module in evaluation mode on a loader's samples, by name."""
     # Other processes have other clients.
     counts = ClassScores(num_classes, sync_on_compute=False)
-    count_answers(trainer, module, loader, counts)
+    count_responses(trainer, module, loader, counts)
     return plain_scores(counts)
 
 

@@ -58,7 +58,7 @@ class FederationRun:
         self.max_rounds = max_rounds
         self.has_evaluated_clients = False
         self.is_at_server = False
-        # Descriptions of how copies and coalitions differ from the run, which make the values doubtful.
+        # Descriptions of how copies and coalitions differ from the run, which are consistency warnings.
         self.coalition_differences: list[str] = []
         self.space = engine.space
         self.clients = engine.manager.clients
@@ -139,8 +139,8 @@ class FederationRun:
         measures = dict(self.metrics.performances)
         for role, strategy in self.config.strategies.items():
             # A strategy may also read utilities of coalitions.
-            plays_game = any(VOCABULARY[name].plays_game for name in reads_of(strategy))
-            if plays_game:
+            needs_utilities = any(VOCABULARY[name].needs_utilities for name in reads_of(strategy))
+            if needs_utilities:
                 measure = attribute_of(strategy, "measured_by", "accuracy")
                 measures[f"{role} {strategy!r}"] = measure
 
@@ -256,7 +256,7 @@ class FederationRun:
                 broken=engine.broken_clients,
             )
         senders = {update.client_id for update in engine.updates}
-        engine.leave_out(senders.difference(on_host(round.client_ids)))
+        engine.exclude(senders.difference(on_host(round.client_ids)))
         return round
 
     def _pass_over(self, reason: NoModel) -> None:
@@ -287,7 +287,7 @@ class FederationRun:
         senders = [update.client_id for update in engine.updates]
         state.updates_received[[*engine.broken_clients, *senders]] += 1
         self.has_evaluated_clients = False
-        engine.leave_out(senders)
+        engine.exclude(senders)
         engine.end_round(state.model())
 
     def _finish(self, round: Round) -> Round:

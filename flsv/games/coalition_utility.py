@@ -162,7 +162,7 @@ class CoalitionTable:
     ) -> None:
         self.round = round
         self.evaluator = evaluator
-        self._ranks = ALONE if evaluator.asks_clients else ranks
+        self._ranks = ALONE if evaluator.requests_from_clients else ranks
         # Each coalition's row of the scores.
         self._row_by_coalition: dict[CoalitionKey, int] = {}
         self._scores: Scores | None = None

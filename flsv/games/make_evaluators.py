@@ -27,7 +27,7 @@ from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.seeding import isolated_rngs
 
 if TYPE_CHECKING:
-    from flsv.games.judges import ClientJudges
+    from flsv.games.client_evaluation import ClientEvaluator
 
 #: The end of an error about a module whose outputs cannot be scored.
 LOGGED_VALUE_ADVICE = (
@@ -45,7 +45,7 @@ def make_evaluators(
     num_classes: int | None = None,
     seed: int = 0,
     effects: ScoringEffects | None = None,
-    make_judges: Callable[[ModelScore], ClientJudges] | None = None,
+    make_client_evaluator: Callable[[ModelScore], ClientEvaluator] | None = None,
 ) -> dict[Hashable, VectorEvaluator]:
     """Make the evaluators of all measures, and run each once to find errors.
 
@@ -57,30 +57,30 @@ def make_evaluators(
         num_classes: the number of classes. None: as many as there are logits.
         seed: seed of the random numbers that scoring draws.
         effects: what scoring changes, as another evaluator has tried, which then need not be run.
-        make_judges: makes the evaluator by which clients score models.
+        make_client_evaluator: makes the evaluator by which clients score models.
 
     Returns:
         ``{key: evaluator}``, see :func:`flsv.scores.performance.evaluator_key`.
     """
     model_scores: dict[str, ModelScore] = {}
-    judged_scores: list[ModelScore] = []
+    scores_at_clients: list[ModelScore] = []
     classifier_measures: dict[str, str] = {}
     for name, measure in measures.items():
         if not isinstance(measure, ModelScore):
             classifier_measures[name] = measure
-        elif measure.judged:
-            judged_scores.append(measure)
+        elif measure.at_clients:
+            scores_at_clients.append(measure)
         else:
             model_scores[name] = measure
 
     evaluators: dict[Hashable, VectorEvaluator] = {}
     if model_scores:
         evaluators |= _evaluators_of_scores(trainer, space, loaders, model_scores, seed, effects)
-    for measure in judged_scores:
-        assert make_judges is not None
-        judges = make_judges(measure)
-        judges.check(space.read(trainer.lightning_module))
-        evaluators[measure.evaluator_key] = judges
+    for measure in scores_at_clients:
+        assert make_client_evaluator is not None
+        client_evaluator = make_client_evaluator(measure)
+        client_evaluator.check(space.read(trainer.lightning_module))
+        evaluators[measure.evaluator_key] = client_evaluator
     if classifier_measures:
         names = ", ".join(classifier_measures)
         try:
@@ -126,7 +126,7 @@ def _evaluators_of_scores(
                 logits=measure.logits,
                 context=trainer.strategy.precision_plugin.forward_context,
                 seed=seed,
-                asking=name,
+                requester=name,
                 effects=effects,
             )
     return evaluators
@@ -140,7 +140,7 @@ def _validated_models(
     seed: int,
     effects: ScoringEffects | None,
 ) -> ValidatedModels:
-    """Make the evaluator of all values that the module logs and a measure asks for. ``model_scores`` has the measure of
+    """Make the evaluator of all values that the module logs and a measure needs. ``model_scores`` has the measure of
     each metric, by the metric's name.
     """
     metrics_by_value: dict[str, list[str]] = {}
@@ -153,7 +153,7 @@ def _validated_models(
         batches,
         names=list(metrics_by_value),
         derived=[measure.name for measure in model_scores.values() if measure.derived],
-        asking={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
+        requester={value: ", ".join(metrics) for value, metrics in metrics_by_value.items()},
         seed=seed,
         effects=effects,
     )
@@ -217,7 +217,7 @@ def evaluator_on(
     assert isinstance(evaluator, CopyEvaluator)
     batches: Any = store_batches(trainer, loader)
     if isinstance(evaluator, ModelEvaluator):
-        batches = _inputs_and_labels(trainer, batches, "what clients are asked for")
+        batches = _inputs_and_labels(trainer, batches, "what the server requests of clients")
     return evaluator.with_batches(batches, private)
 
 

@@ -109,7 +109,7 @@ class ModelEvaluator(CopyEvaluator):
         context: function that returns a context manager for a forward pass, such as a Lightning precision plugin's
             ``forward_context``. An autocast context of the caller has no effect.
         seed: seed of the random numbers that a forward pass draws.
-        asking: name of the object that needs the metric, for messages.
+        requester: name of the object that needs the metric, for messages.
         effects: what scoring changes, as another evaluator has tried. None: this one tries it.
 
     Attributes:
@@ -143,7 +143,7 @@ class ModelEvaluator(CopyEvaluator):
         chunk: Count = 64,
         context: Context | None = None,
         seed: int = 0,
-        asking: str = "ModelEvaluator",
+        requester: str = "ModelEvaluator",
         effects: ScoringEffects | None = None,
     ) -> None:
         if num_classes is None and metric is None:
@@ -157,14 +157,14 @@ class ModelEvaluator(CopyEvaluator):
         if backend == "auto":
             self.backend = "vmap" if self.device.type == "cuda" else "serial"
         self._context = context or nullcontext
-        self._requester = asking
+        self._requester = requester
         self._logits = logits
         self._dtype_by_name = named_dtypes(module)
         self._metric: OutputMetric | None = None
         if metric is not None:
             # Tensors made in inference mode can only be changed in it.
             with torch.inference_mode(False):
-                self._metric = OutputMetric(metric, asking, self.device)
+                self._metric = OutputMetric(metric, requester, self.device)
                 self._metrics_of_models = ModelMetrics(self._metric)
 
         self.form: OutputForm | None = None
@@ -369,14 +369,14 @@ class ModelEvaluator(CopyEvaluator):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def check_logits(self, asking: str) -> None:
-        """Raise ConfigurationError if a classifier's outputs are probabilities. ``asking`` is what needs the loss."""
+    def check_logits(self, requester: str) -> None:
+        """Raise ConfigurationError if a classifier's outputs are probabilities. ``requester`` needs it."""
         with self._scoring():
             module = ModuleCopies(self._module, self.space).load_to_score(is_last=True)
             outputs = self._outputs_of_copy(module)
         if are_probabilities(outputs):
             raise ConfigurationError(
-                f"{asking}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
+                f"{requester}: {type(self._module).__name__}.forward gives probabilities, and negative_loss is the "
                 "cross-entropy of logits. Leave the softmax to the loss, or name a loss that validation logs."
             )
 

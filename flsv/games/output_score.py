@@ -17,8 +17,8 @@ from flsv.functional.shapley.predicted_outputs import (
     values_of_tables,
 )
 from flsv.games.case_scores import CaseScores, case_scores, score_within_bounds
+from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.coalition_utility import Measure, utility_of
-from flsv.games.judges import ClientJudges
 from flsv.games.model_evaluator import ModelEvaluator
 from flsv.games.module_copies import ModuleCopies
 from flsv.scores.performance import ModelScore
@@ -34,7 +34,7 @@ class OutputScore:
     # Whether the outputs are logits.
     logits: bool
     # The clients, if they predict and score. Models [T, P] then take the outputs' place.
-    judges: ClientJudges | None = None
+    client_evaluator: ClientEvaluator | None = None
     # Whether predicted outputs stay between those of the trained coalitions.
     is_bounded: bool = False
     # The performance measure case by case. None: it is not known.
@@ -48,7 +48,7 @@ class OutputScore:
         weights: Tensor,
     ) -> PredictedValues:
         """Compute Shapley values, with the arguments of :func:`flsv.functional.predicted_shapley`."""
-        if self.judges is None:
+        if self.client_evaluator is None:
             score = self.score
             if self.is_bounded:
                 has_members = trained.any(1)
@@ -63,7 +63,7 @@ class OutputScore:
             )
 
         # [2^n, 2] or [2^n, 2, M], the utilities in two games: by interpolation and by an ensemble
-        tables = self.judges.predict(outputs, trained, weights)
+        tables = self.client_evaluator.predict(outputs, trained, weights)
         shape = tables.shape[:2] + utilities.shape[1:]
         tables = tables.view(shape)
         # A coalition's row is its mask as a binary number, with client 0 as the lowest bit.
@@ -90,9 +90,9 @@ class OutputScore:
     @staticmethod
     def for_evaluator(evaluator: Any, measure: Measure) -> OutputScore | None:
         """Return the score of the outputs that ``evaluator`` keeps, by ``measure``. None if it keeps no outputs."""
-        if isinstance(evaluator, ClientJudges) and evaluator.can_predict:
-            # The judges predict outputs at the clients, so that what they return are scores already.
-            return OutputScore(lambda scores: scores, logits=True, judges=evaluator)
+        if isinstance(evaluator, ClientEvaluator) and evaluator.can_predict:
+            # The clients predict the outputs and return scores.
+            return OutputScore(lambda scores: scores, logits=True, client_evaluator=evaluator)
         if not isinstance(evaluator, ModelEvaluator) or evaluator.form is None:
             return None
 

@@ -43,7 +43,7 @@ class ValidatedModels(CopyEvaluator):
         loaders: the validation batches, see :func:`flsv._lightning.evaluation.store_batches`.
         names: names of the logged values that are the scores, as in ``trainer.callback_metrics`` after a validation.
         derived: those of ``names`` whose gradients are needed, too.
-        asking: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
+        requester: ``{name: metrics}``, the metrics that need the value logged under a name, for messages.
         seed: seed of the random numbers that a validation draws.
         effects: what scoring changes, as another evaluator has tried.
 
@@ -60,7 +60,7 @@ class ValidatedModels(CopyEvaluator):
         *,
         names: Sequence[str],
         derived: Sequence[str] = (),
-        asking: Mapping[str, str] | None = None,
+        requester: Mapping[str, str] | None = None,
         seed: int = 0,
         effects: ScoringEffects | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class ValidatedModels(CopyEvaluator):
         super().__init__(trainer.lightning_module, space, device, seed, effects)
         self._value_names = list(dict.fromkeys(names))
         self._names_with_gradient = derived
-        self._requesters = asking or {}
+        self._requesters = requester or {}
         self._trainer = trainer
         self._loaders = loaders
 
@@ -225,7 +225,7 @@ class ValidatedModels(CopyEvaluator):
                 for value, weight in logged_values:
                     if not value.requires_grad:
                         raise ConfigurationError(
-                            f"{self._requesters.get(name, 'a metric')} asks for the gradient of {name!r}, which is "
+                            f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}, which is "
                             "logged without its graph, as .item(), .detach() and no_grad leave it. Let validation_step "
                             "log the loss itself, or take a metric that evaluates models instead."
                         )
@@ -258,7 +258,7 @@ class ValidatedModels(CopyEvaluator):
         is_equal = abs(step_value - logged_value) <= tolerance  # False for NaN
         if not is_equal:
             raise ConfigurationError(
-                f"{self._requesters.get(name, 'a metric')} asks for the gradient of {name!r}. What validation_step "
+                f"{self._requesters.get(name, 'a metric')} needs the gradient of {name!r}. What validation_step "
                 f"logs averages to {step_value:.6g}, and the trainer logs {logged_value:.6g}: hooks around the step "
                 "have a part in it. Log the loss in validation_step, or take a metric that evaluates models instead."
             )

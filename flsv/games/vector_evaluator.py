@@ -110,8 +110,8 @@ class VectorEvaluator(ABC):
     """
 
     space: ParameterSpace
-    asks_clients = False
-    """Whether the evaluator asks the clients; if so, every rank must evaluate every model."""
+    requests_from_clients = False
+    """Whether the evaluator sends requests to the clients. Then every rank must evaluate every model."""
     copies: ScoringCopies | None = None
     """The copies of the fit's module in which models are scored. None: they are not scored in this process."""
     effects: ScoringEffects | None = None

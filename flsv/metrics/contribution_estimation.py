@@ -15,17 +15,17 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import (
-    AnsweringClient,
     Client,
     ClientMatrix,
     LocalData,
-    NoAnswer,
+    NoResponse,
     Numbers,
+    RespondingClient,
     Round,
-    declare_answer,
+    declare_response,
     map_clients,
 )
-from flsv.core.answers import range_of_score
+from flsv.core.responses import range_of_score
 from flsv.functional.fedce import (
     Combine,
     contribution_estimates,
@@ -40,7 +40,7 @@ from flsv.utilities.errors import ConfigurationError
 
 
 def _expected_score(
-    client: AnsweringClient,
+    client: RespondingClient,
     aggregate: Tensor,
     weight: float,
     performance: Any = "accuracy",
@@ -60,10 +60,10 @@ def leave_self_out(
     if model_of_others is None:  # there are no others
         model_of_others = local.start
     (score,) = local.utility(model_of_others[None, :], performance)
-    return local.told("score", score)  # as the client reports it
+    return local.reported("score", score)  # as the client reports it
 
 
-declare_answer(leave_self_out, _expected_score)
+declare_response(leave_self_out, _expected_score)
 
 
 def scores_without_own(
@@ -77,33 +77,33 @@ def scores_without_own(
     """
     ids = [client.id for client in clients]
     weights_by_id = dict(zip(ids, weights.tolist()))
-    question = partial(leave_self_out, performance=performance)
+    function = partial(leave_self_out, performance=performance)
 
-    def ask(client: Client) -> Tensor | None:
+    def request(client: Client) -> Tensor | None:
         try:
-            answer = client.ask(question, aggregate, weights_by_id[client.id])
-        except NoAnswer as reason:
+            response = client.request(function, aggregate, weights_by_id[client.id])
+        except NoResponse as reason:
             warnings.warn(
                 f"{reason} Its score of the others is missing in this round.", stacklevel=2
             )
             return None
-        return answer.double()
+        return response.double()
 
-    replies = map_clients(clients, ask)
-    has_answered = [answer is not None for answer in replies]
-    known_scores = [float(answer) for answer in replies if answer is not None]
+    replies = map_clients(clients, request)
+    has_responded = [response is not None for response in replies]
+    known_scores = [float(response) for response in replies if response is not None]
     scores = torch.tensor(known_scores, dtype=torch.float64)
 
     broken = []
-    for client, answer in zip(clients, replies):
-        if answer is not None and not answer.isfinite():
+    for client, response in zip(clients, replies):
+        if response is not None and not response.isfinite():
             broken.append(client.id)
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
             "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
         )
-    return scores, torch.tensor(has_answered)
+    return scores, torch.tensor(has_responded)
 
 
 def _aggregate(round: Round) -> Tensor:
@@ -146,7 +146,7 @@ class ContributionEstimation(ContributionMetric):
     Differences from the authors' code: (1) Clients may be absent. Means are over the rounds in which a client took
     part. (2) Clients score the aggregate in the round in which it is computed, not at the beginning of their next
     round. (3) The other clients' updates have their weights in the aggregate, not equal ones. As in the authors' code,
-    every client's mean score includes an initial score of 0. If a site does not answer, the round is left out of its
+    every client's mean score includes an initial score of 0. If a site does not respond, the round is excluded from its
     estimate.
 
     When not to use it:

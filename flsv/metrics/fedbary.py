@@ -74,7 +74,7 @@ class WassersteinContribution(ContributionMetric):
     per_class = False
     needs_classes = True  # the distance is between samples with classes
     plot_lower_bound = 0.0
-    judges = False
+    values_samples = False
 
     distances: Tensor
 
@@ -157,7 +157,7 @@ class WassersteinContribution(ContributionMetric):
                 server_data,
                 generator,
                 global_vector,
-                judge=self.judges,
+                values_samples=self.values_samples,
                 others=self._sizes,
             )
             self._store_distances(valuation)
@@ -189,8 +189,8 @@ class CalibratedOTGradient(WassersteinContribution):
     with m the number of the client's samples, and f_l the dual potential of sample l in the optimal transport to the
     points that the server has sent. A client's gradients sum to 0, so their mean carries no information. The client's
     contribution is therefore 1 minus the share of its flagged samples, so that more is better. The gradients stay at
-    the client, which reads them by ``client.ask(flsv.valuation.sample_values)``. The client sends only the number of
-    flagged samples.
+    the client, which reads them by ``client.request(flsv.valuation.sample_values)``. The client sends only the number
+    of flagged samples.
 
     The inputs of ``update``, and all arguments that are not listed here, are those of :class:`WassersteinContribution`.
     ``compute`` returns ``[num_clients]`` in [0, 1], NaN for clients that never took part. ``diagnostics`` returns the
@@ -215,7 +215,7 @@ class CalibratedOTGradient(WassersteinContribution):
         >>> metric.update(torch.arange(2), clients, server_of(x[200:], y))
         >>> metric.compute()[1]
         tensor(0.8000)
-        >>> clients[1].ask(sample_values).flagged.nonzero().max()
+        >>> clients[1].request(sample_values).flagged.nonzero().max()
         tensor(19)
     """
 
@@ -224,7 +224,7 @@ class CalibratedOTGradient(WassersteinContribution):
     claims = ("value",)
     to_pay_by = False
     plot_upper_bound = 1.0
-    judges = True
+    values_samples = True
 
     flagged: Tensor
 

@@ -88,7 +88,7 @@ class GradientAgreement(ContributionMetric):
         **kwargs: Any,
     ) -> None:
         self.loss = loss
-        #: The performance measure of models, see :meth:`flsv.Round.play`.
+        #: The performance measure of models, see :meth:`flsv.Round.game`.
         self.measured_by: str | ModelScore = "negative_loss"
         if loss is not None:
             self.measured_by = performance_of(self, loss, mode="min", argument="loss")
@@ -189,7 +189,7 @@ def logged_slopes(round: Round, measure: Any) -> Tensor:
     # A coalition's model is the global one plus STEP_FRACTION times its members' updates.
     num_players = len(round)
     weights = torch.full((num_players,), STEP_FRACTION)
-    utility = round.play(measure, weights)
+    utility = round.game(measure, weights)
 
     empty_coalition = torch.zeros(1, num_players, dtype=torch.bool)
     single_clients = torch.eye(num_players, dtype=torch.bool)

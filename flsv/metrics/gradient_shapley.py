@@ -71,7 +71,7 @@ class GradientShapley(ContributionMetric):
     ) -> None:
         self.momentum = momentum
         self.loss = loss
-        #: The performance measure of models, see :meth:`flsv.Round.play`.
+        #: The performance measure of models, see :meth:`flsv.Round.game`.
         self.measured_by = loss_measure(self, loss)
         super().__init__(num_clients, num_classes=None, **kwargs)
 

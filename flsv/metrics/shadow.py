@@ -27,7 +27,7 @@ from flsv.metrics.coalitions.design import (
     spread_rounds,
 )
 from flsv.metrics.coalitions.value import MeasuredMetric
-from flsv.scores.performance import Judges, Mode
+from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.declared import Count
 from flsv.utilities.display import INTERVAL_LEVEL
 from flsv.values.coalition_files import measure_name, outputs_name
@@ -78,8 +78,8 @@ class ShadowShapley(MeasuredMetric):
 
     When not to use it:
         With each client trained alone, for payment: run ``flsv retrain`` with several seeds. With sites that may send
-        another model than their own. With ``judges="clients"``, to pay clients who may report false scores
-        (``docs/results/judges.md``).
+        another model than their own. With ``evaluators="clients"``, to pay clients who may report false scores
+        (``docs/results/client_evaluation.md``).
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
@@ -96,10 +96,10 @@ class ShadowShapley(MeasuredMetric):
             ten times in a run, with the last three rounds, for ``"accuracy"``, ``"balanced_accuracy"`` and
             ``"negative_loss"``, five times for any other performance.
         max_fits: the largest cost of ``coalitions="auto"``, in training runs of the whole federation.
-        judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"``, or the ``"clients"``, of whom
-            then each predicts coalitions' outputs on its own samples.
-        leave_out: names of classes of callbacks that take no part in coalitions, such as one that sends messages. None:
-            those of installed packages that need neither torch nor Lightning.
+        evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"``, or the
+            ``"clients"``, of whom then each predicts coalitions' outputs on its own samples.
+        excluded_callbacks: names of classes of callbacks that take no part in coalitions, such as one that sends
+            messages. None: those of installed packages that need neither torch nor Lightning.
         halvings: the number of times that all clients are halved with ``coalitions="halves"``. Each costs one more run.
         kwargs: arguments of ``torchmetrics.Metric``.
 
@@ -137,15 +137,15 @@ class ShadowShapley(MeasuredMetric):
         mode: Mode | None = None,
         every: Count | None = None,
         max_fits: Annotated[float, Ge(1)] = 1,
-        judges: Judges = "server",
-        leave_out: Sequence[str] | None = None,
+        evaluators: Evaluators = "server",
+        excluded_callbacks: Sequence[str] | None = None,
         halvings: Count | None = None,
         **kwargs: Any,
     ) -> None:
-        check_halvings(coalitions, halvings or 1, judges)
+        check_halvings(coalitions, halvings or 1, evaluators)
         self._num_halvings = halvings or 1
         self.max_fits = max_fits
-        self._leaves_out = None if leave_out is None else tuple(leave_out)
+        self._excluded_callbacks = None if excluded_callbacks is None else tuple(excluded_callbacks)
         self.coalitions = coalitions
         if not isinstance(coalitions, str):
             self.coalitions = [list(members) for members in coalitions]
@@ -154,12 +154,14 @@ class ShadowShapley(MeasuredMetric):
         self._num_rounds: int | None = None  # None: not known before the run
         self.averages = False  # whether values are means over the last rounds, as with a sampler
         self._pending: str | None = None
-        self._client_scores: Tensor | None = None  # of the federation's own model, if clients judge
+        self._client_scores: Tensor | None = (
+            None  # of the federation's own model, if clients score models
+        )
         # Private, as all that is no setting of the metric.
         self._round_values: RoundValues | None = None
         self._why_missing: dict[str, Any] = {}
         per_class = per_class or num_classes is not None
-        self._set_performance(performance, mode, per_class=per_class, judges=judges)
+        self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         super().__init__(num_clients, num_classes, **kwargs)
 
     needs: Sequence[str] | None = ("games",)
@@ -201,9 +203,9 @@ class ShadowShapley(MeasuredMetric):
         return self._num_halvings
 
     @property
-    def leaves_out(self) -> tuple[str, ...] | None:
-        """The argument ``leave_out``."""
-        return self._leaves_out
+    def excluded_callbacks(self) -> tuple[str, ...] | None:
+        """The argument ``excluded_callbacks``."""
+        return self._excluded_callbacks
 
     @property
     def pending(self) -> str | None:
@@ -377,7 +379,7 @@ class ShadowShapley(MeasuredMetric):
             shown_values[round_index] = self.compute()
         num_evaluations = len(game.masks) * len(game.rounds)
         self.evaluations = torch.full_like(self.evaluations, num_evaluations)
-        if self.judges == "clients":
+        if self.evaluators == "clients":
             utilities = scores.utilities(game, game.rounds[-1])
             self._client_scores = utilities[game.masks.all(1)].mean()
         return shown_values
@@ -416,10 +418,10 @@ class ShadowShapley(MeasuredMetric):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the number of ``evaluations`` of models, unless coalitions are still to be trained. If the clients
-        score the models, also ``judged``, each client's last score of the federation's own model."""
+        score the models, also ``client_scores``, each client's last score of the federation's own model."""
         numbers = {}
         if self._pending is None:
             numbers["evaluations"] = self.evaluations.clone()
         if self._client_scores is not None:
-            numbers["judged"] = self._client_scores
+            numbers["client_scores"] = self._client_scores
         return numbers

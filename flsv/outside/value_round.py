@@ -406,7 +406,7 @@ def _unmet_needs(
     if name in contribution_metrics.trained_names:
         return "trained coalitions"
     if name in contribution_metrics.evaluating:
-        return 'judges="clients"'
+        return 'evaluators="clients"'
     if getattr(contribution_metrics.metrics[name], "reported_by", None):
         return "reports of the clients"
     return ""

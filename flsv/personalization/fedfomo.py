@@ -22,13 +22,13 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.core import (
-    AnsweringClient,
     Client,
     FederationState,
     LocalData,
     Numbers,
+    RespondingClient,
     Round,
-    declare_answer,
+    declare_response,
 )
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.functional.common_columns import keep_common
@@ -165,7 +165,7 @@ class FedFomo(UploadKeeper):
 
 
 def _expected_weights(
-    client: AnsweringClient,
+    client: RespondingClient,
     downloads: Sequence[Tensor],
     num_parameters: int,
     performance: Any = "negative_loss",
@@ -209,7 +209,7 @@ def mix_models(
     return signed_weights / sum_of_magnitudes
 
 
-declare_answer(mix_models, _expected_weights, numbers=lambda clients, classes: clients)
+declare_response(mix_models, _expected_weights, numbers=lambda clients, classes: clients)
 
 
 def first_order_weights(

@@ -27,14 +27,14 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.core import (
-    AnsweringClient,
     Client,
     FederationState,
     Instruction,
     LocalData,
     Numbers,
+    RespondingClient,
     Round,
-    declare_answer,
+    declare_response,
 )
 from flsv.core.parameter_space import ParameterSpace
 from flsv.core.strategy import Contributions, FederationInfo
@@ -56,7 +56,7 @@ _MAX_CHUNK_SIZE = 2**26  # number of elements of the coalition models in memory 
 
 
 def _expected_values(
-    client: AnsweringClient,
+    client: RespondingClient,
     downloads: Sequence[Tensor],
     extractor: Tensor | None,
     **settings: Any,
@@ -162,7 +162,7 @@ def _own_unless_better(
     return client_model.clone()
 
 
-declare_answer(collaborate, _expected_values, numbers=lambda clients, classes: clients)
+declare_response(collaborate, _expected_values, numbers=lambda clients, classes: clients)
 
 
 def select_personal(vector: Tensor, personal: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flsv.core import Client, NoAnswer, Round, map_clients
+from flsv.core import Client, NoResponse, Round, map_clients
 from flsv.core.strategy import FederationInfo
 from flsv.personalization.base import Personalizer
 from flsv.utilities.errors import ConfigurationError
@@ -80,8 +80,8 @@ def request_model_values(
     None if it does not respond.
     """
     try:
-        return client.ask(compute, models, *args, **kwargs)
-    except NoAnswer as error:
+        return client.request(compute, models, *args, **kwargs)
+    except NoResponse as error:
         client.take_back()
         warnings.warn(
             f"{error} The client continues from the model that it had before this round.",

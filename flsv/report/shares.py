@@ -40,7 +40,7 @@ class Budget:
             run's only metric that is suitable for payment.
         rule: the treatment of values below 0, see :func:`flsv.allocate`.
         currency: the currency's code, such as ``"EUR"``. It determines the number of decimals.
-        judged_by_partners: whether to accept values for which the clients scored the models on their own validation
+        evaluated_by_partners: whether to accept values for which the clients scored the models on their own validation
             samples.
 
     Raises:
@@ -55,7 +55,7 @@ class Budget:
     by: str | None = None
     rule: Negatives = "zero"
     currency: str = ""
-    judged_by_partners: bool = False
+    evaluated_by_partners: bool = False
 
     def __post_init__(self) -> None:
         is_code = re.fullmatch("[A-Za-z]{3}|", self.currency)
@@ -181,7 +181,7 @@ def shares_of(run: Run, budget: Budget) -> Shares:
     Raise ConfigurationError if it is not clear which values are meant, or if the rule refuses them.
     """
     basis = basis_of(run, budget.by)
-    verdict = basis.verdict(budget.rule, accepts_partners=budget.judged_by_partners)
+    verdict = basis.verdict(budget.rule, accepts_partners=budget.evaluated_by_partners)
     table = basis.estimates.copy()
     table["client"] = range(run.num_clients)
     table["client_name"] = run.client_names

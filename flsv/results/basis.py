@@ -241,7 +241,7 @@ def _basis_by_metric(run: Run, metric: str) -> Basis:
         unsuitable="" if metric_info["to_pay_by"] else metric,
         of_rounds=run.record.get("of_rounds", ""),
         stopped_after="" if run.ended else run.rounds_text,
-        judged=metric_info.get("judges") == "clients",
+        evaluated_by_clients=metric_info.get("evaluators") == "clients",
         **recorded_inputs,
     )
     return Basis(

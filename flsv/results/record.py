@@ -189,7 +189,7 @@ def _describe(metric: Metric) -> dict[str, Any]:
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
         "to_pay_by": to_pay_by(metric),
-        "judges": getattr(metric, "judges", None),
+        "evaluators": getattr(metric, "evaluators", None),
     }
 
 

@@ -49,7 +49,7 @@ MAX_CLIENT_RUNS = 30
 RESULT_RUN = "result"
 #: Seconds after which a client's curves are written to the disk.
 FLUSH_SECONDS = 10
-#: Pictures before the end of a run take at most this part of its time, unless the user asks for them.
+#: Pictures before the end of a run take at most this part of its time, unless the user wants them.
 MAX_PART_FOR_PICTURES = 0.05
 #: Loggers of services that accept pictures.
 LOGGERS_OF_SERVICES = (WandbLogger, MLFlowLogger, CometLogger)

@@ -38,7 +38,7 @@ FORBIDDING_REASONS = (
     "shared_samples",
     "unlike_run",
     "ranking",
-    "judged",
+    "evaluated_by_clients",
     "no_gain",
     "majority",
     "wide",
@@ -85,7 +85,7 @@ class PaymentInputs:
     stopped_after: str = ""
     seeds: int = 1
     #: Whether the clients scored the models, and whether the payer accepts that.
-    judged: bool = False
+    evaluated_by_clients: bool = False
     accepts_partners: bool = False
     #: The utility of the model of all together, and of each client alone.
     together: float = NAN
@@ -175,7 +175,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "no_values": not has_values and _why_no_values(inputs),
         "shared_samples": inputs.shared_samples,
         "ranking": has_values and ranks_only,
-        "judged": inputs.judged and not inputs.accepts_partners,
+        "evaluated_by_clients": inputs.evaluated_by_clients and not inputs.accepts_partners,
         "no_gain": no_gain,
         "majority": is_like_majority and percent(inputs.majority),
         "wide": has_gain and joint.moved > MAX_MOVED_FRACTION and percent(joint.moved),
@@ -190,7 +190,7 @@ def verdict_of(inputs: PaymentInputs, rule: Negatives = "zero") -> Verdict:
         "alone": are_trained_values and inputs.alone_only and not ranks_only,
         "halves": has_values and inputs.halved,
         "scores": has_values and inputs.source == "scores" and not ranks_only,
-        "partners": has_values and inputs.judged and inputs.accepts_partners,
+        "partners": has_values and inputs.evaluated_by_clients and inputs.accepts_partners,
         "best_alone": max(inputs.alone, default=-math.inf) >= inputs.together,
         "small_gain": are_trained_values and has_gain and is_small_gain(inputs.by, inputs.values),
     }

@@ -78,7 +78,7 @@ class TrainingAfterTheRun:
     #: Seconds after which a coalition is given up if no round begins.
     max_wait: float
     #: Sentences on why the values may be wrong.
-    doubts: list[str] = field(default_factory=list)
+    consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
 
     def train(self, run: MeasuredRun) -> Tensor:
@@ -100,7 +100,7 @@ class TrainingAfterTheRun:
             self._compare_first_updates(training, run.trainer)
             if training.changed_tensors:
                 paths = listed(sorted(training.changed_tensors))
-                self.doubts.append(
+                self.consistency_warnings.append(
                     f"while coalitions trained, {paths} changed, which the program keeps outside of the module, so "
                     "that one may have seen what another has left there"
                 )
@@ -114,12 +114,12 @@ class TrainingAfterTheRun:
         finally:
             has_changed_run = kept_run.restore()
         if has_changed_run:
-            self.doubts.append(
+            self.consistency_warnings.append(
                 "the run's own module or optimizers have changed while coalitions were trained, and are as before. So "
                 "coalitions share tensors with the run: copy what a data set or a global holds of the module"
             )
-        for doubt in self.doubts:
-            rank_zero_warn(f"{', '.join(self.metrics)}: {doubt}.")
+        for consistency_warning in self.consistency_warnings:
+            rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
         return self.masks
 
     def _coalitions_to_train(self) -> list[Members]:
@@ -181,7 +181,7 @@ class TrainingAfterTheRun:
         """
         if run.changes:
             # The run's first rounds had other settings, so that its model is known to be another.
-            self.doubts.append(
+            self.consistency_warnings.append(
                 f"the run has gone on with other settings ({'; '.join(run.changes)}), and coalitions are trained with "
                 "the present ones from their first round on, so that the values are not quite the run's. flsv fit with "
                 "the present settings from the start brings values of one history"
@@ -189,16 +189,18 @@ class TrainingAfterTheRun:
             return
 
         ranks = ranks_of(run.trainer)
-        doubts: list[str] = []
+        consistency_warnings: list[str] = []
         needs_validations = False
         if ranks.rank == 0:
-            doubt = self._doubt_by_repetition(training, training.is_whole)
-            if doubt is not None and not training.is_whole:
-                doubt = self._doubt_by_repetition(training, is_whole=True)
-                needs_validations = doubt is None
-            if doubt is not None:
-                doubts.append(doubt)
-        self.doubts += ranks.broadcast(0, doubts, "the comparison with the run")
+            consistency_warning = self._difference_by_repetition(training, training.is_whole)
+            if consistency_warning is not None and not training.is_whole:
+                consistency_warning = self._difference_by_repetition(training, is_whole=True)
+                needs_validations = consistency_warning is None
+            if consistency_warning is not None:
+                consistency_warnings.append(consistency_warning)
+        self.consistency_warnings += ranks.broadcast(
+            0, consistency_warnings, "the comparison with the run"
+        )
         if ranks.broadcast(0, needs_validations, "whether coalitions need validations"):
             training.is_whole = True
             self.store.discard(run.seed, coalitions)
@@ -208,8 +210,8 @@ class TrainingAfterTheRun:
         """Compare clients' first updates in coalitions with the run's."""
         module = trainer.lightning_module
         weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
-        leaves_out_callbacks = any(metric.leaves_out for metric in self.metrics.values())
-        if weighs_classes or leaves_out_callbacks:
+        excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())
+        if weighs_classes or excludes_callbacks:
             return  # coalitions are meant to train otherwise
         norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
         norms_of_run: dict[int, Tensor] = {}
@@ -229,13 +231,13 @@ class TrainingAfterTheRun:
             clients = listed(
                 f"{client} ({name})" for client, name in changed_entry_by_client.items()
             )
-            self.doubts.append(
+            self.consistency_warnings.append(
                 f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
                 "Training depends on who else takes part, or on what passes from client to client and the module does "
                 "not hold, such as a global, a cache, a class attribute or a file"
             )
 
-    def _doubt_by_repetition(self, training: CoalitionTraining, is_whole: bool) -> str | None:
+    def _difference_by_repetition(self, training: CoalitionTraining, is_whole: bool) -> str | None:
         """Train the run's first rounds by a coalition of all clients. Return a sentence if the model is not the run's.
         ``is_whole``: with validations.
         """

@@ -33,7 +33,7 @@ from flsv._lightning.round_boundary import averaged_weights
 from flsv._lightning.rounding import rounding_of
 from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule
-from flsv.games.judges import ClientJudges
+from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
 from flsv.games.module_copies import ScoringEffects
 from flsv.games.vector_evaluator import VectorEvaluator
@@ -129,7 +129,9 @@ class CoalitionScoring(L.Callback):
             num_classes=self._data.known_num_classes,
             seed=loop.state.seed,
             effects=effects,
-            make_judges=partial(ClientJudges, loop.space, loop.clients, self._data, device),
+            make_client_evaluator=partial(
+                ClientEvaluator, loop.space, loop.clients, self._data, device
+            ),
         )
         (evaluator,) = evaluators.values()
         return evaluator

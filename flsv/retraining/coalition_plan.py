@@ -48,11 +48,11 @@ from flsv.retraining.after_the_run import (
 )
 from flsv.retraining.coalition_fit import hash_of_start
 from flsv.retraining.coalition_refusals import (
-    callbacks_left_out,
     check_scored,
     check_settings,
     check_shared,
     checked_mean_cohort,
+    excluded_callbacks,
 )
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites
@@ -112,7 +112,7 @@ class CoalitionPlan(RunExtension):
         self._failure: ConfigurationError | None = None
         self._why_no_values = ""
         # Names of callbacks that take no part in coalitions.
-        self._left_out: list[str] = []
+        self._excluded: list[str] = []
         self._first_round_time = time.monotonic()
         self._first_round_seconds = 0.0
         self._mean_cohort_size: float | None = None
@@ -137,7 +137,7 @@ class CoalitionPlan(RunExtension):
         :meth:`begin_training`."""
         config = self.config
         data: FederatedDataModule = data_of(trainer)
-        left_out = callbacks_left_out(trainer, self._metrics.values(), self._trains_at_sites)
+        excluded = excluded_callbacks(trainer, self._metrics.values(), self._trains_at_sites)
         self._mean_cohort_size = checked_mean_cohort(
             config.sampler, self._planned_masks, data.num_clients
         )
@@ -153,10 +153,10 @@ class CoalitionPlan(RunExtension):
                 "ShadowShapley: this Trainer has been fitted before. Make a new one, and resume from a checkpoint. Or "
                 "leave ShadowShapley out, and run flsv retrain after the run."
             )
-        self._left_out = [type(callback).__name__ for callback in left_out]
+        self._excluded = [type(callback).__name__ for callback in excluded]
         client = client_on_trial(data)
         try:
-            self._run_copy = copy_of_run(trainer, module, data, left_out)
+            self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
             self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
         except NotRepeatable as error:  # the run goes on without values
@@ -192,7 +192,7 @@ class CoalitionPlan(RunExtension):
             replace(federation.info(), global_vector=federation.space.read(module)),
             federation.engine,
             memory=run.memory,
-            doubts=federation.coalition_differences,
+            consistency_warnings=federation.coalition_differences,
             halvings=self._halvings if self._coalitions == "halves" else 0,
         )
         federation.server.strategies.append(self._sites)
@@ -274,7 +274,7 @@ class CoalitionPlan(RunExtension):
             module = run.trainer.lightning_module
             build = untrained_models(module, self._federation.space, run.seed)
             for metric in self._metrics.values():
-                if build is not None and metric.judges == "server":
+                if build is not None and metric.evaluators == "server":
                     evaluator = run.games.evaluator_of(metric.measured_by)
                     scores = evaluator.evaluate(build, NUM_UNTRAINED_MODELS)
                     utilities = utility_of(scores, metric.measured_by).cpu().double()
@@ -317,12 +317,12 @@ class CoalitionPlan(RunExtension):
         if self._trains_at_sites:
             return f"{coalitions} by the sites, beside the run."
 
-        left_out = f", without {listed(self._left_out)}" if self._left_out else ""
+        excluded = f", without {listed(self._excluded)}" if self._excluded else ""
         num_fits = equivalent_runs(masks, self._mean_cohort_size)
         fits = "fit" if num_fits == 1 else "fits"
         num_validations = len(masks) - 2  # the empty and the full coalition are not trained
         cost = f"as long as {num_fits:.3g} more {fits}, and {num_validations} validations"
-        return f"{coalitions} after the run{left_out} ({cost})."
+        return f"{coalitions} after the run{excluded} ({cost})."
 
     def _estimation_in_words(self, num_clients: int, games: Any) -> str:
         """Say how the scores of the coalitions are computed that are not trained."""
@@ -457,7 +457,7 @@ class CoalitionPlan(RunExtension):
             masks = self._train(run)
         else:
             masks = self._sites.masks
-            self._leave_out_rounds(masks, run.seed)
+            self._exclude_rounds(masks, run.seed)
 
         values: dict[int, dict[str, Tensor]] = {}
         for round_index in self._store.rounds:
@@ -489,14 +489,14 @@ class CoalitionPlan(RunExtension):
             max_wait=self._first_round_seconds + MAX_EXTRA_WAIT,
         )
         masks = training.train(run)
-        self._federation.coalition_differences += training.doubts
+        self._federation.coalition_differences += training.consistency_warnings
         return masks
 
     def close(self) -> None:
         if self._run_copy is not None:
             self._run_copy.folder.end_run()
 
-    def _leave_out_rounds(self, masks: Tensor, seed: int) -> None:
+    def _exclude_rounds(self, masks: Tensor, seed: int) -> None:
         """Value the rounds after which the store has the models of all coalitions, since no site trains them again."""
         assert self._store is not None
         rounds = self._store.rounds

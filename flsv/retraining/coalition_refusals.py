@@ -49,11 +49,11 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
 def check_scored(metric_name: str, share: Any, evaluator: Any) -> None:
     """Raise ConfigurationError if the server scores models of which a part stays at the clients."""
     private_names = evaluator.space.private_names
-    if private_names and not evaluator.asks_clients:
+    if private_names and not evaluator.requests_from_clients:
         raise ConfigurationError(
             f"{metric_name} scores models on the server's validation set, and with share={share!r} a part of them "
-            f"stays at the clients: of {private_names[0]!r} the server has the initial values. Let clients judge, each "
-            'with its own (judges="clients"), or share all that is trained.'
+            f"stays at the clients: of {private_names[0]!r} the server has the initial values. Let "
+            'clients score the models, each with its own (evaluators="clients"), or share all that is trained.'
         )
 
 
@@ -78,23 +78,25 @@ def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
         sampler.among(mask.nonzero().flatten().tolist())
 
 
-def callbacks_left_out(
+def excluded_callbacks(
     trainer: L.Trainer, metrics: Iterable[ShadowShapley], at_sites: bool
 ) -> list[L.Callback]:
     """Return the callbacks that take no part in coalitions: those that metrics name, or by default those of tools."""
-    arguments = [metric.leaves_out for metric in metrics if metric.leaves_out is not None]
+    arguments = [
+        metric.excluded_callbacks for metric in metrics if metric.excluded_callbacks is not None
+    ]
     names = set(chain.from_iterable(arguments))
     if names and at_sites:
         raise ConfigurationError(
-            "ShadowShapley(leave_out=...): sites train coalitions beside the run, with all their callbacks. Leave the "
-            "argument out."
+            "ShadowShapley(excluded_callbacks=...): sites train coalitions beside the run, with all their callbacks. "
+            "Remove the argument."
         )
     callbacks = callbacks_of(trainer)
     callback_names = {type(callback).__name__ for callback in callbacks}
     unknown = sorted(names - callback_names)
     if unknown:
         raise ConfigurationError(
-            f"ShadowShapley(leave_out={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
+            f"ShadowShapley(excluded_callbacks={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
             f"{listed(sorted(callback_names))}."
         )
     if arguments:

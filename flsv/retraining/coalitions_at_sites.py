@@ -33,7 +33,7 @@ from flsv.utilities.seeding import generator_for
 MIN_RELATIVE_DISTANCE = 0.1
 
 
-def doubtful_own_models(
+def inconsistent_own_models(
     own_models: Tensor,
     initial_model: Tensor,
     federation_model: Tensor,
@@ -55,14 +55,14 @@ def doubtful_own_models(
             a client's own model may be the federation's. None: of all clients it is.
 
     Returns:
-        ``{client: reason}``. A client whose own model has not moved, since its replies were lost, is in no doubt. The
-        second check is made among clients whose own model has moved, if these are three or more, and of those with an
-        update.
+        ``{client: reason}``. A client whose own model has not moved, since its replies were lost, is not inconsistent.
+        The second check is made among clients whose own model has moved, if these are three or more, and of those with
+        an update.
 
     Example:
         >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
         >>> model = torch.tensor([0.3, 0.3, 0.3])
-        >>> doubtful_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
+        >>> inconsistent_own_models(torch.stack([own[0], own[0], model]), torch.zeros(3), model, own)
         {1: "its own model moves as client 0's updates do", 2: "its own model is the federation's"}
     """
     moves = own_models - initial_model  # [n, P]
@@ -142,7 +142,7 @@ class CoalitionsAtSites(Strategy):
     """Strategy that lets sites train coalitions in each round, after the run's own training.
 
     Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
-    run. A site that did not answer in a round of the run takes part in no coalition in this round.
+    run. A site that did not respond in a round of the run takes part in no coalition in this round.
 
     Halves are chosen by the clients' updates of the first round.
     """
@@ -156,7 +156,7 @@ class CoalitionsAtSites(Strategy):
         # What checkpoints have of the run, to which the state is added.
         memory: dict[str, Any],
         # Sentences on what speaks against the values.
-        doubts: list[str],
+        consistency_warnings: list[str],
         halvings: int = 0,
     ) -> None:
         self._engine = engine
@@ -170,7 +170,7 @@ class CoalitionsAtSites(Strategy):
         if saved is None:
             saved = {  # by the keys of checkpoints
                 "left": None,
-                "doubts": [],
+                "consistency_warnings": [],
                 "masks": masks,
                 "moved": torch.zeros(federation.num_clients, len(federation.global_vector)),
                 "coalitions": {},
@@ -181,9 +181,9 @@ class CoalitionsAtSites(Strategy):
         self._masks: Tensor = saved["masks"]
         # The run's model after its last round, None before the first.
         self._last_model: Tensor | None = saved["left"]
-        self._doubts: list[str] = list(saved["doubts"])
-        self._doubts_of_run = doubts
-        doubts += self._doubts
+        self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
+        self._warnings_of_run = consistency_warnings
+        consistency_warnings += self._consistency_warnings
         # [n, P], the sums of the clients' updates in the run.
         self._update_sums: Tensor = saved["moved"]
         self._coalitions = []
@@ -202,7 +202,7 @@ class CoalitionsAtSites(Strategy):
         states = {index: coalition.state_dict() for index, coalition in coalitions}
         return {  # by the keys of checkpoints
             "left": self._last_model,
-            "doubts": self._doubts,
+            "consistency_warnings": self._consistency_warnings,
             "moved": self._update_sums,
             "masks": self._masks,
             "coalitions": states,
@@ -232,7 +232,7 @@ class CoalitionsAtSites(Strategy):
             replies_by_coalition = self._exchange(packets_by_coalition)
             for coalition, replies in zip(self._coalitions, replies_by_coalition):
                 coalition.receive(replies, round)
-        self._note_doubtful_models(round)
+        self._note_inconsistent_models(round)
         self._last_model = round.server_vector
         self._memory["sites"] = self.state_dict()
 
@@ -259,17 +259,17 @@ class CoalitionsAtSites(Strategy):
         last_model = self._last_model.to(round.global_vector)
         if torch.equal(last_model, round.global_vector):
             return
-        doubt = (
+        consistency_warning = (
             f"the module's weights or buffers have changed before round {round.round_index + 1}, as by a hook around "
             "an epoch or by validation, and the models of coalitions at sites have not. Let hooks leave them as they "
             "are, or value the run by flsv retrain"
         )
         if round.round_index < NUM_ROUNDS_BEFORE_TELLING:
-            raise ConfigurationError(f"ShadowShapley: {doubt}.")
-        if not self._doubts:  # the first change is told
-            warnings.warn(f"ShadowShapley: {doubt}.", stacklevel=2)
-            self._doubts = [doubt]
-            self._doubts_of_run.append(doubt)
+            raise ConfigurationError(f"ShadowShapley: {consistency_warning}.")
+        if not self._consistency_warnings:  # the first change is told
+            warnings.warn(f"ShadowShapley: {consistency_warning}.", stacklevel=2)
+            self._consistency_warnings = [consistency_warning]
+            self._warnings_of_run.append(consistency_warning)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
         """Send each coalition's packets, ``{site: packet}``, which leave their dictionary. Return its replies, ``{site:
@@ -290,7 +290,7 @@ class CoalitionsAtSites(Strategy):
                 replies_by_coalition[index][site] = reply
         return replies_by_coalition
 
-    def _note_doubtful_models(self, round: Round) -> None:
+    def _note_inconsistent_models(self, round: Round) -> None:
         """Record the clients whose own model was probably not trained by them alone."""
         alone = {}
         for coalition in self._coalitions:
@@ -317,7 +317,7 @@ class CoalitionsAtSites(Strategy):
 
         clients = range(len(self._update_sums))
         client_models = [alone[client].state.model() for client in clients]
-        reasons = doubtful_own_models(
+        reasons = inconsistent_own_models(
             torch.stack(client_models),
             self._initial_model.to(global_model),
             federation_model=global_model,

@@ -49,7 +49,7 @@ Measures = Mapping[str, str | ModelScore]
 HOW_TO_MAKE_AGAIN = (
     "A coalition repeats the run, and finds files elsewhere as they are now. Let the program accept what is there "
     "(exist_ok=True, mode 'w'), name files by paths relative to the working folder, or leave the callback out, "
-    "ShadowShapley(leave_out=['ItsClass'])."
+    "ShadowShapley(excluded_callbacks=['ItsClass'])."
 )
 
 
@@ -63,13 +63,13 @@ def copy_of_run(
     trainer: L.Trainer,
     module: Any,
     data: Any,
-    left_out: Collection[L.Callback] = (),
+    excluded: Collection[L.Callback] = (),
 ) -> CopyOfRun:
     """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. Callbacks that are
-    ``left_out`` do nothing in a copy.
+    ``excluded`` do nothing in a copy.
     """
     # Each is a constructor and its arguments, which make the object's copy.
-    reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in left_out}
+    reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in excluded}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
         arguments = (

@@ -66,7 +66,7 @@ class FitResult:
 
 @dataclass(frozen=True)
 class FitFailed:
-    """Answer in place of a result: the error that ended a coalition's fit."""
+    """Response in place of a result: the error that ended a coalition's fit."""
 
     error: str
 

@@ -24,7 +24,7 @@ from flsv.retraining.coalition_fit import (
     write_into,
 )
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run, fit_quietly, in_quiet
-from flsv.scores.performance import Judges, Mode
+from flsv.scores.performance import Evaluators, Mode
 from flsv.utilities.choices import Trainings
 from flsv.utilities.csv_files import NAN
 from flsv.utilities.declared import Count, checked
@@ -53,7 +53,7 @@ def retrain(
     metric: str | Metric = "accuracy",
     mode: Mode | None = None,
     seeds: Count = NUM_SEEDS,
-    judges: Judges = "server",
+    evaluators: Evaluators = "server",
     halvings: Count | None = None,
 ) -> DataFrame:
     """Compute clients' values by training the federation again with coalitions of them.
@@ -73,7 +73,7 @@ def retrain(
         metric: the performance of a model: ``"accuracy"``, ``"negative_loss"``, ``"auroc"`` or another name of
             :mod:`flsv.scores.performance`, a name that the module logs, or a torchmetrics metric.
         mode: whether a smaller (``"min"``) or a larger (``"max"``) logged value is better.
-        judges: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
+        evaluators: whose samples models are scored on, see :class:`flsv.metrics.ShadowShapley`.
         seeds: the number of trainings of every coalition, each with another seed. The first seed is the loop's seed, or
             the seed of ``seed_everything``.
         halvings: as in :class:`flsv.metrics.ShadowShapley`.
@@ -118,7 +118,7 @@ def retrain(
             coalitions="both" if coalitions == "auto" else coalitions,
             performance=metric,
             mode=mode,
-            judges=judges,
+            evaluators=evaluators,
             halvings=halvings,
             every=NEVER,
         )

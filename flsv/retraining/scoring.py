@@ -34,7 +34,7 @@ class ModelScoring:
         module: nn.Module,
         untrained: Mapping[str, str | ModelScore] | None = None,
     ) -> ScoredModel:
-        """Score a module as it is. If it is ``untrained``, ``{who asks: measure}``, its scores must be defined."""
+        """Score a module as it is. If it is ``untrained``, ``{metric: measure}``, its scores must be defined."""
         class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             class_weights = module.weighing_for_all()

@@ -121,7 +121,7 @@ def try_coalition(
         raise ConfigurationError(
             f"ShadowShapley trains coalitions in copies of the run, and a trial of client {client}'s first round has "
             f"failed{_place_of(error)}: {type(error).__name__}: {error}. If a callback does not work twice in one "
-            "program, leave it out, ShadowShapley(leave_out=['ItsClass']). Else leave ShadowShapley out."
+            "program, leave it out, ShadowShapley(excluded_callbacks=['ItsClass']). Else leave ShadowShapley out."
         ) from error
     finally:
         kept_run.restore()

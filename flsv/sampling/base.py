@@ -56,7 +56,8 @@ class ClientSampler(Strategy):
         The traffic of the requests is counted in the round for which the cohort is drawn.
 
         Args:
-            clients: all n clients. Send requests by :meth:`flsv.core.Client.ask` within :func:`flsv.core.map_clients`.
+            clients: all n clients. Send requests by :meth:`flsv.core.Client.request` within
+            :func:`flsv.core.map_clients`.
             model: the global model ``[P]`` at the start of the round.
             contributions: the metrics' values after the previous round.
             generator: the generator to draw from, and no other.

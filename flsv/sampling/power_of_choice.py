@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flsv.core import Client, LocalData, NoAnswer, Numbers, declare_answer, map_clients
+from flsv.core import Client, LocalData, NoResponse, Numbers, declare_response, map_clients
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.sampling.base import ClientSampler
 from flsv.utilities.declared import Count
@@ -116,13 +116,13 @@ def local_loss(local: LocalData, model: Tensor) -> float:
     return -float(score.value("negative_loss"))
 
 
-declare_answer(local_loss, lambda client, model: Numbers(float, lowest=0))
+declare_response(local_loss, lambda client, model: Numbers(float, lowest=0))
 
 
 def _request_loss(model: Tensor, client: Client) -> float:
     try:
-        return client.ask(local_loss, model)
-    except NoAnswer as error:
+        return client.request(local_loss, model)
+    except NoResponse as error:
         client.take_back()
         warnings.warn(f"{error} The sampler chooses this client last.", stacklevel=2)
         return float("nan")

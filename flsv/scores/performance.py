@@ -42,7 +42,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.scores.class_scores import CLASS_SCORES, ClassScore
-from flsv.utilities.choices import Judges as Judges
+from flsv.utilities.choices import Evaluators as Evaluators
 from flsv.utilities.display import CLIENTS_PREFIX
 from flsv.utilities.errors import ConfigurationError, nearest
 
@@ -61,9 +61,9 @@ class ModelScore:
     Args:
         of: the name of the logged value, or the metric.
         mode: whether less (``"min"``) or more (``"max"``) is better.
-        called: the name by which the user asked for the metric, such as ``"auroc"``, else empty.
+        called: the name that the user gave for the metric, such as ``"auroc"``, else empty.
         derived: whether the gradient of the logged value is needed, too.
-        judged: whether the clients score the models, see :mod:`flsv.games.judges`.
+        at_clients: whether the clients score the models, see :mod:`flsv.games.client_evaluation`.
         logits: whether a module's outputs are logits, see :class:`FromOutputs`. None: they show it.
 
     Example:
@@ -75,7 +75,7 @@ class ModelScore:
     mode: Mode
     called: str = ""
     derived: bool = False
-    judged: bool = False
+    at_clients: bool = False
     logits: bool | None = None
 
     def __repr__(self) -> str:
@@ -92,12 +92,12 @@ class ModelScore:
             name = self.of
         else:
             name = type(self.of).__name__
-        return f"{CLIENTS_PREFIX}{name}" if self.judged else name
+        return f"{CLIENTS_PREFIX}{name}" if self.at_clients else name
 
     @property
     def by_class(self) -> bool:
         """Whether clients score models and report this measure class by class."""
-        return self.judged and isinstance(self.of, str) and self.of in BY_CLASS
+        return self.at_clients and isinstance(self.of, str) and self.of in BY_CLASS
 
     @property
     def name(self) -> str:
@@ -108,13 +108,13 @@ class ModelScore:
     def evaluator_key(self) -> Hashable:
         """Key of the evaluator that computes this measure.
 
-        All logged values share one evaluator. Each torchmetrics metric and each judged measure has its own.
+        All logged values share one evaluator. Each torchmetrics metric and each measure at clients has its own.
         """
         # Measures with equal keys share one evaluator.
         is_logged_value = isinstance(self.of, str)
-        if self.by_class:  # judges count correct predictions by class
+        if self.by_class:  # clients count correct predictions by class
             return "clients", "classes"
-        if self.judged:  # judges evaluate a logged value or a metric
+        if self.at_clients:  # clients evaluate a logged value or a metric
             measure_key = self.of if is_logged_value else id(self.of)
             return "clients", measure_key
         if is_logged_value:
@@ -209,18 +209,18 @@ def loss_measure(owner: Any, loss: str | None) -> str | ModelScore:
     return replace(measure, derived=True)
 
 
-def judged_by(judges: Judges, performance: str | ModelScore) -> str | ModelScore:
-    """Return the measure by which ``judges`` (server or clients) score models. Clients use balanced instead of plain
-    accuracy.
+def measure_of(evaluators: Evaluators, performance: str | ModelScore) -> str | ModelScore:
+    """Return the measure by which ``evaluators`` (server or clients) score models. Clients use balanced instead of
+    plain accuracy.
     """
-    if judges == "server":
+    if evaluators == "server":
         return performance
     if isinstance(performance, ModelScore):
-        return replace(performance, judged=True)
+        return replace(performance, at_clients=True)
     name = performance
     if performance == "accuracy":
         name = "balanced_accuracy"  # clients count correct predictions by class
-    return ModelScore(of=name, mode="max", called=name, judged=True)
+    return ModelScore(of=name, mode="max", called=name, at_clients=True)
 
 
 def is_logged(measure: Any) -> bool:
@@ -229,12 +229,12 @@ def is_logged(measure: Any) -> bool:
 
 
 def undefined_untrained(
-    asking: str, measure: str | ModelScore, outputs: Tensor | None
+    requester: str, measure: str | ModelScore, outputs: Tensor | None
 ) -> ConfigurationError:
     """Return the error for a measure that is not defined for the untrained model.
 
     Args:
-        asking: name of what needs the measure.
+        requester: name of what needs the measure.
         measure: the performance measure.
         outputs: the untrained model's outputs, None if they are not known.
     """
@@ -257,14 +257,14 @@ def undefined_untrained(
             "Begin with other weights, or choose a performance that is defined for every model."
         )
     return ConfigurationError(
-        f"{asking} compares all models with the untrained model, of which {trouble}. {remedy}"
+        f"{requester} compares all models with the untrained model, of which {trouble}. {remedy}"
     )
 
 
 def is_always_defined(measure: str | ModelScore) -> bool:
-    """Return whether every model has a finite score, or clients have been asked for one before training."""
+    """Return whether every model has a finite score, or clients have computed one before training."""
     if isinstance(measure, ModelScore):
-        return measure.judged
+        return measure.at_clients
     return measure != "negative_loss"
 
 

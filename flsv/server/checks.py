@@ -153,18 +153,18 @@ def check_needs(
             f"personalizer={config.personalizer!r} does not compute. Use flsv.personalization.PFedSV or FedFomo, or "
             "remove them."
         )
-    readers_of_answers = _name_parts(metrics, config, _needs_answers)
-    if readers_of_answers and config.is_private:
+    readers_of_responses = _name_parts(metrics, config, _needs_responses)
+    if readers_of_responses and config.is_private:
         raise ConfigurationError(
-            f"{readers_of_answers} need reports or responses of clients, but with {config.privacy!r} clients send only "
-            "their noised updates. Remove one of the two, or let the server evaluate models."
+            f"{readers_of_responses} need reports or responses of clients, but with {config.privacy!r} clients send "
+            "only their noised updates. Remove one of the two, or let the server evaluate models."
         )
     readers_of_validation = _name_parts(metrics, config, _needs_validation)
     if readers_of_validation and not data.val_dataloader():
         raise ConfigurationError(
             f"the server's validation set is empty, but these need it: {readers_of_validation}. Set "
             "FederatedDataModule(splits=Splits(server_val=0.1)), remove them, or let clients evaluate the models of "
-            'metrics that have this argument (judges="clients").'
+            'metrics that have this argument (evaluators="clients").'
         )
 
 
@@ -177,7 +177,7 @@ def _check_samples(
 
     def reads_single_samples(part: Any) -> bool:
         # Responses are computed from samples that are read by index, which is not possible for streams.
-        return "answers" in needs_of(part) or getattr(part, "reads_order", False)
+        return "responses" in needs_of(part) or getattr(part, "reads_order", False)
 
     parts = _name_parts(metrics, config, reads_single_samples)
     if parts:
@@ -187,7 +187,7 @@ def _check_samples(
         )
 
 
-def _needs_answers(part: Any) -> bool:
+def _needs_responses(part: Any) -> bool:
     """Return whether a part needs reports or responses of clients."""
     return any(need in REPORTED_BY_CLIENTS for need in needs_of(part))
 

@@ -100,7 +100,7 @@ class ContributionMetrics:
     @property
     def game_metrics(self) -> list[str]:
         """Return the names of the metrics that evaluate models on the server's validation set."""
-        return self._names_of_readers("plays_game")
+        return self._names_of_readers("needs_utilities")
 
     @property
     def performances(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flsv.core import (
     Round,
     Stage,
     Start,
-    ask_for_initial_models,
+    request_initial_models,
 )
 from flsv.core.needs import read_by
 from flsv.core.parameter_space import ParameterSpace
@@ -239,24 +239,24 @@ class RoundServer:
             else:
                 models_or_clients.append(initial_model)
 
-        only_server_asks = self.personalizer is not None and not self.personalizer.collaborates
-        if only_server_asks:
+        only_server_requests = self.personalizer is not None and not self.personalizer.collaborates
+        if only_server_requests:
             # Real clients of such a method send no models, so these messages are not counted.
             with self.channel.uncounted():
-                return self._ask_for_models(models_or_clients, cohort)
+                return self._request_models(models_or_clients, cohort)
         if self.metrics.start_metrics:
             # Clients that do not respond are excluded from all metrics, so the models are requested before any update.
-            return self._ask_for_models(models_or_clients, cohort)
+            return self._request_models(models_or_clients, cohort)
         return models_or_clients, []
 
-    def _ask_for_models(
+    def _request_models(
         self,
         models_or_clients: Sequence[Start],
         cohort: Cohort,
     ) -> tuple[list[Start], list[int]]:
         initial_models: list[Start] = []
         silent_clients: list[int] = []
-        models_or_none = ask_for_initial_models(models_or_clients)
+        models_or_none = request_initial_models(models_or_clients)
         for client, trained_model, initial_model in zip(cohort.ids, cohort.matrix, models_or_none):
             if initial_model is None:
                 silent_clients.append(client)

@@ -35,7 +35,7 @@ SEED = 1
 NUM_ROUNDS = len(COHORTS)
 _SPLITS = Splits(client_val=0.25, client_test=0.125)
 #: Needs of parts that evaluate models, and so read all of a model.
-EVALUATIONS = frozenset({"validation", "answers", "client validation"})
+EVALUATIONS = frozenset({"validation", "responses", "client validation"})
 _OUTPUT_OPTIONS = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 #: Entries of a loop's state with which two fits are compared.

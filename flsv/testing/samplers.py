@@ -46,7 +46,7 @@ class SamplerCase(fits.FitCase):
 
     @cached_property
     def rounds(self) -> PreparedRounds:
-        """Return prepared rounds, whose clients a sampler may ask."""
+        """Return prepared rounds, to whose clients a sampler may send requests."""
         return PreparedRounds()
 
     def begun(self, num_rounds: int = 0) -> ClientSampler:

@@ -5,8 +5,8 @@ from typing import Literal
 
 #: What happens to values below 0 when a budget is shared out, see :func:`flsv.allocate`.
 Negatives = Literal["zero", "shift", "softmax", "refuse"]
-#: On whose validation samples the models of coalitions are scored, see :mod:`flsv.games.judges`.
-Judges = Literal["server", "clients"]
+#: On whose validation samples the models of coalitions are scored, see :mod:`flsv.games.client_evaluation`.
+Evaluators = Literal["server", "clients"]
 #: Which coalitions are trained, see :func:`flsv.functional.few_coalitions`.
 Which = Literal[
     "auto",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 #: Confidence level of the intervals in the reports.
 INTERVAL_LEVEL = 0.9
-#: Beginning of a performance's title if the clients judge the models.
+#: Beginning of a performance's title if the clients score the models.
 CLIENTS_PREFIX = "clients' "
 #: Largest number of characters of a name in a chart.
 MAX_NAME_LENGTH = 24

@@ -39,10 +39,10 @@ class VersionWarning(UserWarning):
     """Warning that numbers may change, since a package has another version than before."""
 
 
-def need_classes(asking: str, missing: str, instead: str) -> ConfigurationError:
-    """Return an error that says what needs classes (``asking``), why they are ``missing``, and what else helps."""
+def need_classes(requester: str, missing: str, instead: str) -> ConfigurationError:
+    """Return an error that says what needs classes (``requester``), why they are ``missing``, and what else helps."""
     return ConfigurationError(
-        f"{asking}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
+        f"{requester}, and the training samples have no classes: {missing}. Give them one whole number each, as an "
         f"attribute `targets` of the data set or as FederatedDataModule(labels=...); or {instead}."
     )
 

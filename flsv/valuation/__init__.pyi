@@ -5,7 +5,7 @@ from .fedbary import (
     participants_of as participants_of,
     server_of as server_of,
 )
-from .questions import (
+from .client_functions import (
     SampleValues as SampleValues,
     flag_samples as flag_samples,
     sample_values as sample_values,

@@ -53,7 +53,7 @@ class Features(ValidatedArguments, ABC):
 
         Args:
             server: the server's validation samples ``[m, ...]``. None if it has none.
-            clients: the clients. ``client.ask(function)`` runs a function at the client, for example to compute
+            clients: the clients. ``client.request(function)`` runs a function at the client, for example to compute
                 statistics of its samples. The server receives only the function's return value.
         """
 
@@ -198,8 +198,8 @@ class PCA(Features):
 
     def _mean_and_axes(self, clients: Sequence[Client]) -> tuple[Tensor, Tensor]:
         """Compute mean ``[d]`` and principal axes ``[c, d]`` from the clients' moments."""
-        answers = map_clients(clients, lambda client: client.ask(_moments))
-        moments = [answer for answer in answers if answer is not None]
+        responses = map_clients(clients, lambda client: client.request(_moments))
+        moments = [response for response in responses if response is not None]
         if not moments:
             raise ConfigurationError(
                 f"{self!r} has nothing to be fitted on: neither the server nor any client has a finite sample."

@@ -28,9 +28,9 @@ from flsv.functional.transport.potentials import Part
 from flsv.utilities.declared import Count, NonNegative, Positive, ValidatedArguments
 from flsv.utilities.errors import ConfigurationError, listed, need_classes
 from flsv.utilities.seeding import generator_for
-from flsv.valuation import questions
+from flsv.valuation import client_functions
+from flsv.valuation.client_functions import Covariance, FirstResponse, Rule
 from flsv.valuation.features import Features, make_features
-from flsv.valuation.questions import Covariance, FirstAnswer, Rule
 
 DEFAULT_SUPPORT = 100  # number of support points, if all clients have enough samples for it
 
@@ -182,22 +182,22 @@ class FedBary(ValidatedArguments, SampleFilter):
         server: LocalData | None,
         generator: torch.Generator | None,
         vector: Tensor | None = None,
-        judge: bool = True,
+        values_samples: bool = True,
         others: Mapping[int, int] | None = None,
     ) -> Valuation:
-        """Value clients and, with ``judge``, their samples.
+        """Value clients and, with ``values_samples``, their samples.
 
         Args:
             clients: the k clients.
             server: the server's data with the validation set. None: the target is the clients' barycenter.
             generator: random generator. None: torch's default generator.
             vector: the current global model ``[P]``, for features that need it. None: there is no model yet.
-            judge: whether the clients also value their samples.
+            values_samples: whether the clients also value their samples.
             others: ``{client id: number of samples}`` of clients that are valued at other times. They, too, limit the
                 default number of support points: distances with different numbers of points are not comparable.
 
         Returns:
-            The clients' distances and, with ``judge``, numbers of flagged samples.
+            The clients' distances and, with ``values_samples``, numbers of flagged samples.
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -206,48 +206,50 @@ class FedBary(ValidatedArguments, SampleFilter):
             server_x, server_labels = server.samples("val")
         self.features.fit(server_x, clients)
         embed = partial(_embed, features=self.features, vector=vector)
-        enter = partial(questions.enter, key=key, embed=embed, valuer=self)
+        enter = partial(client_functions.enter, key=key, embed=embed, valuer=self)
         try:
             # One client after the other: all use the features' network, which uses all cores itself.
-            first_answers = map_clients(clients, lambda client: client.ask(enter))
+            first_responses = map_clients(clients, lambda client: client.request(enter))
             sizes = {**(others or {})}
-            answers = {}  # of the clients with samples
-            for client, answer in zip(clients, first_answers):
-                sizes[client.id] = answer.samples
-                if answer.samples:
-                    answers[client] = answer
+            responses = {}  # of the clients with samples
+            for client, response in zip(clients, first_responses):
+                sizes[client.id] = response.samples
+                if response.samples:
+                    responses[client] = response
             support = self.support_for(sizes)
 
             if server is None or server_x is None or server_labels is None:
-                self._check_features(answers)
-                target = self._barycenter(answers, key, support, seed)
+                self._check_features(responses)
+                target = self._barycenter(responses, key, support, seed)
             else:
                 server_features = embed(server, server_x)
                 target = self._target_points(server_features, server_labels)
-                self._check_features(answers, server_features.shape[1])
+                self._check_features(responses, server_features.shape[1])
             value_client = partial(
                 self._value_client,
                 target=target,
                 key=key,
                 seed=seed,
-                values_samples=judge,
+                values_samples=values_samples,
                 num_points=support,
             )
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                values = map_clients(list(answers), value_client, pool.map)
+                values = map_clients(list(responses), value_client, pool.map)
         finally:
-            map_clients(clients, lambda client: client.ask(questions.leave, key))
+            map_clients(clients, lambda client: client.request(client_functions.leave, key))
 
         distances = dict.fromkeys(clients, torch.tensor(torch.nan))
-        flagged_counts = {client: answer.broken for client, answer in zip(clients, first_answers)}
-        for client, (distance, flagged_count) in zip(answers, values):
+        flagged_counts = {
+            client: response.broken for client, response in zip(clients, first_responses)
+        }
+        for client, (distance, flagged_count) in zip(responses, values):
             distances[client] = distance
             if flagged_count is not None:
                 flagged_counts[client] = flagged_count
         return Valuation(
             tuple(client.id for client in clients),
-            torch.tensor([answer.samples for answer in first_answers]),
-            torch.tensor([answer.broken for answer in first_answers]),
+            torch.tensor([response.samples for response in first_responses]),
+            torch.tensor([response.broken for response in first_responses]),
             distances=torch.stack(list(distances.values())),
             flagged=torch.tensor(list(flagged_counts.values())),
             support=support,
@@ -255,7 +257,7 @@ class FedBary(ValidatedArguments, SampleFilter):
 
     def _barycenter(
         self,
-        answers: Mapping[Client, FirstAnswer],
+        responses: Mapping[Client, FirstResponse],
         key: object,
         support: int,
         seed: int,
@@ -263,9 +265,9 @@ class FedBary(ValidatedArguments, SampleFilter):
         """Return the points of the clients' Wasserstein barycenter."""
         barycenter_clients = []
         num_samples = []
-        for client, answer in answers.items():
-            barycenter_clients.append(_BarycenterClient(client, key, answer.dim))
-            num_samples.append(float(answer.samples))
+        for client, response in responses.items():
+            barycenter_clients.append(_BarycenterClient(client, key, response.dim))
+            num_samples.append(float(response.samples))
         barycenter = wasserstein_barycenter(
             barycenter_clients,
             support=support,
@@ -291,7 +293,7 @@ class FedBary(ValidatedArguments, SampleFilter):
         """
         clients, server = participants_of(data)
         self.value(clients, server, generator)
-        return [client.ask(_unflagged_samples) for client in clients]
+        return [client.request(_unflagged_samples) for client in clients]
 
     def _target_points(self, features: Tensor, y: Tensor) -> Tensor:
         """Return the target's points ``[m', d']``: the server's samples with ``features [m, d]`` and classes ``y [m]``
@@ -302,22 +304,22 @@ class FedBary(ValidatedArguments, SampleFilter):
         if not is_finite.any():
             raise ConfigurationError("no sample of the server's validation set is finite.")
         labels = y.cpu()[is_finite]
-        points, _statistics = questions.embed_labels(x[is_finite], labels, self)
+        points, _statistics = client_functions.embed_labels(x[is_finite], labels, self)
         return points
 
     def _check_features(
         self,
-        answers: Mapping[Client, FirstAnswer],
+        responses: Mapping[Client, FirstResponse],
         num_server_features: int | None = None,
     ) -> None:
         """Raise ConfigurationError if no client has samples, or if participants have different numbers of features."""
-        if not answers:
+        if not responses:
             raise ConfigurationError(
                 "no client has a sample that is finite, so there is nothing to value."
             )
         features_by_owner = {}
-        for client, answer in answers.items():
-            features_by_owner[f"client {client.id}"] = answer.features
+        for client, response in responses.items():
+            features_by_owner[f"client {client.id}"] = response.features
         if num_server_features is not None:
             features_by_owner["the server"] = num_server_features
         if len(set(features_by_owner.values())) > 1:
@@ -340,12 +342,14 @@ class FedBary(ValidatedArguments, SampleFilter):
         server = TransportServer(target, t=self.t, p=self.p)
         gamma = server.start(num_points, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
-            eta, distance = client.ask(questions.answer, key, gamma)
+            eta, distance = client.request(client_functions.respond, key, gamma)
             gamma = server.step(eta, distance)
         flagged_count = None
         if values_samples:
             assert server.eta is not None
-            flagged_count = client.ask(questions.judge, key, server.eta, self, seed)
+            flagged_count = client.request(
+                client_functions.value_samples, key, server.eta, self, seed
+            )
         return server.distance, flagged_count
 
 
@@ -357,8 +361,8 @@ class _BarycenterClient:
     key: object
     dim: int
 
-    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        return self.client.ask(questions.answer, self.key, gamma)
+    def respond(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return self.client.request(client_functions.respond, self.key, gamma)
 
 
 def _embed(
@@ -384,7 +388,7 @@ def clients_of(
 
     Example:
         >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
-        >>> client.ask(lambda local: local.class_counts)
+        >>> client.request(lambda local: local.class_counts)
         tensor([1, 2])
     """
     labels_by_client = [y.long().cpu() for _x, y in sets]
@@ -418,7 +422,7 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
 
 
 def _unflagged_samples(local: LocalData) -> Tensor:
-    values = questions.sample_values(local)
+    values = client_functions.sample_values(local)
     return ~values.flagged
 
 

@@ -44,7 +44,7 @@ def evidence_of(
 ) -> dict[str, Any]:
     """Return where the utilities of coalitions ``[K, n]`` come from, those of clients alone, and of all together.
 
-    ``design`` names the coalitions that were asked for.
+    ``design`` names the coalitions to train.
     """
     are_all_trained = len(masks) == 2 ** masks.shape[1]
     is_alone = masks.sum(1) == 1

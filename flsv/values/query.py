@@ -62,7 +62,7 @@ class Game:
         outputs: name of the measure under which outputs are stored.
         averages: whether values are means over the last rounds, as with a sampler.
         per_class: whether each class is a game of its own.
-        design: name of the coalitions that were asked for.
+        design: name of the coalitions to train.
     """
 
     masks: Tensor

@@ -260,22 +260,22 @@ def fit_with_uploads(folder: Path, *uploads, **options) -> FederatedLoop:
     return loop
 
 
-class ComparesAnswersWithUpdates(FedAvg):
+class ComparesResponsesWithUpdates(FedAvg):
     """Asks each client for the model that it has sent."""
 
     needs = ("clients",)
 
     def weights(self, round, contributions):
-        answers = [client.ask(lambda local: local.sent) for client in round.clients]
+        responses = [client.request(lambda local: local.sent) for client in round.clients]
         rows = range(len(round))
         updates = [round.matrix.update(row) for row in rows]
-        self.models_by_answer = torch.stack(answers)
+        self.models_by_response = torch.stack(responses)
         self.models_received = round.global_vector + torch.stack(updates)
         return super().weights(round, contributions)
 
 
 def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tmp_path):
-    aggregator = ComparesAnswersWithUpdates()
+    aggregator = ComparesResponsesWithUpdates()
     evaluation = ClientEvaluation(every=1, models="trained")
     colluders = SendsAQuarterOfTheMean(clients=[1, 2])
 
@@ -285,7 +285,7 @@ def test_colluders_keep_their_trained_models_and_answer_with_the_sent_updates(tm
     )
 
     # Who answered with the trained model would give itself away.
-    assert_close(aggregator.models_by_answer, aggregator.models_received)
+    assert_close(aggregator.models_by_response, aggregator.models_received)
     for client in range(4):
         assert torch.equal(loop.trained[client], honest.trained[client])
 

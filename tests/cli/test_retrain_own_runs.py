@@ -154,7 +154,7 @@ def test_retrain_on_changed_data_is_refused_and_names_the_difference(tmp_path, m
 
 @pytest.mark.slow
 def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
-    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"judges": "clients"}}
+    metric = {"class_path": "flsv.metrics.ShadowShapley", "init_args": {"evaluators": "clients"}}
     data = {
         **yaml.safe_load(FEDERATION)["data"],
         "splits": {"server_val": 0.0, "client_val": 0.3, "seed": 0},
@@ -172,10 +172,10 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
     run = fit_by_command(tmp_path / "run", config)
 
     assert main(["report", str(run), "--budget", "100"]) == 0
-    assert "who trust one another, by --judged-by-partners" in read_output(capsys)
+    assert "who trust one another, by --evaluated-by-partners" in read_output(capsys)
     assert "amount" not in read_rows(run / "shares.csv")[0]
 
-    accepted = ["--budget", "100", "--judged-by-partners"]
+    accepted = ["--budget", "100", "--evaluated-by-partners"]
     assert main(["report", str(run), *accepted]) == 0
 
     retrain(run, "singles", seeds=1)
@@ -195,11 +195,11 @@ def test_run_with_client_side_evaluation_is_retrained_with_it(tmp_path, capsys):
 
     shutil.rmtree(run / "retrained")
     with refused("no validation|empty|validation set"):
-        retrain(run, seeds=1, judges="server")
+        retrain(run, seeds=1, evaluators="server")
 
 
 @pytest.mark.slow
-def test_retrain_of_a_module_with_state_in_its_class_is_doubted_and_forbids_payment(tmp_path):
+def test_retrain_of_a_module_with_state_in_its_class_has_a_warning_that_forbids_payment(tmp_path):
     """Each command in a process of its own, as from a shell."""
     config = write_config(
         tmp_path / "federation.yaml",

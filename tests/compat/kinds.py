@@ -40,7 +40,7 @@ class GAN(L.LightningModule):
 
         weight_norm(self.generator[2])
 
-    def _judgment_loss(self, x, real):
+    def _discriminator_loss(self, x, real):
         verdict = self.discriminator(x)
         return nn.functional.binary_cross_entropy_with_logits(
             verdict, torch.full_like(verdict, float(real))
@@ -61,12 +61,12 @@ class GAN(L.LightningModule):
         z = torch.randn(len(real), LATENT)
 
         def generator_loss():
-            return self._judgment_loss(self.generator(z), real=True)
+            return self._discriminator_loss(self.generator(z), real=True)
 
         def discriminator_loss():
-            loss_of_real = self._judgment_loss(real, real=True)
+            loss_of_real = self._discriminator_loss(real, real=True)
             images = self.generator(z).detach()
-            loss_of_images = self._judgment_loss(images, real=False)
+            loss_of_images = self._discriminator_loss(images, real=False)
             return (loss_of_real + loss_of_images) / 2
 
         # Optimizers that take unequal numbers of steps.
@@ -76,7 +76,7 @@ class GAN(L.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         images = batch[0].flatten(1)
-        loss = self._judgment_loss(images, real=True)
+        loss = self._discriminator_loss(images, real=True)
         self.log("val_loss", loss)
 
     def configure_optimizers(self):

@@ -78,7 +78,7 @@ class Pair:
 
 
 def train_with_values(kind, folder):
-    """Train twice. The federation plays a game in every round."""
+    """Train twice. The federation evaluates coalitions in every round."""
     metric = PartialFederatedShapley(
         performance=kind.logged, mode="min", weighting="samples", estimator="exact"
     )

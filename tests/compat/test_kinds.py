@@ -41,7 +41,7 @@ def kind_if_installed(name):
 
 @pytest.fixture(scope="module", params=[*kinds.KINDS, *OF_LIBRARIES])
 def pair(request, tmp_path_factory):
-    """The same training in a federation that plays a game every round, and by hand."""
+    """The same training in a federation that evaluates coalitions every round, and by hand."""
     name = request.param
     return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
 

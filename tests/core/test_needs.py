@@ -43,7 +43,7 @@ def values_of_each_alone(game, client_ids):
 
 
 def accuracy_game(round):
-    return round.play("accuracy")
+    return round.game("accuracy")
 
 
 def step_length(round):
@@ -52,7 +52,7 @@ def step_length(round):
 
 class ByGame(PerClient):
     round_fields = {"game": accuracy_game}  # noqa: RUF012
-    needs = ("play",)
+    needs = ("game",)
 
     def update(self, client_ids, game):
         self.values[client_ids] += values_of_each_alone(game, client_ids)
@@ -77,10 +77,10 @@ class WithoutNeeds(ByGame):
 class ByValidationLoss(FedAvg):
     """Aggregator that weighs clients by their models' accuracy on the server's validation set."""
 
-    needs = ("play",)
+    needs = ("game",)
 
     def weights(self, round, contributions):
-        accuracies = values_of_each_alone(round.play("accuracy"), round.client_ids)
+        accuracies = values_of_each_alone(round.game("accuracy"), round.client_ids)
         return torch.softmax(accuracies, 0)
 
 
@@ -93,23 +93,23 @@ class AskingAggregator(FedAvg):
 
     def weights(self, round, contributions):
         for client in round.clients:
-            client.ask(num_classes)
+            client.request(num_classes)
         return super().weights(round, contributions)
 
 
 class AskingBeforeFilters(FedAvg):
     def before_filters(self, updates, clients):
-        map_clients(clients, lambda client: client.ask(num_classes))
+        map_clients(clients, lambda client: client.request(num_classes))
 
 
 class AskingSampler(UniformSampler):
     def choose(self, clients, model, contributions, generator, round_index=0):
-        clients[0].ask(num_classes)
+        clients[0].request(num_classes)
         return self.sample(len(clients), contributions, generator, round_index)
 
 
 class NeedsPlay(SampleCap):
-    needs = ("play",)
+    needs = ("game",)
 
 
 def num_classes(local):
@@ -144,10 +144,10 @@ def test_the_vocabulary_has_a_row_for_each_attribute_of_a_round():
 @pytest.mark.parametrize(
     ("part", "reads", "needs"),
     [
-        (ByGame(), ("client_ids", "play"), ("validation", "updates")),
+        (ByGame(), ("client_ids", "game"), ("validation", "updates")),
         (StepLength(), ("client_ids", "server_update"), ()),
-        (ByValidationLoss(), ("play",), ("validation", "updates")),
-        (AskingAggregator(), ("clients",), ("answers",)),
+        (ByValidationLoss(), ("game",), ("validation", "updates")),
+        (AskingAggregator(), ("clients",), ("responses",)),
         (FedAvg(), (), ()),
     ],
 )
@@ -230,9 +230,9 @@ def test_a_metric_whose_functions_read_what_it_does_not_say_is_refused():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"metrics": {"mine": UndeclaredGame()}}, r"needs = \('play',\)"),
-        ({"metrics": {"mine": UndeclaredGame(), "loo": LeaveOneOut()}}, r"needs = \('play',\)"),
-        ({"aggregator": Undeclared(), "metrics": {"loo": LeaveOneOut()}}, r"\('play',\)"),
+        ({"metrics": {"mine": UndeclaredGame()}}, r"needs = \('game',\)"),
+        ({"metrics": {"mine": UndeclaredGame(), "loo": LeaveOneOut()}}, r"needs = \('game',\)"),
+        ({"aggregator": Undeclared(), "metrics": {"loo": LeaveOneOut()}}, r"\('game',\)"),
     ],
 )
 def test_an_undeclared_read_names_the_line_to_add(options, line, tmp_path):

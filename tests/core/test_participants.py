@@ -44,37 +44,37 @@ def test_question_to_a_client_of_another_process_has_its_answer():
     client = Client(0, data, owners=placement)
 
     assert not placement.has(0)
-    answer = client.ask(count_samples)
-    assert answer == 7
+    response = client.request(count_samples)
+    assert response == 7
 
 
 class Asking(Personalizer):
     needs = ("clients",)
 
-    def __init__(self, question):
-        self.question = question
-        self.answers = list[list[Any]]()
+    def __init__(self, function):
+        self.function = function
+        self.responses = list[list[Any]]()
 
     def personalize(self, round, contributions, models):
         assert round.clients is not None
-        self.answers.append([client.ask(self.question, round) for client in round.clients])
+        self.responses.append([client.request(self.function, round) for client in round.clients])
         return {}
 
 
-def ask_clients(question, folder, data=None, **kwargs):
-    asking = Asking(question)
+def request_from_clients(function, folder, data=None, **kwargs):
+    asking = Asking(function)
     loop = FederatedLoop(personalizer=asking, **kwargs)
     fit(loop, folder, data=data, rounds=1)
-    return asking.answers[0], loop
+    return asking.responses[0], loop
 
 
 def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
     data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
 
-    answers, _ = ask_clients(lambda local, round: local.samples(), tmp_path, data)
+    responses, _ = request_from_clients(lambda local, round: local.samples(), tmp_path, data)
 
     clean_inputs, clean_labels = data.source[0].tensors
-    for client, (x, y) in enumerate(answers):
+    for client, (x, y) in enumerate(responses):
         indices = data.client_indices(client)
         expected_labels = clean_labels[indices]
         if client == 1:
@@ -84,7 +84,7 @@ def test_local_samples_in_a_question_are_the_clients_training_samples(tmp_path):
 
 
 def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
-    def question(
+    def function(
         local,
         round,
     ):
@@ -97,14 +97,14 @@ def test_models_are_evaluated_on_each_clients_own_samples(tmp_path):
         accuracy = local.evaluate(round.client_vectors, "test").value("accuracy")
         return accuracy, torch.stack(expected), len(y)
 
-    answers, _ = ask_clients(question, tmp_path)
-    assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
-    for accuracy, expected, _ in answers:
+    responses, _ = request_from_clients(function, tmp_path)
+    assert len({size for *_, size in responses}) == 3  # three sets, of different sizes
+    for accuracy, expected, _ in responses:
         torch.testing.assert_close(accuracy, expected)
 
 
 def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
-    leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
+    leaked_data, _ = request_from_clients(lambda local, round: local, tmp_path)
     for read in (
         lambda local: local.samples(),
         lambda local: local.class_counts,
@@ -118,13 +118,13 @@ def test_reading_a_clients_data_outside_of_a_question_raises(tmp_path):
 
 @pytest.mark.slow
 def test_reading_a_clients_data_in_a_question_to_another_client_raises(tmp_path):
-    leaked_data, _ = ask_clients(lambda local, round: local, tmp_path)
+    leaked_data, _ = request_from_clients(lambda local, round: local, tmp_path)
 
     def read_client_0(local, round):
         leaked_data[0].samples()
 
     with pytest.raises(PermissionError, match="client 0"):
-        ask_clients(read_client_0, tmp_path)
+        request_from_clients(read_client_0, tmp_path)
 
 
 def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
@@ -134,13 +134,13 @@ def test_reading_a_clients_data_from_another_thread_raises(tmp_path):
         with ThreadPoolExecutor(1) as executor, pytest.raises(PermissionError):
             executor.submit(local.samples).result()
 
-    ask_clients(read_in_a_thread, tmp_path)
+    request_from_clients(read_in_a_thread, tmp_path)
 
 
 # ---- what a client keeps is its own
 
 
-def count_questions(local):
+def count_requests(local):
     local.state["asked"] = local.state.get("asked", torch.tensor(0)) + 1
     return int(local.state["asked"])
 
@@ -153,7 +153,7 @@ class Asked(ContributionMetric):
 
     def update(self, client_ids, clients):
         self.counts[client_ids] = torch.tensor(
-            [float(client.ask(count_questions)) for client in clients]
+            [float(client.request(count_requests)) for client in clients]
         )
 
     def compute(self):
@@ -172,10 +172,10 @@ def test_memory_of_a_client_is_its_own():
     samples = (torch.zeros(2, 1), torch.tensor([0, 1]))
     client, other_client = clients_of([samples, samples])
 
-    client.ask(lambda local: local.memory.update(a=1))
+    client.request(lambda local: local.memory.update(a=1))
 
-    assert client.ask(lambda local: dict(local.memory)) == {"a": 1}
-    assert other_client.ask(lambda local: dict(local.memory)) == {}
+    assert client.request(lambda local: dict(local.memory)) == {"a": 1}
+    assert other_client.request(lambda local: dict(local.memory)) == {}
 
 
 # ---- Tables for the client's own eyes
@@ -191,15 +191,15 @@ def test_table_name_with_a_path_outside_the_clients_folder_is_refused(tmp_path):
     (client,) = clients_of([(features, classes)])
 
     with refused("table .*: expected a plain"):
-        client.ask(keep_table, "a/b", make_table)
+        client.request(keep_table, "a/b", make_table)
 
     def store_table(local):
         local.memory.update(tables={"../../x": make_table})
 
-    client.ask(store_table)
+    client.request(store_table)
     folder = tmp_path / "run" / "clients" / "0"
     with refused("expected a plain name"):
-        client.ask(write_tables, folder)
+        client.request(write_tables, folder)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not files
 

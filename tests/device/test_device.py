@@ -112,8 +112,8 @@ FEDERATIONS = {
         },
         make_plain,
     ),
-    "judged by clients": (
-        lambda: {"metrics": {"value": ShadowShapley(judges="clients")}},
+    "evaluated by clients": (
+        lambda: {"metrics": {"value": ShadowShapley(evaluators="clients")}},
         make_plain,
     ),
     "many at once": (
@@ -128,7 +128,7 @@ def test_federation_on_the_device_equals_that_on_the_cpu(tmp_path, name):
     options, module = FEDERATIONS[name]
     vectors = []
     tables = []
-    held_out = 0.2 if name in ("pfedsv", "judged by clients") else 0.0
+    held_out = 0.2 if name in ("pfedsv", "evaluated by clients") else 0.0
 
     for folder, trainer_options in (
         (tmp_path / "cpu", {}),

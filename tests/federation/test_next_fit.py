@@ -215,7 +215,7 @@ def go_on_with(folder, first_options, new_options, batch_size=8):
     ],
     ids=["learning rate", "batch size", "server's rate"],
 )
-def test_settings_that_changed_on_resume_are_named_where_the_values_are_doubted(
+def test_settings_that_changed_on_resume_are_named_in_a_consistency_warning(
     tmp_path,
     first_options,
     new_options,
@@ -229,7 +229,7 @@ def test_settings_that_changed_on_resume_are_named_where_the_values_are_doubted(
 
 
 @pytest.mark.slow
-def test_a_run_resumed_with_the_same_settings_is_not_doubted(tmp_path):
+def test_a_run_resumed_with_the_same_settings_has_no_consistency_warning(tmp_path):
     assert go_on_with(tmp_path, {"lr": 0.1}, {"lr": 0.1}) == []
 
 

@@ -215,7 +215,7 @@ KINDS = {
     [(CumulativeShapley, "val_loss"), (ShadowShapley, "negative_loss")],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_that_score_as_the_run_are_not_doubted(kind, metric, performance, tmp_path):
+def test_copies_that_score_as_the_run_have_no_warning(kind, metric, performance, tmp_path):
     make, options = KINDS[kind]
     module = make()
 

@@ -1,4 +1,4 @@
-"""A performance that a game is played in: torchmetrics, by configuration, by retraining, and what is refused."""
+"""Performances by which coalitions are evaluated: torchmetrics, by configuration, by retraining, and refusals."""
 
 import copy
 

@@ -194,7 +194,7 @@ class FitWithValues(NamedTuple):
     #: {members: utility of their model}
     game: dict[tuple[int, ...], float]
     #: Warnings of the metric.
-    doubts: list[str]
+    consistency_warnings: list[str]
     model: list[float]
 
 
@@ -222,31 +222,31 @@ def fit_with_values(kind: Kind, **options) -> FitWithValues:
 
     metric_of_run = loop.metrics["shadow"]
     messages = [str(warning.message) for warning in caught_warnings]
-    doubts = [message for message in messages if message.startswith("shadow: ")]
+    consistency_warnings = [message for message in messages if message.startswith("shadow: ")]
     game = {}
     if "members" in vars(metric_of_run):
         utilities = metric_of_run.utilities.flatten().tolist()
         game = dict(zip(metric_of_run.members, utilities))
-    return FitWithValues(game, doubts, state_vector(module).tolist())
+    return FitWithValues(game, consistency_warnings, state_vector(module).tolist())
 
 
 def in_fork(function: Callable[..., Any], *arguments):
     """Return what a function returns in a fork of this process, in which no kind is trained."""
     with tempfile.TemporaryDirectory() as folder:
         answer_file = Path(folder, "answer")
-        process = Forked(Path(folder, "process"), store_answer, answer_file, function, arguments)
+        process = Forked(Path(folder, "process"), store_response, answer_file, function, arguments)
         status, output = process.wait(300)
         assert status == 0, output
-        answer = pickle.loads(answer_file.read_bytes())
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        response = pickle.loads(answer_file.read_bytes())
+    if isinstance(response, Exception):
+        raise response
+    return response
 
 
-def store_answer(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]):
+def store_response(file: Path, function: Callable[..., Any], arguments: tuple[Any, ...]):
     """Write what a function returns or raises into a file."""
     try:
-        answer = function(*arguments)
+        response = function(*arguments)
     except Exception as error:
-        answer = error
-    file.write_bytes(pickle.dumps(answer))
+        response = error
+    file.write_bytes(pickle.dumps(response))

@@ -30,7 +30,7 @@ def raises_value_error(call: Callable[[], Any]) -> bool:
 
 
 class MoreRounds(PreparedRounds):
-    """Rounds in which clients judge each other, too.
+    """Rounds in which clients score each other's models, too.
 
     Args:
         cohorts: who takes part in each round.
@@ -228,8 +228,8 @@ class SigmoidOfSum:
         return self.models.double().sum(1).sigmoid()
 
 
-def make_judges(client_ids: Tensor, models: Tensor) -> list[Client]:
-    """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`SigmoidOfSum`."""
+def make_client_evaluator(client_ids: Tensor, models: Tensor) -> list[Client]:
+    """Clients that have trained these models ``[k, P]`` from zero, and score models by :class:`SigmoidOfSum`."""
     class_counts = torch.tensor([4, 4])
     num_clients = 3
     clients = []

@@ -28,7 +28,7 @@ class Job:
         #: The sites that the server can reach.
         self.present = set(NAMES)
         #: Whether a site answers a task.
-        self.answers = lambda site, task: True
+        self.responses = lambda site, task: True
         self.executors = {}
         for part, site in enumerate(NAMES):
             client = SiteClient(make_mlp_module, partial(site_data, part), make_shapfed_loop)
@@ -88,7 +88,7 @@ class Wire:
     def send(self, task, fl_ctx, targets, *options):
         (site,) = targets
         self._job.tasks.append(task)
-        if not self._job.answers(site, task):
+        if not self._job.responses(site, task):
             return
 
         message = fobs.loads(fobs.dumps(task.data))

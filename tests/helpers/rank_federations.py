@@ -295,11 +295,11 @@ def shadows():
     return loop, module, toy_data(), {"gradient_clip_val": 1.0}
 
 
-def judged():
+def evaluated_by_clients():
     """By the clients, each on its rank, and by whole fits of the coalitions, each rank's by all clients."""
     metrics = {
-        "shadow": ShadowShapley(coalitions="both", judges="clients"),
-        "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
+        "shadow": ShadowShapley(coalitions="both", evaluators="clients"),
+        "loss": PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients"),
     }
     loop = FederatedLoop(metrics=metrics, optimizer_state="persist", seed=3)
     return loop, Validating(), toy_data(server_val=0.0, client_val=0.4), {"rounds": 2}
@@ -373,7 +373,7 @@ def hospital_tables():
 RANK_CASES = {
     function.__name__: function
     for function in (
-        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, judged,
+        shapfed_wa, pfedsv, scaffold, own_models_of_the_worst_served, in_run, shadows, evaluated_by_clients,
         kept_momentum, adam_with_steps, kept_values, two_clients, by_a_logged_value,
         broken_rank, colluders, hospital_tables,
     )

@@ -54,9 +54,9 @@ def add_retrained_runs(
             "stderr": [0.0] * len(row),
             **facts,
         }
-    judges = "clients" if measure.startswith("clients'") else "server"
+    evaluators = "clients" if measure.startswith("clients'") else "server"
     record |= {
-        "metrics": {metric: {**CLASS, "judges": judges} for metric in by_metric},
+        "metrics": {metric: {**CLASS, "evaluators": evaluators} for metric in by_metric},
         "paid_in": paid_in,
         "events": [],
     }

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, read_run
 from flsv.aggregation import ShapFedWA
-from flsv.configuration.questions import SCORES_OF_CLASSES
+from flsv.configuration.requests import SCORES_OF_CLASSES
 from flsv.core import FederationState
 from flsv.data import GroupPartitioner, OneClient, Splits, load_image_data
 from flsv.engines.remote import (
@@ -317,8 +317,10 @@ def assert_same_runs(remote: FederatedLoop, local: FederatedLoop):
     assert remote.client_scores.keys() == local.client_scores.keys()
     for name, scores in remote.client_scores.items():
         # Sites do not tell scores in which a class of fewer than five samples has a part of its own.
-        is_told = scores.isfinite() if name in SCORES_OF_CLASSES else torch.ones_like(scores).bool()
-        assert_same_bits(scores[is_told], local.client_scores[name][is_told])
+        is_reported = (
+            scores.isfinite() if name in SCORES_OF_CLASSES else torch.ones_like(scores).bool()
+        )
+        assert_same_bits(scores[is_reported], local.client_scores[name][is_reported])
     assert remote.contributions.keys() == local.contributions.keys()
 
     contributions = remote.contribution_metrics.contributions

@@ -25,16 +25,16 @@ class Curious(ContributionMetric):
         return self.seen
 
 
-class Judged(Curious):
+class Evaluating(Curious):
     uses_ground_truth = True
 
 
 def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
     data = toy_data()
     plain = Curious()
-    judged = Judged()
+    evaluating = Evaluating()
     fit(
-        FederatedLoop(metrics={"plain": plain, "judged": judged}),
+        FederatedLoop(metrics={"plain": plain, "evaluating": evaluating}),
         tmp_path,
         data=data,
         rounds=1,
@@ -42,9 +42,9 @@ def test_only_a_metric_that_declares_it_gets_the_class_counts(tmp_path):
 
     assert plain.class_counts is None
     assert plain.compute().tolist() == [0, 0, 0]
-    assert judged.class_counts is not None
-    assert torch.equal(judged.class_counts, data.class_counts)
-    assert judged.compute().tolist() == [1, 1, 1]
+    assert evaluating.class_counts is not None
+    assert torch.equal(evaluating.class_counts, data.class_counts)
+    assert evaluating.compute().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["../x", ""])

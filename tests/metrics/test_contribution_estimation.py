@@ -19,7 +19,7 @@ from flsv.uploads import Upload
 from helpers import make_generator, refused
 from helpers.data import toy_data
 from helpers.fits import fit
-from helpers.metric_cases import make_judges
+from helpers.metric_cases import make_client_evaluator
 from helpers.models import Plain, network
 
 THREE = (4.0, 1.0, 2.0)
@@ -163,7 +163,7 @@ def test_absent_client_keeps_its_contribution_estimate():
             cohort_models,
             torch.ones(len(ids)),
             cohort_models.mean(0),
-            make_judges(cohort, cohort_models),
+            make_client_evaluator(cohort, cohort_models),
         )
 
     assert metric.participations.tolist() == [2, 2, 1, 0]
@@ -197,7 +197,7 @@ def test_only_client_of_a_round_scores_the_model_it_started_from():
         client_updates=model,
         aggregation_weights=torch.tensor([1.0]),
         aggregate=model[0],
-        clients=make_judges(client_ids, model),
+        clients=make_client_evaluator(client_ids, model),
     )
 
     assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model

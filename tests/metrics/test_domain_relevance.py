@@ -75,6 +75,6 @@ def test_relevance_diagnostics_give_auroc_and_found_share_by_label_overlap():
     assert diagnostics["found"].item() == pytest.approx(share_measured)
 
 
-def test_domain_relevance_without_a_judging_strategy_is_refused(tmp_path):
+def test_domain_relevance_without_a_strategy_that_scores_models_is_refused(tmp_path):
     with refused(r"metrics \['relevance'\] need the clients' values"):
         fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)

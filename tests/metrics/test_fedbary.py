@@ -135,7 +135,7 @@ def test_wasserstein_contribution_uses_features_of_the_global_model(tmp_path):
         clients_of(sets),
         server,
         generator,
-        judge=False,
+        values_samples=False,
     )
     expected = valuation.shares
 
@@ -172,7 +172,7 @@ def make_calibrated_metric(**kwargs: object) -> tuple[CalibratedOTGradient, list
 def test_calibrated_ot_gradient_is_one_minus_the_flagged_share():
     metric, clients = make_calibrated_metric()
 
-    flagged = [client.ask(sample_values).flagged for client in clients[:2]]
+    flagged = [client.request(sample_values).flagged for client in clients[:2]]
     shares = torch.stack([is_flagged.float().mean() for is_flagged in flagged])
     distances = metric.diagnostics()["distance"]
 
@@ -192,5 +192,5 @@ def test_calibrated_ot_gradient_state_holds_counts_and_no_samples():
 
 def test_rule_positive_flags_samples_with_a_positive_gradient():
     metric, clients = make_calibrated_metric(rule="positive", options={"calibration": "client"})
-    values = clients[1].ask(sample_values)
+    values = clients[1].request(sample_values)
     assert torch.equal(values.flagged, values.gradients > 0)

@@ -36,7 +36,7 @@ from helpers.models import Plain, network, sgd
 #: Where each coalition's server does more than to average by samples, or clients more than to train.
 FEDERATIONS = {
     "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
-    "played": lambda: {
+    "evaluated": lambda: {
         "aggregator": ShapleyWeighted("ssv"),
         "metrics": {"ssv": SurrogateFederatedShapley()},
     },

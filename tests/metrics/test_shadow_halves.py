@@ -130,7 +130,7 @@ def test_a_resumed_run_chooses_the_same_halves(tmp_path):
     ("options", "reason"),
     [
         ({"coalitions": "singles", "halvings": 2}, 'needs coalitions="halves"'),
-        ({"coalitions": "halves", "judges": "clients"}, "Let the server judge"),
+        ({"coalitions": "halves", "evaluators": "clients"}, "Let the server score the models"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, reason):

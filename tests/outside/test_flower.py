@@ -82,7 +82,7 @@ class Grid:
             return []  # nobody evaluates
 
         initial_model = messages[0].content["arrays"].to_torch_state_dict()
-        replies = [self.answer(message) for message in messages]
+        replies = [self.response(message) for message in messages]
         models = []
         for reply in replies:
             if not reply.has_error():
@@ -91,7 +91,7 @@ class Grid:
         self.prepare_next_round()
         return replies
 
-    def answer(self, message: Message) -> Message:
+    def response(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         # A reply refers to its message's ids, which Flower's own grid sets.
         message.metadata.__dict__.update(_message_id=f"m{node}", _src_node_id=1, _run_id=1)

@@ -32,7 +32,7 @@ def traffic_and_models(round):
 
     models = {}
     for client in round.clients:
-        models[client.id] = client.ask(lambda local: local.state[OWN_MODEL].clone())
+        models[client.id] = client.request(lambda local: local.state[OWN_MODEL].clone())
 
     return traffic, models
 

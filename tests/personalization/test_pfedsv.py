@@ -3,9 +3,9 @@
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from personalization.judged import (
+from personalization.scored_clients import (
     SPACE,
-    Judged,
+    ScoredClient,
     begin_method,
     closeness,
     exact_values,
@@ -33,8 +33,8 @@ def test_pfedsv_values_and_mixture_of_four_clients_equal_all_orders():
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
     clients = [
-        Judged(0, accuracy),
-        *[Judged(i, lambda vector: 0) for i in (1, 2, 3)],
+        ScoredClient(0, accuracy),
+        *[ScoredClient(i, lambda vector: 0) for i in (1, 2, 3)],
     ]
 
     models, round = play_round(begin_method(4, PFedSV()), clients, vectors)
@@ -62,9 +62,9 @@ def test_pfedsv_client_keeps_its_own_unnoised_model_if_all_values_are_negative()
     vectors = random_models(3)
     trained = vectors[0] + 7
     clients = [
-        Judged(0, lambda vector: -1 - len(vector), trained),
-        Judged(1, lambda vector: 0),
-        Judged(2, lambda vector: 0),
+        ScoredClient(0, lambda vector: -1 - len(vector), trained),
+        ScoredClient(1, lambda vector: 0),
+        ScoredClient(2, lambda vector: 0),
     ]
 
     models, round = play_round(begin_method(3, PFedSV()), clients, vectors)
@@ -81,7 +81,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better):
     vectors = random_models(2)
     # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
     target = vectors.mean(0) if better else vectors[0]
-    clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
+    clients = [ScoredClient(0, closeness(target)), ScoredClient(1, closeness(target))]
     free, _ = play_round(begin_method(2, PFedSV()), clients, vectors)
     careful, round = play_round(begin_method(2, PFedSV(safeguard=True)), clients, vectors)
 
@@ -93,7 +93,7 @@ def test_pfedsv_safeguard_refuses_a_mixture_worse_than_the_own_model(better):
 
 def test_pfedsv_without_its_metric_is_refused():
     method = begin_method(2, PFedSV())
-    client = Judged(0, lambda vector: 0)
+    client = ScoredClient(0, lambda vector: 0)
 
     with refused("DomainRelevance"):
         play_round(method, [client], random_models(1), torch.zeros(2))
@@ -107,9 +107,9 @@ def test_pfedsv_without_validation_samples_is_refused(tmp_path):
 def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client():
     method = begin_method(4, PFedSV())
     vectors = random_models(3)
-    earlier_clients = [Judged(1, lambda vector: 0.5), Judged(2, lambda vector: 0.5)]
+    earlier_clients = [ScoredClient(1, lambda vector: 0.5), ScoredClient(2, lambda vector: 0.5)]
     play_round(method, earlier_clients, vectors[1:])
-    new_client = Judged(0, lambda vector: 0.5)
+    new_client = ScoredClient(0, lambda vector: 0.5)
 
     _, round = play_round(
         method,
@@ -131,7 +131,7 @@ def test_pfedsv_downloads_an_absent_clients_last_upload_and_skips_a_new_client()
 def test_pfedsv_downloads_the_peers_with_a_positive_score_once_all_are_known():
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
-    clients = [Judged(i, lambda v: 0.5) for i in range(4)]
+    clients = [ScoredClient(i, lambda v: 0.5) for i in range(4)]
 
     _, round = play_round(
         begin_method(4, PFedSV()),
@@ -157,7 +157,7 @@ def test_pfedsv_with_a_shared_extractor_downloads_heads():
     vectors = random_models(3)
     accuracy = closeness(vectors[1])
     method = begin_method(3, PFedSV(mode="extractor"))
-    clients = [Judged(client, accuracy) for client in range(3)]
+    clients = [ScoredClient(client, accuracy) for client in range(3)]
 
     models, round = play_round(method, clients, vectors)
 
@@ -245,7 +245,7 @@ def test_pfedsv_client_keeps_its_model_and_is_sent_the_extractor_after_an_absenc
     stored_model = torch.tensor(STORED_MODEL, dtype=torch.float)
     method._uploads = {1: stored_model}  # client 1 has taken part
     method._cohort = last_cohort
-    local = Judged(1, lambda vector: 0).data
+    local = ScoredClient(1, lambda vector: 0).data
 
     initial = method.start(1, state)
     instruction = Instruction(
@@ -292,7 +292,7 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance():
     num_parameters = 4 + 3  # then come 4 statistics
     vectors = random_models(3, size=space.size)
     vectors[:, num_parameters:] = 1 + 1000 * vectors[:, num_parameters:].abs()
-    clients = [Judged(i, lambda vector: 0.5 + 0.01 * float(vector[0])) for i in range(3)]
+    clients = [ScoredClient(i, lambda vector: 0.5 + 0.01 * float(vector[0])) for i in range(3)]
     method = begin_method(3, PFedSV(), space=space)
 
     models, round = play_round(method, clients, vectors, space=space)

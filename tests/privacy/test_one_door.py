@@ -12,11 +12,11 @@ def class_counts_of(local):
 
 
 def test_no_kind_of_client_overrides_the_door():
-    assert "ask" in vars(Client)
-    assert "ask" not in vars(RemoteClient)
+    assert "request" in vars(Client)
+    assert "request" not in vars(RemoteClient)
 
 
-def test_a_private_client_answers_only_questions_that_return_nothing_by_their_type():
+def test_a_private_client_responds_only_to_functions_that_return_nothing_by_their_type():
     class_counts = torch.tensor([1, 2])
     data = LocalData("client 0", lambda split: [], class_counts, class_counts)
     client = Client(0, data)
@@ -28,9 +28,9 @@ def test_a_private_client_answers_only_questions_that_return_nothing_by_their_ty
         return local.class_counts
 
     with refused("'class_counts_of'.*only its noised update"):
-        client.ask(class_counts_of)
+        client.request(class_counts_of)
     with refused("'<lambda>'"):
-        client.ask(lambda local: local.class_counts)
+        client.request(lambda local: local.class_counts)
 
-    assert client.ask(look) is None
+    assert client.request(look) is None
     assert len(counts_at_client) == 1

@@ -182,7 +182,7 @@ class Watching(Personalizer):
     def personalize(self, round, contributions, models):
         self.rounds.append(round._round)
         if self.sends_requests:
-            trained_models = [client.ask(trained_model) for client in round.clients]
+            trained_models = [client.request(trained_model) for client in round.clients]
             self.trained_models.append(torch.stack(trained_models))
 
         next_models = {}

@@ -47,7 +47,7 @@ def add_retrained_values(folder: Path, **facts) -> Path:
     return add_retrained_runs(folder, RETRAINED_VALUES, by_loss, **{"majority": 0.2} | facts)
 
 
-def make_shadow_run(folder: Path, judges: str = "server", **game) -> Path:
+def make_shadow_run(folder: Path, evaluators: str = "server", **game) -> Path:
     """The run, with ``sv`` as values of trained coalitions."""
     metric = json.loads((folder / "run.json").read_text())["metrics"]["sv"]
     record = {
@@ -60,7 +60,7 @@ def make_shadow_run(folder: Path, judges: str = "server", **game) -> Path:
     }
     change_record(
         folder,
-        metrics={"sv": {**metric, "class": "ShadowShapley", "judges": judges}},
+        metrics={"sv": {**metric, "class": "ShadowShapley", "evaluators": evaluators}},
         paid_in={"sv": {**record, "source": "outputs", "alone_only": False, **game}},
     )
 
@@ -106,7 +106,10 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
             "one_seed",
             "scores",
         },
-        make_shadow_run(made("judged"), judges="clients"): {"judged", "one_seed"},
+        make_shadow_run(made("evaluated_by_clients"), evaluators="clients"): {
+            "evaluated_by_clients",
+            "one_seed",
+        },
         make_shadow_run(made("guess"), end=0.25): {
             "majority",
             "one_seed",
@@ -118,7 +121,9 @@ def test_report_lists_exactly_the_reasons_against_payment(tmp_path):
         },
         add_retrained_values(made("retrained")): set(),
         add_retrained_values(made("seed"), seeds=[5]): {"one_seed"},
-        add_retrained_values(made("partners"), measure="clients' accuracy"): {"judged"},
+        add_retrained_values(made("partners"), measure="clients' accuracy"): {
+            "evaluated_by_clients"
+        },
         add_retrained_values(made("majority"), majority=0.82, end=0.9): {"one_class"},
         add_retrained_values(made("singles"), alone_only=True): {"alone"},
         add_retrained_values(made("halves"), halved=True): {"halves"},

@@ -35,8 +35,8 @@ def assert_says(verdict: Verdict, text: str):
     """A text has the verdict's sentences, and no other reason."""
     for name, sentence in WORDS["against"].items():
         reason = verdict.reasons.get(name, sentence)
-        is_told = words_in(reason) in text
-        assert is_told == (name in verdict.reasons), name
+        is_reported = words_in(reason) in text
+        assert is_reported == (name in verdict.reasons), name
     if verdict.reasons:
         assert verdict.title in text
 
@@ -77,9 +77,9 @@ def add_event(run: Path, **event: Any) -> Path:
     return change_record(run, events=[{**rounds, **event}])
 
 
-def judge_by_clients(run: Path) -> Path:
-    judged = {**CLASS, "judges": "clients"}
-    return change_record(run, metrics={"value": judged})
+def evaluate_by_clients(run: Path) -> Path:
+    metric = {**CLASS, "evaluators": "clients"}
+    return change_record(run, metrics={"value": metric})
 
 
 def lose_a_reply(run: Path) -> Path:
@@ -133,7 +133,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "retrained": retrain_all,
     "repeated": lambda folder: make_repeated_runs(folder, VALUES, OTHER_VALUES),
     "at sites": lambda folder: lose_a_reply(make_one_seed(folder)),
-    "judged by clients": lambda folder: judge_by_clients(make_one_seed(folder)),
+    "evaluated by clients": lambda folder: evaluate_by_clients(make_one_seed(folder)),
     "without a validation set": lambda folder: make_run(folder, clients=3),
     "doubtful data": lambda folder: doubt_a_unit(make_one_seed(folder)),
     "equal rows": lambda folder: share_rows(make_one_seed(folder)),

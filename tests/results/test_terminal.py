@@ -31,7 +31,9 @@ class Shows(Plain):
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("metric", [ClassSpecificShapley(), ShadowShapley(leave_out=["Look"])])
+@pytest.mark.parametrize(
+    "metric", [ClassSpecificShapley(), ShadowShapley(excluded_callbacks=["Look"])]
+)
 @pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
 def test_the_bar_shows_round_client_and_validation_and_the_table_comes_after_it(
     make_bar, metric, tmp_path, monkeypatch

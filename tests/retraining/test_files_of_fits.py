@@ -171,7 +171,7 @@ class MakesFolder(L.Callback):
 def test_folder_that_no_coalition_can_make_a_second_time_ends_no_run(tmp_path, hook):
     callback = MakesFolder(tmp_path / "new", hook)
 
-    with warns("File exists.*exist_ok=True.*leave_out"):
+    with warns("File exists.*exist_ok=True.*exclude"):
         loop = fit_valued(tmp_path / "run", Base(), callbacks=[callback])
 
     assert loop.contributions["shadow"].isnan().all()
@@ -192,7 +192,7 @@ class FailsInCopies(L.Callback):
 
 
 def test_trial_that_finds_files_otherwise_than_the_run_ends_no_run(tmp_path):
-    with warns("there will be no values.*no model.bin.*exist_ok=True.*leave_out"):
+    with warns("there will be no values.*no model.bin.*exist_ok=True.*exclude"):
         loop = fit_valued(tmp_path, Base(), callbacks=[FailsInCopies("model.bin")])
 
     assert loop.contributions["shadow"].isnan().all()

@@ -64,7 +64,7 @@ def fit_alone(name, members):
 
 @pytest.mark.fast_rows("a closure")
 @pytest.mark.parametrize("name", parameters())
-def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
+def test_coalitions_are_fits_of_their_members_or_have_a_warning_or_are_refused(name):
     kind = KINDS[name]
     if kind.outcome == "refused":
         with refused(kind.message):
@@ -78,9 +78,9 @@ def test_coalitions_are_fits_of_their_members_or_doubted_or_refused(name):
         differences.append(abs(run.game[members] - fit.utility))
 
     if kind.outcome == "by company":
-        (doubt,) = run.doubts
-        assert "clients train otherwise in the first round of coalitions" in doubt
+        (consistency_warning,) = run.consistency_warnings
+        assert "clients train otherwise in the first round of coalitions" in consistency_warning
     else:
-        assert run.doubts == []
+        assert run.consistency_warnings == []
     assert run.model == fits[-1].model, "the metric has changed the training"
     assert max(differences) <= 1e-6

@@ -11,7 +11,7 @@ from flsv.core import Strategy
 from flsv.retraining.coalitions_at_sites import (
     MIN_RELATIVE_DISTANCE,
     CoalitionsAtSites,
-    doubtful_own_models,
+    inconsistent_own_models,
 )
 from flsv.sampling import FullParticipation
 from flsv.testing.rounds import PreparedRounds
@@ -84,36 +84,36 @@ class UnequalClients:
     def model(self):
         return self.updates.mean(0)
 
-    def doubts(self):
-        return doubtful_own_models(self.moves, torch.zeros(1000), self.model, self.updates)
+    def consistency_warnings(self):
+        return inconsistent_own_models(self.moves, torch.zeros(1000), self.model, self.updates)
 
 
 @pytest.mark.parametrize("clients", [3, 4, 6])
 @pytest.mark.parametrize("lie", LIES)
-def test_liar_is_doubted_and_no_honest_client_is(lie, clients):
+def test_liar_is_inconsistent_and_no_honest_client_is(lie, clients):
     for seed in range(20):
         cohort = UnequalClients(clients, seed)
-        assert cohort.doubts() == {}, seed
+        assert cohort.consistency_warnings() == {}, seed
 
         noise = cohort.normal(1)[0]
         false_move = lie(cohort.moves, noise)
         cohort.moves[1] = false_move
-        assert cohort.doubts().keys() == {1}, seed
+        assert cohort.consistency_warnings().keys() == {1}, seed
 
 
-def test_enlarged_own_update_makes_no_honest_client_doubtful():
+def test_enlarged_own_update_makes_no_honest_client_inconsistent():
     """Its direction is its own, so that this check cannot see it."""
     for seed in range(20):
         cohort = UnequalClients(4, seed)
         cohort.moves[1] *= 5
-        assert cohort.doubts() == {}, seed
+        assert cohort.consistency_warnings() == {}, seed
 
 
-def test_client_that_never_took_part_is_not_doubted():
+def test_client_that_never_took_part_is_not_inconsistent():
     cohort = UnequalClients(4, seed=0)
     cohort.moves[3] = 0
     cohort.updates[3] = 0
-    assert cohort.doubts() == {}
+    assert cohort.consistency_warnings() == {}
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found():
@@ -121,7 +121,7 @@ def test_own_model_copied_from_the_federation_or_a_client_is_found():
     cohort.moves[1] = cohort.model
     cohort.moves[3] = cohort.moves[4]
 
-    assert cohort.doubts() == {
+    assert cohort.consistency_warnings() == {
         1: "its own model is the federation's",
         3: "its own model moves as client 4's updates do",
     }
@@ -131,19 +131,19 @@ def test_distance_to_the_federations_model_is_compared_with_the_models_own_way()
     cohort = UnequalClients(2, seed=0)
     direction = torch.nn.functional.normalize(cohort.normal(1)[0], dim=0)
 
-    def is_doubtful_at(share_of_path):
+    def is_inconsistent_at(share_of_path):
         path_length = cohort.model.norm()
         cohort.moves[0] = cohort.model + share_of_path * path_length * direction
-        return 0 in cohort.doubts()
+        return 0 in cohort.consistency_warnings()
 
-    assert is_doubtful_at(0.9 * MIN_RELATIVE_DISTANCE)
-    assert not is_doubtful_at(1.2 * MIN_RELATIVE_DISTANCE)
+    assert is_inconsistent_at(0.9 * MIN_RELATIVE_DISTANCE)
+    assert not is_inconsistent_at(1.2 * MIN_RELATIVE_DISTANCE)
 
 
 def test_two_clients_are_not_compared_with_each_other():
     cohort = UnequalClients(2, seed=0)
     cohort.moves = cohort.moves.flip(0)
-    assert cohort.doubts() == {}
+    assert cohort.consistency_warnings() == {}
 
 
 class Counter(Strategy):
@@ -172,26 +172,28 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     info = replace(federation_of(PreparedRounds(), num_clients=2), strategies=strategies)
     engine = SimpleNamespace(sites_of=lambda state, excluded_from: None)
 
-    coalitions = CoalitionsAtSites(masks, info, engine, memory={}, doubts=[])
+    coalitions = CoalitionsAtSites(masks, info, engine, memory={}, consistency_warnings=[])
     for coalition in coalitions.state_dict()["coalitions"].values():
         counts = [state["count"] for state in coalition["parts"] if "count" in state]
         assert counts == list(range(8))
 
 
 @pytest.mark.parametrize("clients", [3, 4, 6])
-def test_client_whose_own_model_has_not_moved_is_not_doubted_and_makes_no_other_doubtful(clients):
+def test_client_whose_own_model_has_not_moved_is_not_inconsistent_and_makes_no_other_inconsistent(
+    clients,
+):
     """Its replies to its own coalition's training were lost, and its updates in the federation were not."""
     for seed in range(20):
         cohort = UnequalClients(clients, seed)
         cohort.moves[1] = 0
-        assert cohort.doubts() == {}, seed
+        assert cohort.consistency_warnings() == {}, seed
 
 
 def test_client_moves_as_no_other_that_has_sent_no_update():
     cohort = UnequalClients(4, seed=0)
     cohort.updates[2] = 0
     cohort.moves[1] = -cohort.moves[1]
-    assert cohort.doubts()[1] != "its own model moves as client 2's updates do"
+    assert cohort.consistency_warnings()[1] != "its own model moves as client 2's updates do"
 
 
 def test_federation_of_one_client_so_far_has_that_clients_own_model():
@@ -199,5 +201,5 @@ def test_federation_of_one_client_so_far_has_that_clients_own_model():
     cohort.moves[1] = cohort.model
     moves = cohort.moves, torch.zeros(1000), cohort.model, cohort.updates
 
-    assert doubtful_own_models(*moves).keys() == {1}
-    assert doubtful_own_models(*moves, torch.tensor([True, False, True])) == {}
+    assert inconsistent_own_models(*moves).keys() == {1}
+    assert inconsistent_own_models(*moves, torch.tensor([True, False, True])) == {}

@@ -93,9 +93,9 @@ def install_package(folder, requirement):
     ("requirement", "options", "takes_part"),
     [
         ("alembic>=1.5", {}, False),
-        ("alembic>=1.5", {"leave_out": []}, True),
+        ("alembic>=1.5", {"exclude": []}, True),
         ("torch>=2.0", {}, True),
-        ("torch>=2.0", {"leave_out": ["Reports"]}, False),
+        ("torch>=2.0", {"exclude": ["Reports"]}, False),
     ],
 )
 def test_callback_of_a_tool_takes_no_part_in_coalitions(
@@ -147,7 +147,7 @@ def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
 
 def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):
     with refused("Trainer has no callback 'Note'"):
-        fit_valued(tmp_path, Base(), metric=ShadowShapley(leave_out=["Note"]))
+        fit_valued(tmp_path, Base(), metric=ShadowShapley(excluded_callbacks=["Note"]))
 
 
 def count_by_environment():

@@ -145,7 +145,7 @@ def test_error_at_the_end_of_a_fit_is_seen_before_the_first_round(tmp_path):
 
 
 def test_callback_that_acts_outside_can_be_left_out(tmp_path):
-    metric = ShadowShapley(coalitions="singles", leave_out=["FailsTwice"])
+    metric = ShadowShapley(coalitions="singles", excluded_callbacks=["FailsTwice"])
     callback = FailsTwice(Path(tempfile.mkdtemp(), "once"))
 
     loop = fit_valued(tmp_path, Base(), metric=metric, callbacks=[callback])

@@ -264,7 +264,7 @@ def test_power_of_choice_draws_by_samples_and_takes_the_largest_losses(tmp_path,
         candidates, cohort = largest_losses(model, data, round.round_index)
         assert row["reached"] == candidates
         assert row["cohort"] == cohort
-        # The model to be judged, and the model to train from; up goes one, for a loss is a plain number.
+        # The model to be scored, and the model to train from; up goes one, for a loss is a plain number.
         size = loop.space.size
         assert row["down"] == [2 * size] * M + [size] * (D - M)
         assert row["up"] == [size] * M + [0] * (D - M)

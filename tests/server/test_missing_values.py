@@ -41,7 +41,7 @@ PROPERTIES = (
     "class_names",
     "extension",
     "measured_by",
-    "judges",
+    "evaluators",
 )
 
 

@@ -245,15 +245,16 @@ EVERY = {"evaluation": ClientEvaluation(every=1)}
 
 
 @pytest.mark.parametrize(
-    ("loop", "asking", "squeeze"),
+    ("loop", "requester", "squeeze"),
     [
         (EVERY, r"ClientEvaluation\(every=1\)", True),
         ({"metrics": {"mine": LeaveOneOut()}}, r"metric 'mine'", False),
     ],
 )
-def test_module_with_one_logit_is_refused(tmp_path, loop, asking, squeeze):
+def test_module_with_one_logit_is_refused(tmp_path, loop, requester, squeeze):
     shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
-    match = rf"{asking}: the module's forward gives torch.float32 {shape} for \d+ samples of 3 classes; expected logits"
+    outputs = rf"torch.float32 {shape} for \d+ samples of 3 classes"
+    match = rf"{requester}: the module's forward gives {outputs}; expected logits"
     module = OneLogit(squeeze)
     data = toy_data(server_val=0.2)
     with refused(match):

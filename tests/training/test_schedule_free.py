@@ -171,5 +171,7 @@ def test_coalitions_of_schedule_free_clients_train_as_the_run(tmp_path, recwarn)
     fit(loop, tmp_path, InValidationHooks(), rounds=ROUNDS)
 
     assert loop.contributions["shadow"].isfinite().all()
-    doubts = [str(warning.message) for warning in recwarn if "came to another" in str(warning)]
-    assert not doubts
+    consistency_warnings = [
+        str(warning.message) for warning in recwarn if "came to another" in str(warning)
+    ]
+    assert not consistency_warnings

@@ -106,8 +106,8 @@ def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path
     assert "NoMetric" in first_message
     assert "expected a subclass of" in first_message
 
-    left_out = "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out"
-    assert left_out in second_message
+    excluded = "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out"
+    assert excluded in second_message
     assert plugins.installed("flsv.metrics", ContributionMetric) == (
         sys.modules["flsv_mything"].UpdateNorm,
     )

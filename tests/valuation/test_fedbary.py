@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from flsv.core import Client, LocalData
 from flsv.core.local_data import _open_data
 from flsv.valuation import FedBary, clients_of, flag_samples, sample_values, server_of
+from flsv.valuation.client_functions import deviations
 from flsv.valuation.features import PCA, Features, Pixels
-from flsv.valuation.questions import deviations
 from helpers import make_generator, refused
 
 CENTRES = 4 * torch.randn(3, 5, generator=make_generator(9))
@@ -46,7 +46,7 @@ def make_nan_inputs(samples: int) -> Tensor:
 def value_clients(
     sets,
     validation=None,
-    judge: bool = True,
+    values_samples: bool = True,
     seed: int = 0,
     **options,
 ):
@@ -61,7 +61,7 @@ def value_clients(
         clients,
         server,
         generator,
-        judge=judge,
+        values_samples=values_samples,
     )
 
     return valuation, clients
@@ -100,7 +100,7 @@ def test_mislabeled_samples_have_the_largest_gradients_if_labels_have_weight():
     auroc = {}
     for weight in (0.0, 1.0):
         _, clients = value_clients(sets, draw_samples(90, 0), label_weight=weight)
-        gradients = clients[0].ask(sample_values).gradients
+        gradients = clients[0].request(sample_values).gradients
         auroc[weight] = roc_auc_score(mislabeled, gradients)
 
     assert auroc[1.0] > 0.99
@@ -117,7 +117,7 @@ def test_calibrated_gradients_sum_to_zero_per_client_or_class():
             draw_samples(30, 0),
             calibration=calibration,
         )
-        gradients = clients[0].ask(sample_values).gradients
+        gradients = clients[0].request(sample_values).gradients
         for group in groups:
             total = gradients[group].sum()
             assert total.item() == pytest.approx(0, abs=1e-3)
@@ -138,33 +138,33 @@ class Sealed(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-class RecordsAnswers(Client):
+class RecordsResponses(Client):
     """Makes plain tensors of the sealed ones in an answer, and keeps a list of all that answers hold."""
 
-    recorded_answers: list[Any]
+    recorded_responses: list[Any]
 
-    def ask(self, question, *args, **kwargs):
-        def answer_and_record(local):
-            return self.unseal(question(local, *args, **kwargs))
+    def request(self, function, *args, **kwargs):
+        def respond_and_record(local):
+            return self.unseal(function(local, *args, **kwargs))
 
-        return super().ask(answer_and_record)
+        return super().request(respond_and_record)
 
-    def unseal(self, answer):
-        if isinstance(answer, tuple):
-            return tuple(map(self.unseal, answer))
+    def unseal(self, response):
+        if isinstance(response, tuple):
+            return tuple(map(self.unseal, response))
 
-        if isinstance(answer, Tensor):
+        if isinstance(response, Tensor):
             # The copy is made here: as_subclass gives the same memory.
-            plain = answer.as_subclass(Tensor).clone()
-            self.recorded_answers.append(plain)
+            plain = response.as_subclass(Tensor).clone()
+            self.recorded_responses.append(plain)
             return plain
 
-        if is_dataclass(answer):
-            for name, part in vars(answer).items():
-                object.__setattr__(answer, name, self.unseal(part))  # it is frozen
+        if is_dataclass(response):
+            for name, part in vars(response).items():
+                object.__setattr__(response, name, self.unseal(part))  # it is frozen
 
-        self.recorded_answers.append(answer)
-        return answer
+        self.recorded_responses.append(response)
+        return response
 
 
 def no_model(batches):
@@ -174,7 +174,7 @@ def no_model(batches):
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_server_reads_no_sample_of_a_client(with_validation):
-    recorded_answers = []
+    recorded_responses = []
     clients = []
     sets = [draw_samples(40, 1), draw_samples(40, 2)]
     for number, (x, y) in enumerate(sets):
@@ -187,8 +187,8 @@ def test_server_reads_no_sample_of_a_client(with_validation):
             2 * counts,
             no_model,
         )
-        client = RecordsAnswers(number, client_data)
-        client.recorded_answers = recorded_answers
+        client = RecordsResponses(number, client_data)
+        client.recorded_responses = recorded_responses
         clients.append(client)
 
     with pytest.raises(AssertionError, match="outside of the client"):
@@ -206,7 +206,7 @@ def test_server_reads_no_sample_of_a_client(with_validation):
 
     assert valuation.distances.isfinite().all()
 
-    tensors = [answer for answer in recorded_answers if isinstance(answer, Tensor)]
+    tensors = [response for response in recorded_responses if isinstance(response, Tensor)]
     shapes = {tuple(tensor.shape) for tensor in tensors}
     # Interpolants of 3 features with their class's mean and deviation, distances; moments where there is nothing at
     # the server to fit components on.
@@ -216,9 +216,11 @@ def test_server_reads_no_sample_of_a_client(with_validation):
 
     assert shapes == expected
 
-    plain_answers = [answer for answer in recorded_answers if not isinstance(answer, Tensor)]
-    types_of_plain = {type(answer).__name__ for answer in plain_answers}
-    assert types_of_plain <= {"FirstAnswer", "NoneType", "int"}
+    plain_responses = [
+        response for response in recorded_responses if not isinstance(response, Tensor)
+    ]
+    types_of_plain = {type(response).__name__ for response in plain_responses}
+    assert types_of_plain <= {"FirstResponse", "NoneType", "int"}
 
 
 def safe_support(num_samples: int) -> int:
@@ -230,9 +232,9 @@ def test_default_support_is_the_safe_support_of_the_smallest_client():
     server = draw_samples(60, 0)
     sets = [draw_samples(300, 1), draw_samples(60, 2), make_no_samples()]
 
-    by_default, _ = value_clients(sets, server, judge=False)
+    by_default, _ = value_clients(sets, server, values_samples=False)
     support = safe_support(60)
-    by_name, _ = value_clients(sets, server, judge=False, support=support)
+    by_name, _ = value_clients(sets, server, values_samples=False, support=support)
 
     assert by_default.support == support
     distances = by_default.distances[:2]  # the third client has no samples
@@ -243,7 +245,7 @@ def test_default_support_is_at_most_100():
     sets = [draw_samples(300, 1), draw_samples(203, 2)]
     assert safe_support(203) > 100
 
-    valuation, _ = value_clients(sets, draw_samples(60, 0), judge=False)
+    valuation, _ = value_clients(sets, draw_samples(60, 0), values_samples=False)
 
     assert valuation.support == 100
 
@@ -254,7 +256,7 @@ def test_default_support_does_not_count_samples_that_are_not_finite():
     broken[0][:20] = torch.nan
 
     server = draw_samples(60, 0)
-    valuation, _ = value_clients([draw_samples(300, 1), broken], server, judge=False)
+    valuation, _ = value_clients([draw_samples(300, 1), broken], server, values_samples=False)
 
     assert valuation.support == safe_support(60 - 20)
 
@@ -299,7 +301,7 @@ def test_valuation_with_single_sample_or_missing_classes_is_finite():
 
     assert valuation.distances.isfinite().all()
     # A gradient is relative to the mean of its class, which here is the sample itself.
-    gradient_of_single_sample = clients[0].ask(sample_values).gradients[0]
+    gradient_of_single_sample = clients[0].request(sample_values).gradients[0]
     assert gradient_of_single_sample == 0
     assert valuation.distances[1] > valuation.distances[0]
 
@@ -335,7 +337,7 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else():
     assert valuation.broken.tolist() == [3, 0]
     assert valuation.flagged[0] == clean.flagged[0] + 3
 
-    values = clients[0].ask(sample_values)
+    values = clients[0].request(sample_values)
     assert values.flagged[40:].all()
     assert values.gradients[40:].isinf().all()
 
@@ -353,7 +355,7 @@ def test_client_without_a_finite_sample_has_no_distance_and_all_its_samples_are_
 
     assert valuation.distances[0].isnan()
     assert valuation.flagged_shares[0] == 1
-    assert clients[0].ask(sample_values).flagged.all()
+    assert clients[0].request(sample_values).flagged.all()
 
 
 def test_server_needs_a_finite_sample_but_not_all_of_them():

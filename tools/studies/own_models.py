@@ -133,7 +133,7 @@ class OwnModels(L.Callback):
         scores = _values(evaluate, distinct)[positions].view(shape)
         if self.loop.space.private_names:
             (client,) = clients
-            private = self.loop.clients[client].ask(kept_private)
+            private = self.loop.clients[client].request(kept_private)
             evaluate_private = evaluate.with_batches(None, partial(dict, private))
             private_scores = _values(evaluate_private, distinct)[positions].view(shape)
             # The global model has the server's entries where clients keep theirs.

@@ -19,22 +19,22 @@ from torch import Tensor
 
 from flsv._lightning.several_processes import TrainingCounts, add_counts
 from flsv.configuration.federation_config import FederationConfig
-from flsv.configuration.questions import TRAINING_LOSS
+from flsv.configuration.requests import TRAINING_LOSS
 from flsv.core import (
-    AnsweringClient,
     Channel,
     Client,
     ClientUpdate,
     FederationState,
     Instruction,
     LocalData,
-    NoAnswer,
+    NoResponse,
     Numbers,
+    RespondingClient,
 )
-from flsv.core.answers import MIN_HELD_OUT, expected_answer
 from flsv.core.matrix import empty_rows
 from flsv.core.needs import needs_of
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import MIN_HELD_OUT, expected_response
 from flsv.core.state import OF_VALUES
 from flsv.core.strategy import Strategy
 from flsv.engines.client_manager import ClientManager
@@ -103,7 +103,7 @@ def _check_strategies(strategies: Mapping[str, Strategy]) -> None:
                 "and a false number would multiply the global model's step. Use FedAvg with "
                 'local_epochs="100 steps", or evaluate it in a simulation.'
             )
-        if "answers" in needs_of(strategy) and not strategy.evaluates:
+        if "responses" in needs_of(strategy) and not strategy.evaluates:
             raise ConfigurationError(
                 f"{role} {strategy!r} computes on the clients' samples, which a deployment does not allow. Choose "
                 "another one, or evaluate it in a simulation."
@@ -116,7 +116,7 @@ def _check_metrics(
     evaluating_metrics: Mapping[str, Any],
 ) -> None:
     for name, metric in evaluating_metrics.items():
-        if getattr(metric, "judges", None) == "clients":
+        if getattr(metric, "evaluators", None) == "clients":
             continue  # the dry run of its evaluation comes later
         performance = getattr(metric, "performance", "accuracy")
         if not isinstance(performance, str):
@@ -125,7 +125,7 @@ def _check_metrics(
                 'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
             )
     for name in metric_names:
-        if "answers" in needs_of(config.metrics.get(name)):
+        if "responses" in needs_of(config.metrics.get(name)):
             raise ConfigurationError(
                 f"the metric {name!r} computes on the clients' samples, which a deployment does not allow. Remove it, "
                 "or evaluate it in a simulation."
@@ -232,9 +232,9 @@ class RemoteFederation(IdleEngine):
         num_steps = sum(update.num_steps for update in updates)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
-    def leave_out(self, clients: Collection[int]) -> None:
+    def exclude(self, clients: Collection[int]) -> None:
         """Discard this round's training of the excluded sites ``clients``, and accept that of all others."""
-        super().leave_out(clients)
+        super().exclude(clients)
         clients_with_updates = {update.client_id for update in self.updates}
         self._remote.accept(clients_with_updates.difference(clients))
 
@@ -443,7 +443,7 @@ class RemoteSites:
             result, state = read_response(reply, expected)
         except GARBLED_REPLY_ERRORS as error:
             event = f"has sent no result of {name}"
-            raise NoAnswer(self._note(site, event, describe_error(error))) from error
+            raise NoResponse(self._note(site, event, describe_error(error))) from error
         states[site] = state
         self._last_queries[site] = _LastQuery(states, state_before)
         return result
@@ -451,13 +451,13 @@ class RemoteSites:
     def _expected_result(
         self, site: int, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Numbers:
-        expectation = expected_answer(function)
+        expectation = expected_response(function)
         if expectation is None:
             raise ConfigurationError(
                 f"{name_of_function(function)} cannot run at a site, since the server could not check its result. "
-                "Declare what the result must be with flsv.core.declare_answer(...)."
+                "Declare what the result must be with flsv.core.declare_response(...)."
             )
-        client = AnsweringClient(
+        client = RespondingClient(
             num_samples=self.directory.sizes[site],
             num_classes=self._num_classes,
             model=self._state.model,
@@ -548,7 +548,7 @@ def expected_reports(config: FederationConfig) -> dict[str, Numbers | None]:
 
 
 class RemoteClient(Client):
-    """Client at a remote site. :meth:`ask` sends a message to the site."""
+    """Client at a remote site. :meth:`request` sends a message to the site."""
 
     def __init__(
         self,
@@ -560,13 +560,13 @@ class RemoteClient(Client):
         super().__init__(id, data, channel)
         self._remote = remote
 
-    def _answer(
+    def _response(
         self,
-        question: Callable[..., T],
+        function: Callable[..., T],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        return self._remote.query(self.id, question, args, kwargs)
+        return self._remote.query(self.id, function, args, kwargs)
 
     def map_conversations(
         self, conversation: Callable[[Client], T], clients: Sequence[Client]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.configuration.questions import TRAINING_LOSS
+from flsv.configuration.requests import TRAINING_LOSS
 from flsv.core import ClientUpdate, Instruction, Numbers, Traffic
-from flsv.core.answers import LARGEST_NUMBER
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import LARGEST_NUMBER
 from flsv.core.state import GLOBAL_MODEL
 from flsv.utilities.errors import ConfigurationError, Refused as Refused
 from flsv.utilities.plain_values import digest

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
 
-from flsv.configuration.questions import QUESTIONS
+from flsv.configuration.requests import REQUESTED_FUNCTIONS
 from flsv.engines.remote.messages import Refused
 from flsv.ledgers import spend_privacy
 from flsv.privacy import GaussianPrivacy
@@ -87,7 +87,7 @@ class SitePolicy:
                     f"its policy allows reports of {name!r:.120}: expected one of {sorted(scores)}"
                 )
 
-    def check_function(self, name: str, functions: Collection[str] = QUESTIONS) -> None:
+    def check_function(self, name: str, functions: Collection[str] = REQUESTED_FUNCTIONS) -> None:
         """Raise Refused unless the policy allows the function ``name``, and it is one of ``functions``."""
         if self.functions is not None and name not in self.functions:
             raise Refused(f"its policy does not allow the function {name!r:.120}")

@@ -17,23 +17,23 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
-from flsv._lightning.evaluation import count_answers
+from flsv._lightning.evaluation import count_responses
 from flsv.configuration.identity import sample_hashes
-from flsv.configuration.questions import (
-    QUESTIONS,
+from flsv.configuration.requests import (
+    REQUESTED_FUNCTIONS,
     SCORES_OF_CLASSES,
     SPLITS,
     TRAINING_LOSS,
-    ToldScore,
+    ResponseScore,
     function_of,
     numbers_of_run,
-    questions_of,
-    score_told,
-    scores_told,
+    requested_functions,
+    score_of_response,
+    scores_of_responses,
 )
 from flsv.core import ClientUpdate, opened
-from flsv.core.answers import MIN_HELD_OUT, numbers_of_round
 from flsv.core.needs import needs_of
+from flsv.core.responses import MIN_HELD_OUT, numbers_of_round
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.engine import shared_space
 from flsv.engines.remote.messages import (
@@ -133,7 +133,7 @@ class Site:
         model = module()
         self._agreement = agreement(model, federation)
         self._space = shared_space(model, self._config)
-        self._flsv_functions = questions_of(self._config)
+        self._flsv_functions = requested_functions(self._config)
 
     def log_policy(self, path: object, policy: SitePolicy) -> None:
         """Log at the site's start which policy it has, and what updates without noise spend."""
@@ -163,7 +163,9 @@ class Site:
             check_agreement(self._agreement, packet.plain.get("agreement", {}))
             check_request(packet)
             self._check_size(packet.plain)
-            self.policy.check_names(scores_told(self._config), [*QUESTIONS, *self._functions])
+            self.policy.check_names(
+                scores_of_responses(self._config), [*REQUESTED_FUNCTIONS, *self._functions]
+            )
             if self._config.is_private and packet.kind not in ("handshake", "train"):
                 raise Refused(
                     f"its updates are private, but its reply to {packet.kind!r:.20} would have no noise"
@@ -350,7 +352,7 @@ class Site:
         withheld = self.policy.withheld(OWN_SCORES)
         if len(withheld) == len(OWN_SCORES):
             self.policy.check_reported(OWN_SCORES)  # raises Refused: nothing is left to report
-        self._check_enough(ToldScore("accuracy", "test"))
+        self._check_enough(ResponseScore("accuracy", "test"))
         if self._has_rare_class("test"):
             withheld = [name for name in OWN_SCORES if name in (*withheld, *SCORES_OF_CLASSES)]
         self._spend(packet, len(OWN_SCORES) - len(withheld))
@@ -371,7 +373,7 @@ class Site:
             space.write(module, model)
             space.write_private(module, dict(local.private))
         class_scores = ClassScores(packet.plain["classes"] or self._data.num_classes)
-        count_answers(trainer, module, self._data.client_loader(0, "test"), class_scores)
+        count_responses(trainer, module, self._data.client_loader(0, "test"), class_scores)
         return plain_scores(class_scores)
 
     def _query(self, packet: Packet) -> Packet:
@@ -379,7 +381,7 @@ class Site:
         self.policy.check_function(function_name, [*self._flsv_functions, *self._functions])
         function = function_of(function_name)
         args, kwargs = unpack(packet.plain["arguments"], packet.tensors)
-        reported_score = score_told(self._config, function, args, kwargs)
+        reported_score = score_of_response(self._config, function, args, kwargs)
         if reported_score is not None:
             self.policy.check_reported([reported_score.name])
             self._check_enough(reported_score)
@@ -394,7 +396,7 @@ class Site:
         memory.save(name, site_state, names_to_keep=memory.load_all())
         return Packet("result", {"result": plain_result, "state": name}, on_cpu(tensors))
 
-    def _check_enough(self, reported_score: ToldScore) -> None:
+    def _check_enough(self, reported_score: ResponseScore) -> None:
         """Raise Refused if a score would be computed on fewer samples than the minimum, in total or of a class."""
         score, split = reported_score
         if self._sizes()[split] < MIN_HELD_OUT:

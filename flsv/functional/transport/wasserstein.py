@@ -169,7 +169,7 @@ class TransportClient:
 
     Example:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
-        >>> client.answer(torch.tensor([[4.0], [6.0]]))
+        >>> client.respond(torch.tensor([[4.0], [6.0]]))
         (tensor([[2.],
                 [4.]]), tensor(4.))
     """
@@ -193,7 +193,7 @@ class TransportClient:
         """Return the dimension of the client's points."""
         return self._x.shape[1]
 
-    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    def respond(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the response to the server's points: interpolated points and a distance.
 
         Args:
@@ -235,7 +235,7 @@ class TransportServer:
         >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
         >>> gamma = server.start(2, generator=torch.Generator().manual_seed(0))
         >>> for _ in range(20):
-        ...     gamma = server.step(*client.answer(gamma))
+        ...     gamma = server.step(*client.respond(gamma))
         >>> server.distance
         tensor(4.)
     """
@@ -282,7 +282,7 @@ class TransportServer:
         """Compute the next points to send from a client's response.
 
         Args:
-            eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.answer`.
+            eta: the client's interpolated points, ``[S, d]``, see :meth:`TransportClient.respond`.
             distance: the distance from the client's samples to the points sent last, from the same response.
 
         Returns:
@@ -307,12 +307,12 @@ class TransportServer:
         return self.gamma
 
 
-class AnsweringClient(Protocol):
+class RespondingClient(Protocol):
     """Interface of the clients of :func:`wasserstein_barycenter`, such as :class:`TransportClient`."""
 
     @property
     def dim(self) -> int: ...
-    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+    def respond(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class FederatedBarycenter:
 
 @checked
 def wasserstein_barycenter(
-    clients: Sequence[AnsweringClient],
+    clients: Sequence[RespondingClient],
     *,
     support: Count,
     iterations: Count,
@@ -351,7 +351,7 @@ def wasserstein_barycenter(
     first interpolants.
 
     Args:
-        clients: the n clients, each with ``answer(gamma)`` and ``dim`` like :class:`TransportClient`.
+        clients: the n clients, each with ``respond(gamma)`` and ``dim`` like :class:`TransportClient`.
         support: S, the number of support points.
         iterations: the number of iterations, at least 1.
         weights: the clients' weights lambda, ``[n]``, at least 0 (such as sample counts), which are normalized to sum
@@ -380,7 +380,7 @@ def wasserstein_barycenter(
     noise = torch.randn(support, clients[0].dim, generator=generator)
     gammas = []
     for client in clients:
-        gamma, _ = client.answer(INITIAL_SPREAD * noise)
+        gamma, _ = client.respond(INITIAL_SPREAD * noise)
         gammas.append(gamma)
     center = _initial_center(gammas, shares, support, generator)
     distances = center.new_full((len(clients),), torch.nan)
@@ -389,7 +389,7 @@ def wasserstein_barycenter(
         for index, client in enumerate(clients):
             # gamma lies between the client's samples and the center. Both sides respond with points halfway to it.
             gamma = gammas[index]
-            client_points, client_distance = client.answer(gamma)
+            client_points, client_distance = client.respond(gamma)
             plan, center_distance = matching(gamma, center, p)
             center_points = interpolate_along(gamma, center, plan, num_points=support, t=HALFWAY)
             distances[index] = client_distance + center_distance
@@ -421,7 +421,7 @@ def _initial_center(
     return torch.stack(points)
 
 
-def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+def _shares(clients: Sequence[RespondingClient], weights: Tensor | None) -> Tensor:
     """Normalize the clients' weights, equal by default, to sum to 1."""
     num_clients = len(clients)
     if weights is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv.functional import few_coalitions
 from flsv.functional.shapley.few_coalitions import Which
 from flsv.functional.shapley.halvings import choose_halvings
-from flsv.scores.performance import Judges
+from flsv.scores.performance import Evaluators
 from flsv.utilities.choices import Trainings
 from flsv.utilities.errors import ConfigurationError
 from flsv.values.query import NUM_RECENT_ROUNDS
@@ -108,18 +108,18 @@ def with_any_halves(masks: Tensor, halvings: int) -> Tensor:
     return torch.cat([masks, halves])
 
 
-def check_halvings(coalitions: Coalitions, halvings: int, judges: Judges) -> None:
-    """Raise ConfigurationError if halves cannot be chosen, or are not asked for."""
+def check_halvings(coalitions: Coalitions, halvings: int, evaluators: Evaluators) -> None:
+    """Raise ConfigurationError if halves cannot be chosen, or if no coalitions of this kind are trained."""
     if coalitions != "halves":
         if halvings != 1:
             raise ConfigurationError(
                 f'halvings={halvings} needs coalitions="halves", not {coalitions!r}.'
             )
         return
-    if judges == "clients":
+    if evaluators == "clients":
         raise ConfigurationError(
-            'coalitions="halves", judges="clients": halves are chosen by outputs for the validation samples of the '
-            'server. Let the server judge, or train coalitions="both".'
+            'coalitions="halves", evaluators="clients": halves are chosen by outputs for the validation samples of the '
+            'server. Let the server score the models, or train coalitions="both".'
         )
 
 

@@ -19,7 +19,14 @@ from flsv.functional.shapley.estimators import check_estimator, estimator_of
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.metrics.base import Claims, ContributionMetric
 from flsv.metrics.coalitions.folds import FOLDS, Fold, FoldName
-from flsv.scores.performance import Judges, Mode, ModelScore, judged_by, performance_of, title_of
+from flsv.scores.performance import (
+    Evaluators,
+    Mode,
+    ModelScore,
+    measure_of,
+    performance_of,
+    title_of,
+)
 from flsv.utilities.errors import ConfigurationError
 
 Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
@@ -35,14 +42,14 @@ class MeasuredMetric(ContributionMetric):
     claims: Claims = ("value",)
     to_pay_by = True
     performance: str | ModelScore
-    judges: Judges
+    evaluators: Evaluators
 
     def _set_performance(
-        self, performance: str | Metric, mode: Mode | None, per_class: bool, judges: Judges
+        self, performance: str | Metric, mode: Mode | None, per_class: bool, evaluators: Evaluators
     ) -> None:
         """Check and store the arguments by which models are evaluated."""
         self.per_class = per_class
-        self.judges = judges
+        self.evaluators = evaluators
         self.performance = performance_of(self, performance, mode)
         if per_class and self.performance != "accuracy":
             is_name = isinstance(performance, str)
@@ -54,13 +61,15 @@ class MeasuredMetric(ContributionMetric):
 
     @property
     def measured_by(self) -> Any:
-        """The performance measure by which models are evaluated, in the form that :meth:`flsv.Round.play` takes."""
-        return judged_by(self.judges, "per_class_accuracy" if self.per_class else self.performance)
+        """The performance measure by which models are evaluated, in the form that :meth:`flsv.Round.game` takes."""
+        return measure_of(
+            self.evaluators, "per_class_accuracy" if self.per_class else self.performance
+        )
 
     @property
-    def evaluates(self) -> bool:  # type: ignore[override]  # depends on the judges
-        """Return whether clients evaluate models on their own samples: True if ``judges`` is ``"clients"``."""
-        return self.judges == "clients"
+    def evaluates(self) -> bool:  # type: ignore[override]  # depends on the evaluators
+        """Return whether clients evaluate models on their own samples: True if ``evaluators`` is ``"clients"``."""
+        return self.evaluators == "clients"
 
     @property
     def needs_classes(self) -> bool:
@@ -102,8 +111,8 @@ class CoalitionValue(MeasuredMetric):
 
     When not to use it:
         Without validation data at the server, or with data unlike those that the model is for. With
-        ``judges="clients"``, to pay clients who may report false scores. In cohorts above some 20 clients, where each
-        round costs hundreds of evaluations: take :class:`GradientAgreement`.
+        ``evaluators="clients"``, to pay clients who may report false scores. In cohorts above some 20 clients, where
+        each round costs hundreds of evaluations: take :class:`GradientAgreement`.
 
     Args:
         num_clients: n, the number of clients. None inside a ``FederatedLoop``.
@@ -122,7 +131,8 @@ class CoalitionValue(MeasuredMetric):
         per_class: compute values per class.
         mode: whether less (``"min"``) or more (``"max"``) is better, for a logged value, and for a torchmetrics metric
             without ``higher_is_better``.
-        judges: who scores the models, see :mod:`flsv.games.judges`: the ``"server"`` or the ``"clients"``.
+        evaluators: who scores the models, see :mod:`flsv.games.client_evaluation`: the ``"server"`` or the
+        ``"clients"``.
         kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -156,15 +166,15 @@ class CoalitionValue(MeasuredMetric):
         weighting: Weighting = "uniform",
         per_class: bool = False,
         mode: Mode | None = None,
-        judges: Judges = "server",
+        evaluators: Evaluators = "server",
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         check_estimator(name, estimator, estimator_args or {})
         self.estimator = estimator
         self.estimator_args = dict(estimator_args or {})
-        per_class = per_class or num_classes is not None  # num_classes alone asks for it, too
-        self._set_performance(performance, mode, per_class=per_class, judges=judges)
+        per_class = per_class or num_classes is not None  # num_classes alone has the same effect
+        self._set_performance(performance, mode, per_class=per_class, evaluators=evaluators)
         self.fold = FOLDS[fold] if isinstance(fold, str) else fold
         self.fold.check(name, self.per_class)
         self.momentum = self.fold.momentum
@@ -218,8 +228,8 @@ class CoalitionValue(MeasuredMetric):
     def needs(self) -> Sequence[str]:  # type: ignore[override]  # depends on the weighting
         """Names of attributes of a :class:`flsv.Round` that the functions in :attr:`round_fields` read."""
         if self.weighting in _AGGREGATION_WEIGHTINGS:
-            return ("play", "generator", "aggregation_weights")
-        return ("play", "generator")
+            return ("game", "generator", "aggregation_weights")
+        return ("game", "generator")
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -296,10 +306,10 @@ class CoalitionValue(MeasuredMetric):
         weights: Any = self.weighting
         if weights == "fixed":
             weights = torch.full((len(round),), 1 / len(round))
-        return round.play(self.measured_by, weights)
+        return round.game(self.measured_by, weights)
 
     def _game_by_aggregation(self, round: Round) -> CoalitionUtility:
         weights: Any = round.aggregation_weights
         if self.weighting != "aggregation-fixed":
             weights = Renormalized(weights)
-        return round.play(self.measured_by, weights)
+        return round.game(self.measured_by, weights)

@@ -59,7 +59,7 @@ class Grid:
                     replies.append(Message(error, reply_to=message))
                     continue
             round_index = from_record(message.content).plain["round"]
-            packet = Packet("update", {"answer_to_round": round_index})
+            packet = Packet("update", {"response_to_round": round_index})
             replies.append(Message(to_record(packet), reply_to=message))
 
         return replies
@@ -97,7 +97,7 @@ def test_late_node_is_not_waited_for_and_replies_come_one_by_one():
     replies = dict(transport.exchange(packets, seconds))
 
     assert list(replies) == [1]
-    assert replies[1].plain == {"answer_to_round": 0}
+    assert replies[1].plain == {"response_to_round": 0}
     assert len(grid.sent) == 2
     for message in grid.sent:
         assert message.metadata.ttl <= seconds + 0.05
@@ -131,13 +131,13 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late():
     ("make_grid", "answered"),
     [(SlowGrid, [1]), (Grid, [1, 2])],
 )
-def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, answered):
+def test_message_that_has_expired_when_a_late_server_looks_is_no_reply(make_grid, responded):
     grid = make_grid(patience=1, error=ErrorCode.MESSAGE_UNAVAILABLE)
     transport = GridTransport(grid)
 
     replies = dict(transport.exchange(make_training_packets(0), 0.2))
 
-    assert sorted(replies) == answered
+    assert sorted(replies) == responded
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.LOAD_CLIENT_APP_EXCEPTION])
@@ -154,7 +154,7 @@ def test_error_message_of_flower_is_reported_as_the_sites_fault(code):
     assert isinstance(error.value, PermanentFailure) is (
         code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION
     )
-    assert replies[1].plain == {"answer_to_round": 0}
+    assert replies[1].plain == {"response_to_round": 0}
 
 
 def make_context(run_id, **node_config):

@@ -48,8 +48,8 @@ def with_texts(text: str, changes: Mapping[str, str]) -> str:
 
 def merge_drafts() -> None:
     """Run the page's commands at each hospital, and where the drafts are joined."""
-    answers = block_of(PAGE, "answers.yaml")
-    Path("answers.yaml").write_text(answers)
+    responses = block_of(PAGE, "answers.yaml")
+    Path("answers.yaml").write_text(responses)
 
     page = (DOCS / PAGE).read_text()
     page_of_long_lines = page.replace("\\\n", " ")

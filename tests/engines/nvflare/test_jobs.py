@@ -130,7 +130,7 @@ def test_site_that_is_late_or_gone_is_named_left_out_and_takes_part_again(
         job.present = set(NAMES) - {"Boston"}
         return site != "Lyon"
 
-    job.answers = lose_lyon_then_boston
+    job.responses = lose_lyon_then_boston
     with warns("'Lyon' .*round 2: no reply"):
         job.run(server_of(rounds=4, timeout=1.0))
 
@@ -156,11 +156,11 @@ def sites_with_weight_by_round(path, rounds):
 def test_site_without_a_process_is_not_waited_for(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def die_without_an_answer(site, task):
+    def die_without_a_response(site, task):
         job.present.remove(site)
         return False
 
-    job.answers = die_without_an_answer
+    job.responses = die_without_a_response
     replies = dict(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 
     assert replies == {"Lyon": "its process or its connection has ended"}
@@ -174,7 +174,7 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
         time.sleep(0.3)
         return True
 
-    job.answers = keep_the_server_busy
+    job.responses = keep_the_server_busy
     replies = dict(transport.exchange({"Lyon": Packet("handshake", {"client": 1})}, 0.2))
 
     assert list(replies) == ["Lyon"]
@@ -183,11 +183,11 @@ def test_reply_in_time_is_read_although_the_server_itself_is_late(job):
 def test_abort_cancels_the_task_of_a_site(job):
     transport = NvflareTransport(job.controller(), job.context("server"), job.abort_signal)
 
-    def abort_without_an_answer(site, task):
+    def abort_without_a_response(site, task):
         job.abort_signal.trigger(True)
         return False
 
-    job.answers = abort_without_an_answer
+    job.responses = abort_without_a_response
     with pytest.raises(Stopped, match="the job was aborted"):
         list(transport.exchange({"Lyon": Packet("train", {"round": 0})}, 600.0))
 

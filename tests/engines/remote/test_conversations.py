@@ -39,19 +39,19 @@ def make_clients(count):
     return [Client(number, data) for number in range(count)]
 
 
-def make_question(text):
+def make_function(text):
     return Packet("query", {"text": text}, {})
 
 
 def replies_of_client(
     conversations,
-    num_questions,
+    num_requests,
     client,
 ):
     """Ask a client as many questions as it has in the list, and return its replies."""
     replies = []
-    for number in range(num_questions[client.id]):
-        packet = make_question(f"{client.id}.{number}")
+    for number in range(num_requests[client.id]):
+        packet = make_function(f"{client.id}.{number}")
         reply = conversations.send(client.id, packet)
         replies.append(reply)
     return replies
@@ -60,8 +60,8 @@ def replies_of_client(
 def test_questions_of_one_step_are_one_exchange():
     exchange = Echoes()
     conversations = Conversations(exchange)
-    num_questions_of_clients = [2, 0, 1]
-    talk = partial(replies_of_client, conversations, num_questions_of_clients)
+    num_requests_of_clients = [2, 0, 1]
+    talk = partial(replies_of_client, conversations, num_requests_of_clients)
 
     replies = conversations.hold_conversations(talk, make_clients(3))
 
@@ -73,7 +73,7 @@ def test_questions_of_one_step_are_one_exchange():
 def test_a_question_outside_of_conversations_is_an_exchange_of_its_own():
     exchange = Echoes()
     conversations = Conversations(exchange)
-    assert conversations.send(1, make_question("alone")) == "alone"
+    assert conversations.send(1, make_function("alone")) == "alone"
     assert conversations.hold_conversations(lambda client: client.id, make_clients(1)) == [0]
     assert exchange.sites_of_exchanges == [[1]]
 
@@ -84,10 +84,10 @@ def test_an_error_ends_all_conversations_and_is_raised():
 
     def talk(client):
         try:
-            conversations.send(client.id, make_question("first"))
+            conversations.send(client.id, make_function("first"))
             if client.id == 1:
                 raise KeyError("client 1")
-            conversations.send(client.id, make_question("second"))
+            conversations.send(client.id, make_function("second"))
         finally:
             ended.append(client.id)
 
@@ -113,7 +113,7 @@ def test_another_site_is_not_asked_within_a_conversation():
     conversations = Conversations(Echoes())
 
     def talk(client):
-        conversations.send(1 - client.id, make_question("for the other"))
+        conversations.send(1 - client.id, make_function("for the other"))
 
     with pytest.raises(RuntimeError, match="conversation with site 0"):
         conversations.hold_conversations(talk, make_clients(2))
@@ -140,16 +140,16 @@ def test_conversations_compute_as_their_caller_does():
 def make_client_valued_loop():
     return make_shapfed_loop(
         aggregator=FedAvg(),
-        metrics={"value": CumulativeShapley(judges="clients")},
+        metrics={"value": CumulativeShapley(evaluators="clients")},
     )
 
 
 @pytest.mark.slow
-def test_sites_judge_models_at_the_same_time(tmp_path):
+def test_sites_score_models_at_the_same_time(tmp_path):
     remotely = SitesInProcess(tmp_path / "remote", make_client_valued_loop, **SPLITS)
     transport = remotely.transport
     exchange = transport.exchange
-    num_asked_sites = []
+    num_requested_sites = []
 
     def noted_exchange(
         packets,
@@ -157,7 +157,7 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
     ):
         kinds = {packet.kind for packet in packets.values()}
         if kinds == {"query"}:
-            num_asked_sites.append(len(packets))
+            num_requested_sites.append(len(packets))
         return exchange(packets, seconds)
 
     transport.exchange = noted_exchange
@@ -165,5 +165,5 @@ def test_sites_judge_models_at_the_same_time(tmp_path):
     local = fit_in_one_process(tmp_path / "local", make_client_valued_loop, **SPLITS)
 
     assert_same_runs(remote, local)
-    assert num_asked_sites
-    assert set(num_asked_sites) == {len(NAMES)}
+    assert num_requested_sites
+    assert set(num_requested_sites) == {len(NAMES)}

@@ -30,9 +30,9 @@ MANY = range(30)
 EVALUATED = {"evaluation": ClientEvaluation(every=1)}
 LOCAL_LOSS = "flsv.sampling.power_of_choice:local_loss"
 LEAVE_SELF_OUT = "flsv.metrics.contribution_estimation:leave_self_out"
-JUDGE = "flsv.games.judges:judge"
-JUDGE_COALITIONS = "flsv.games.judges:judge_coalitions"
-JUDGED = {"metrics": {"sv": PartialFederatedShapley(judges="clients")}}
+SCORE_MODELS = "flsv.games.client_evaluation:score_models"
+SCORE_COALITIONS = "flsv.games.client_evaluation:score_coalitions"
+EVALUATED_BY_CLIENTS = {"metrics": {"sv": PartialFederatedShapley(evaluators="clients")}}
 BY_LOSS = {"sampler": PowerOfChoice(2, NUM_SITES)}
 BY_OTHERS = {"metrics": {"fedce": ContributionEstimation()}}
 STARTED_FROM = "flsv.core.round:started_from"
@@ -124,7 +124,7 @@ class CuriousServer:
         return self.site.respond(Packet(kind, plain, sent_tensors))
 
     @property
-    def answered(self):
+    def responded(self):
         """How many numbers the site says it has answered."""
         book = json.loads((self.folder / BUDGET_FILE).read_text())
         return sum(book["answers"].values())
@@ -135,9 +135,9 @@ class CuriousServer:
         reply = self.send("test", model=model, **fields)
         return reply.plain.get("accuracy")
 
-    def ask(self, question, *arguments, **fields):
+    def request(self, function, *arguments, **fields):
         packed, tensors = pack((arguments, {}))
-        fields = {"function": question, "arguments": packed, **fields}
+        fields = {"function": function, "arguments": packed, **fields}
         reply = self.send("query", tensors, **fields)
         if reply.kind == "failed":
             return None
@@ -147,24 +147,24 @@ class CuriousServer:
 def score_of_others(server, sample, score="accuracy", **fields):
     # A site's own weight of 0 leaves the aggregate as the server has made it.
     model = model_that_picks(sample)
-    return server.ask(LEAVE_SELF_OUT, model, 0.0, score, **fields)
+    return server.request(LEAVE_SELF_OUT, model, 0.0, score, **fields)
 
 
 def loss_of(server, sample, **fields):
-    return server.ask(LOCAL_LOSS, model_that_picks(sample), **fields)
+    return server.request(LOCAL_LOSS, model_that_picks(sample), **fields)
 
 
-def judge_models(server, samples, *arguments, **fields):
+def score_models(server, samples, *arguments, **fields):
     models = torch.stack([model_that_picks(sample) for sample in samples])
-    return server.ask(JUDGE, models, *arguments, **fields)
+    return server.request(SCORE_MODELS, models, *arguments, **fields)
 
 
-def judge_other_coalitions(server):
+def score_other_coalitions(server):
     """Of as many clients as the server likes."""
     num_clients = 6
     trained = torch.eye(num_clients, dtype=torch.bool)
     models = torch.stack([model_that_picks(sample) for sample in range(num_clients)])
-    return server.ask(JUDGE_COALITIONS, models, trained, torch.ones(num_clients))
+    return server.request(SCORE_COALITIONS, models, trained, torch.ones(num_clients))
 
 
 #: Fields of messages about rounds, clients and classes that the run does not have.
@@ -183,8 +183,8 @@ OUTSIDE_OF_THE_RUN = [
 ]
 
 
-def outside_of_the_run(ask, server):
-    return [ask(server, 3, **fields) for fields in OUTSIDE_OF_THE_RUN]
+def outside_of_the_run(request, server):
+    return [request(server, 3, **fields) for fields in OUTSIDE_OF_THE_RUN]
 
 
 def train_outside_of_the_run(server):
@@ -202,7 +202,7 @@ def other_scores(server):
 
 def rare_classes_by_accuracy(server):
     """A model that answers with a class always has that class's share as its accuracy, counts hide it."""
-    return [judge_models(server, [None], score) for score in ("accuracy", "negative_loss")]
+    return [score_models(server, [None], score) for score in ("accuracy", "negative_loss")]
 
 
 def members_by_hashes(server):
@@ -216,8 +216,8 @@ def members_by_hashes(server):
 
 def rows_by_other_functions(server):
     """By functions that are no questions of the loop, and by that for the model that the site started from."""
-    questions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.answers:range_of_score"]
-    return [server.ask(question) for question in questions]
+    functions = [STARTED_FROM, "builtins:vars", "torch:save", "flsv.core.responses:range_of_score"]
+    return [server.request(function) for function in functions]
 
 
 def rows_by_errors(server):
@@ -235,15 +235,24 @@ REFUSED_ATTEMPTS = {
     "losses outside of the run": (BY_LOSS, partial(outside_of_the_run, loss_of)),
     "trainings outside of the run": ({}, train_outside_of_the_run),
     "tests without evaluation": ({}, lambda server: [server.test(3)]),
-    "judging without judges": (EVALUATED, lambda server: [judge_models(server, [3])]),
-    "620 models": (JUDGED, lambda server: [judge_models(server, [None, *MANY] * 20)]),
-    "more models than coalitions": (JUDGED, lambda server: [judge_models(server, range(9))]),
-    "coalitions of more clients": (JUDGED, lambda server: [judge_other_coalitions(server)]),
-    "judging by more classes": (
-        JUDGED,
-        lambda server: [judge_models(server, range(8), classes=20)],
+    "scores of models without client-side evaluation": (
+        EVALUATED,
+        lambda server: [score_models(server, [3])],
     ),
-    "rare classes": (JUDGED, rare_classes_by_accuracy),
+    "620 models": (EVALUATED_BY_CLIENTS, lambda server: [score_models(server, [None, *MANY] * 20)]),
+    "more models than coalitions": (
+        EVALUATED_BY_CLIENTS,
+        lambda server: [score_models(server, range(9))],
+    ),
+    "coalitions of more clients": (
+        EVALUATED_BY_CLIENTS,
+        lambda server: [score_other_coalitions(server)],
+    ),
+    "scores by more classes": (
+        EVALUATED_BY_CLIENTS,
+        lambda server: [score_models(server, range(8), classes=20)],
+    ),
+    "rare classes": (EVALUATED_BY_CLIENTS, rare_classes_by_accuracy),
     "other scores": (BY_OTHERS, other_scores),
     "hashes": (EVALUATED, members_by_hashes),
     "other functions": ({}, rows_by_other_functions),
@@ -255,8 +264,8 @@ REFUSED_ATTEMPTS = {
 @pytest.mark.parametrize(("options", "attempt"), REFUSED_ATTEMPTS.values(), ids=REFUSED_ATTEMPTS)
 def test_curious_server_is_told_nothing_that_the_run_does_not_ask(tmp_path, options, attempt):
     server = CuriousServer(tmp_path, **options)
-    answers = attempt(server)
-    assert answers == [None] * len(answers)
+    responses = attempt(server)
+    assert responses == [None] * len(responses)
 
 
 #: How a server asks once more, each time otherwise: in other rounds, runs, as other clients, of other models.
@@ -264,13 +273,16 @@ REPEATED_ATTEMPTS = {
     "tests": (EVALUATED, CuriousServer.test),
     "losses": (BY_LOSS, loss_of),
     "scores of the others": (BY_OTHERS, score_of_others),
-    "judging": (JUDGED, lambda server, sample, **fields: judge_models(server, [sample], **fields)),
+    "scores of models": (
+        EVALUATED_BY_CLIENTS,
+        lambda server, sample, **fields: score_models(server, [sample], **fields),
+    ),
 }
 
 
-def ask_in_many_ways(server, ask):
+def request_in_many_ways(server, request):
     """Return the answers to many messages, by their numbers."""
-    answers = {}
+    responses = {}
     for number in MANY:
         fields = {
             "round": number % ROUNDS,
@@ -280,33 +292,41 @@ def ask_in_many_ways(server, ask):
             "name": f"site {number}",
             "greeting": f"{number:016x}",
         }
-        if ask is score_of_others:  # about what the site has sent
+        if request is score_of_others:  # about what the site has sent
             fields |= {"run": "1" * 16, "client": 0, "continue_from": server.last_visit}
         server.send("handshake", **fields)
-        answer = ask(server, number % NUM_SAMPLES, **fields)
-        if answer is not None:
-            answers[number] = answer
-    return answers
+        response = request(server, number % NUM_SAMPLES, **fields)
+        if response is not None:
+            responses[number] = response
+    return responses
 
 
-@pytest.mark.parametrize(("options", "ask"), REPEATED_ATTEMPTS.values(), ids=REPEATED_ATTEMPTS)
-def test_all_answers_about_a_table_count_against_one_budget(tmp_path, options, ask):
+@pytest.mark.parametrize(
+    ("options", "send_request"), REPEATED_ATTEMPTS.values(), ids=REPEATED_ATTEMPTS
+)
+def test_all_responses_about_a_table_count_against_one_budget(tmp_path, options, send_request):
     max_answers = 20
     policy = SitePolicy(max_answers=max_answers)
     server = CuriousServer(tmp_path, policy, **options)
 
     with warns(f"answers at most {max_answers}. max_answers in its policy allows more"):
-        answers = ask_in_many_ways(server, ask)
+        responses = request_in_many_ways(server, send_request)
 
-    num_answered = sum(torch.as_tensor(answer).numel() for answer in answers.values())
-    assert 1 <= num_answered <= server.answered <= max_answers
+    num_responses = sum(torch.as_tensor(response).numel() for response in responses.values())
+    assert 1 <= num_responses <= server.responded <= max_answers
 
     restarted_server = CuriousServer(tmp_path, policy, **options)
-    assert ask(restarted_server, 39, round=1, continue_from=restarted_server.last_visit) is None
-    assert restarted_server.answered == server.answered
+    assert (
+        send_request(restarted_server, 39, round=1, continue_from=restarted_server.last_visit)
+        is None
+    )
+    assert restarted_server.responded == server.responded
 
     restarted_server.site.policy = SitePolicy(max_answers=2 * max_answers)
-    assert ask(restarted_server, 39, round=1, continue_from=restarted_server.last_visit) is not None
+    assert (
+        send_request(restarted_server, 39, round=1, continue_from=restarted_server.last_visit)
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,9 +337,9 @@ def test_all_answers_about_a_table_count_against_one_budget(tmp_path, options, a
         (BY_LOSS, 4),  # before the run, too
         (BY_OTHERS, 4),
         # The counts of eight coalitions' models and of the samples, of two classes and of the rare ones.
-        (JUDGED, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
+        (EVALUATED_BY_CLIENTS, 4 * (1 + 8) * 3 + 4 * 2 * (1 + 8) * 3),
     ],
-    ids=["none", "tests", "losses", "others", "judges"],
+    ids=["none", "tests", "losses", "others", "evaluators"],
 )
 def test_default_budget_is_twice_what_the_loop_asks_whatever_the_server_says(
     tmp_path, options, numbers_of_run
@@ -343,13 +363,13 @@ def test_size_of_the_first_run_decides_the_default_of_an_app_that_does_not_know_
 
 def test_message_that_is_sent_again_is_answered_again_and_counts_once(tmp_path):
     server = CuriousServer(tmp_path, **BY_LOSS)
-    answer = loss_of(server, 3)
-    num_answered = server.answered
+    response = loss_of(server, 3)
+    num_responses = server.responded
 
-    assert loss_of(server, 3) == answer
-    assert server.answered == num_answered
+    assert loss_of(server, 3) == response
+    assert server.responded == num_responses
     assert loss_of(server, 4) is not None
-    assert server.answered == num_answered + 1
+    assert server.responded == num_responses + 1
 
 
 def sizes_in_greetings(server):
@@ -374,7 +394,7 @@ def test_sizes_under_another_number_count_if_they_differ(tmp_path):
     sizes = sizes_in_greetings(server)
 
     assert [split_sizes["val"] for split_sizes in sizes] == [10, 9]
-    assert server.answered == 6
+    assert server.responded == 6
 
     usual_server = CuriousServer(tmp_path / "usual", SitePolicy(max_answers=3))
     assert len(sizes_in_greetings(usual_server)) == 3
@@ -411,34 +431,34 @@ def labels_in_loss(loss, powers, num_rows):
 def test_one_loss_does_not_tell_all_labels(tmp_path, monkeypatch):
     model, rows, powers, num_rows = model_of_powers()
     server = CuriousServer(tmp_path / "a", **BY_LOSS)
-    rounded_loss = server.ask(LOCAL_LOSS, model)
+    rounded_loss = server.request(LOCAL_LOSS, model)
 
     assert rounded_loss == float(f"{rounded_loss:.3g}")
     assert labels_in_loss(rounded_loss, powers, num_rows) != LABELS[rows].tolist()
 
     # With all digits it would.
-    monkeypatch.setattr(site_module, "to_three_digits", lambda answer: answer)
-    loss = CuriousServer(tmp_path / "b", **BY_LOSS).ask(LOCAL_LOSS, model)
+    monkeypatch.setattr(site_module, "to_three_digits", lambda response: response)
+    loss = CuriousServer(tmp_path / "b", **BY_LOSS).request(LOCAL_LOSS, model)
     assert labels_in_loss(loss, powers, num_rows) == LABELS[rows].tolist()
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
-    ("options", "ask"),
+    ("options", "send_request"),
     [
         (EVALUATED, CuriousServer.test),
         (BY_OTHERS, score_of_others),
-        (JUDGED, REPEATED_ATTEMPTS["judging"][1]),
+        (EVALUATED_BY_CLIENTS, REPEATED_ATTEMPTS["scores of models"][1]),
     ],
-    ids=["test", "others", "judge"],
+    ids=["test", "others", "scores of models"],
 )
-def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, ask):
+def test_site_tells_no_score_of_fewer_than_five_samples(tmp_path, options, send_request):
     def make_small_data():
         splits = Splits(server_val=0.0, client_val=0.1, client_test=0.1)  # four samples
         return FederatedDataModule(SiteData(), OneClient(), splits=splits)
 
     server = CuriousServer(tmp_path, data=make_small_data, **options)
-    assert ask(server, 3) is None
+    assert send_request(server, 3) is None
 
 
 def test_site_tells_no_score_of_classes_if_one_has_fewer_than_five_samples(tmp_path):

@@ -36,14 +36,14 @@ GARBAGE = Packet("hm", {"a": "b"})
 WRONG_SHAPE = Packet("result", {"result": _plain, "state": "0" * 64}, _tensors)
 
 
-def make_judging_loop(personalizer):
+def make_evaluation_loop(personalizer):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={"relevance": DomainRelevance()}, personalizer=personalizer()
     )
 
 
-make_pfedsv_loop = partial(make_judging_loop, partial(PFedSV, "relevance", k=2))
-make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2))
+make_pfedsv_loop = partial(make_evaluation_loop, partial(PFedSV, "relevance", k=2))
+make_fedfomo_loop = partial(make_evaluation_loop, partial(FedFomo, num_downloads=2))
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ make_fedfomo_loop = partial(make_judging_loop, partial(FedFomo, num_downloads=2)
 def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, instead, words):
     """In its first round, when it has no model of its own to go on from, and in a later one."""
 
-    def spoil_two_answers(address, packet, reply):
+    def spoil_two_responses(address, packet, reply):
         if packet.kind != "query":
             return reply
         visit = address, packet.plain["round"]
@@ -74,7 +74,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
             states_of_osaka.append(load_site_states(tmp_path, NAMES[2])[-1])
 
     remote = SitesInProcess(tmp_path, make, client_val=0.3)
-    remote.transport.on_reply = spoil_two_answers
+    remote.transport.on_reply = spoil_two_responses
     with warns(words):
         loop = remote.fit(callbacks=[Recorder()])
 
@@ -92,7 +92,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
     assert final_relevance[1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
 
-    # The mixture of round 1, whose judgment never came, is not what it goes on from.
+    # The mixture of round 1, whose scores never came, is not what it goes on from.
     mixtures = [state["store"]["tensors"]["own_model"] for state in states_of_osaka[:2]]
     assert not torch.equal(mixtures[0], mixtures[1])
     assert torch.equal(states_of_osaka[2]["start"], mixtures[0])
@@ -102,7 +102,7 @@ def test_site_that_does_not_evaluate_models_counts_as_not_drawn(tmp_path, make, 
 def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
     """One site is silent in round 0, all of them in round 1."""
 
-    def spoil_answers(address, packet, reply):
+    def spoil_responses(address, packet, reply):
         if packet.kind != "query":
             return reply
         is_spoiled = address == LYON_ADDRESS or packet.plain["round"] == 1
@@ -112,7 +112,7 @@ def test_fedce_leaves_out_sites_that_do_not_score_the_others(tmp_path):
         return make_shapfed_loop(aggregator=FedCE(), metrics={"fedce": ContributionEstimation()})
 
     remote = SitesInProcess(tmp_path, make, **SPLITS)
-    remote.transport.on_reply = spoil_answers
+    remote.transport.on_reply = spoil_responses
     with warns("result is wrong: expected torch.float64"):
         loop = remote.fit(rounds=2)
 
@@ -240,7 +240,7 @@ def make_standalone_loop():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_fedfomo_loop, make_standalone_loop])
 def test_site_that_loses_its_folder_goes_on_from_a_new_model(tmp_path, make):
-    """Its disk is replaced once it has trained in round 2, before it is asked to judge models."""
+    """Its disk is replaced once it has trained in round 2, before the server requests scores of models."""
 
     def lose_folder(reply):
         shutil.rmtree(tmp_path / "sites" / "Lyon" / "runs")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from flsv.core import ClientUpdate, Instruction, NoAnswer, Traffic
+from flsv.core import ClientUpdate, Instruction, NoResponse, Traffic
 from flsv.engines.engine import shared_space
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack, update_packet
@@ -255,13 +255,13 @@ def test_fuzzed_answer_is_valid_or_counts_as_no_answer(folder, packet):
     arguments = (torch.zeros(3), 0.5)
 
     try:
-        answer = sites.query(site=1, function=leave_self_out, args=arguments, kwargs={})
-    except NoAnswer as error:
+        response = sites.query(site=1, function=leave_self_out, args=arguments, kwargs={})
+    except NoResponse as error:
         words = str(error)
         assert words.startswith("site 'Lyon' (client 1) ")
         assert words.isprintable()
     else:
-        assert 0 <= float(answer) <= 1
+        assert 0 <= float(response) <= 1
 
     scores_by_client = sites.score_own_models({1: INSTRUCTIONS[1]})
     for scores in scores_by_client.values():
@@ -272,27 +272,27 @@ def test_two_sites_that_disagree_on_report_shapes_are_both_left_out(folder):
     """Until most have reported one thing: the first to answer is not right for being first."""
     manager, transport = make_sites(folder)
 
-    agreeing_answers = transport.says["train"]
-    disagreeing_answers = {  # two updates, and a failure
+    agreeing_responses = transport.says["train"]
+    disagreeing_responses = {  # two updates, and a failure
         BOSTON_ADDRESS: make_update(0, change=torch.zeros(4)),
         LYON_ADDRESS: make_update(1),
         OSAKA_ADDRESS: Packet("failed", {"error": "it has stopped"}),
     }
 
-    transport.says["train"] = disagreeing_answers
+    transport.says["train"] = disagreeing_responses
     with warns("the other sites report change.* or change") as warned:
         updates_and_broken = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert updates_and_broken == ([], [])
     assert sum(" or change" in str(warning.message) for warning in warned) == 2
 
-    transport.says["train"] = agreeing_answers
+    transport.says["train"] = agreeing_responses
     updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 
     assert len(updates) == 3
 
     # Once most have agreed on shapes, only the site with other shapes is excluded.
-    transport.says["train"] = disagreeing_answers
+    transport.says["train"] = disagreeing_responses
     with warns("'Boston' .* the other sites report change"):
         updates, _ = manager.train(INSTRUCTIONS, MODEL.device, SPACE)
 

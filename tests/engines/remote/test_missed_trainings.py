@@ -92,14 +92,14 @@ def test_verdict_that_forbids_payment_says_what_a_site_has_missed_too():
         values=[0.3, 0.2],
         source="trainings",
         seeds=3,
-        judged=True,
+        evaluated_by_clients=True,
         incidents="Lyon cannot be reached",
     )
-    judged = verdict_of(inputs)
+    verdict = verdict_of(inputs)
 
-    assert judged.forbids_payment
-    assert [*judged.reasons] == ["judged", "incidents"]
-    assert "Lyon cannot be reached" in judged.text
+    assert verdict.forbids_payment
+    assert [*verdict.reasons] == ["evaluated_by_clients", "incidents"]
+    assert "Lyon cannot be reached" in verdict.text
 
 
 @pytest.mark.slow

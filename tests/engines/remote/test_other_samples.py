@@ -32,18 +32,18 @@ OTHER_SAMPLES = "its samples or labels differ from those at the start of this ru
 class ChangedData(L.LightningDataModule):
     """Lyon's samples, each pixel brighter, or with each label the next class's: as many as before."""
 
-    def __init__(self, brighter=0.0, label_shift=0, left_out=0):
+    def __init__(self, brighter=0.0, label_shift=0, excluded=0):
         super().__init__()
         self.brighter = brighter
         self.label_shift = label_shift
-        self.left_out = left_out
+        self.excluded = excluded
 
     def train_dataloader(self):
         images, labels = [], []
         for image, label in SiteData(client=1).train_dataloader().dataset:
             images.append(image + self.brighter)
             labels.append((int(label) + self.label_shift) % 10)
-        num_samples = len(labels) - self.left_out
+        num_samples = len(labels) - self.excluded
         samples = TensorDataset(
             torch.stack(images)[:num_samples],
             torch.tensor(labels)[:num_samples],
@@ -78,7 +78,7 @@ class Federation(SitesInProcess):
     [
         {"label_shift": 1},
         {"brighter": 100.0},
-        {"left_out": 1},
+        {"excluded": 1},
     ],
 )
 def test_site_with_other_samples_at_the_second_start_is_refused(tmp_path, changes):

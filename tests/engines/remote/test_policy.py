@@ -90,11 +90,11 @@ def test_server_without_noise_is_refused_by_a_site_whose_policy_has_max_epsilon(
 
 
 def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
-    kinds_of_answers = set()
+    kinds_of_responses = set()
 
     def record_kind(address, packet, reply):
         if packet.kind == "query":
-            kinds_of_answers.add((address, reply.kind))
+            kinds_of_responses.add((address, reply.kind))
         return reply
 
     remote = make_sites_with_policy(tmp_path, make_fedce_loop, SitePolicy(functions=[]), **SPLITS)
@@ -103,7 +103,7 @@ def test_a_question_that_is_not_allowed_is_not_answered(tmp_path):
     with warns("'Boston'.*its policy does not.*'flsv.metrics.contribution_estimation:"):
         remote.fit(rounds=1)
 
-    assert kinds_of_answers == {
+    assert kinds_of_responses == {
         (BOSTON_ADDRESS, "failed"),
         (LYON_ADDRESS, "result"),
         (OSAKA_ADDRESS, "result"),
@@ -129,7 +129,7 @@ class ByLoss(ContributionMetric):
         return torch.zeros(self.num_clients or 0)
 
 
-def make_judging_loop(metric, **options):
+def make_evaluation_loop(metric, **options):
     return make_shapfed_loop(
         aggregator=FedAvg(), metrics={} if metric is None else {"m": metric}, **options
     )
@@ -138,7 +138,7 @@ def make_judging_loop(metric, **options):
 @pytest.mark.slow
 def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
     """The server says once what is withheld; training is the same."""
-    make = partial(make_judging_loop, None, evaluation=ClientEvaluation(every=1))
+    make = partial(make_evaluation_loop, None, evaluation=ClientEvaluation(every=1))
     replies = {}  # by kind and address
 
     def record_reply(address, packet, reply):
@@ -191,9 +191,9 @@ def test_scores_that_a_policy_withholds_never_leave_the_site(tmp_path):
 @pytest.mark.parametrize(
     ("make", "scores", "name"),
     [
-        (lambda: make_judging_loop(ByLoss()), ["accuracy"], "training_loss"),
+        (lambda: make_evaluation_loop(ByLoss()), ["accuracy"], "training_loss"),
         (
-            lambda: make_judging_loop(InRunShapley(), client_algorithm=InRunValues()),
+            lambda: make_evaluation_loop(InRunShapley(), client_algorithm=InRunValues()),
             ["training_loss"],
             "in_run_values",
         ),
@@ -228,14 +228,14 @@ WITHHOLDING = SitePolicy(reports=["training_loss", "auroc"])
 
 
 @pytest.mark.slow
-def test_sites_whose_policy_withholds_the_scores_of_judges_are_refused_before_training(
+def test_sites_whose_policy_withholds_the_scores_of_models_are_refused_before_training(
     tmp_path,
 ):
     def make():
-        judged_by_loss = PartialFederatedShapley(
-            judges="clients", performance="val_loss", mode="min"
+        evaluated_by_loss = PartialFederatedShapley(
+            evaluators="clients", performance="val_loss", mode="min"
         )
-        return make_judging_loop(judged_by_loss)
+        return make_evaluation_loop(evaluated_by_loss)
 
     check_that_a_policy_can_allow("val_loss", tmp_path / "a", make)
 
@@ -380,16 +380,16 @@ def test_site_says_at_its_start_which_policy_it_has(tmp_path, caplog, policy, ex
     assert re.search(expected, sentences[0])
 
 
-def answer_to_greeting(client, **node):
+def response_to_registration(client, **node):
     """Return what a network would send back."""
-    answer = partial(client.respond, HELLO, node, "the server")
-    return dict(reply_or_failure(answer).plain)
+    response = partial(client.respond, HELLO, node, "the server")
+    return dict(reply_or_failure(response).plain)
 
 
 def test_policy_file_is_read_at_every_message(tmp_path):
     policy = tmp_path / "flsv-site.toml"
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
-    greet = partial(answer_to_greeting, client, folder=str(tmp_path), policy=str(policy))
+    greet = partial(response_to_registration, client, folder=str(tmp_path), policy=str(policy))
 
     policy.write_text("functions = []")
     assert greet()["sizes"]["train"] > 0
@@ -407,7 +407,7 @@ def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
 
     client = SiteClient(make_mlp_module, no_data, make_shapfed_loop)
 
-    reply = answer_to_greeting(client, folder=str(tmp_path))
+    reply = response_to_registration(client, folder=str(tmp_path))
 
     assert reply["error"].startswith("it failed with ValueError at test_policy.py:")
     assert "John Smith" not in str(reply)
@@ -417,7 +417,7 @@ def test_error_of_a_sites_data_is_sent_without_its_words(tmp_path, caplog):
 @pytest.mark.parametrize("name", ["max_epsilon", "reports", "functions", "delta", "max_answers"])
 def test_limit_among_a_nodes_entries_is_refused(tmp_path, name):
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
-    error = answer_to_greeting(client, folder=str(tmp_path), **{name: 1.0})["error"]
+    error = response_to_registration(client, folder=str(tmp_path), **{name: 1.0})["error"]
     assert f"its node configuration has the options ['{name}'], which are not used" in error
     assert error.endswith("Limits belong in the policy's file")
 
@@ -426,7 +426,7 @@ def test_limit_among_a_nodes_entries_is_refused(tmp_path, name):
 def test_entry_of_a_node_that_nothing_reads_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     client = SiteClient(make_mlp_module, lambda node: SiteData(node["part"]), make_shapfed_loop)
-    greet = partial(answer_to_greeting, client, part=0, site="Boston")
+    greet = partial(response_to_registration, client, part=0, site="Boston")
 
     for _ in range(2):
         error = greet(**{name: "x"})["error"]
@@ -441,14 +441,17 @@ def test_entry_of_a_node_that_nothing_reads_is_refused(tmp_path, monkeypatch, na
             'reports = ["acuracy"]',
             "its policy allows reports of 'acuracy': expected one of ['accuracy', ",
         ),
-        ('functions = ["flsv:judges"]', "allows the function 'flsv:judges': expected one of ["),
+        (
+            'functions = ["flsv:score_models"]',
+            "allows the function 'flsv:score_models': expected one of [",
+        ),
     ],
 )
 def test_policy_that_names_what_does_not_exist_is_refused(tmp_path, text, words):
     policy = tmp_path / "flsv-site.toml"
     policy.write_text(text)
     client = SiteClient(make_mlp_module, lambda node: SiteData(0), make_shapfed_loop)
-    reply = answer_to_greeting(client, folder=str(tmp_path), policy=str(policy))
+    reply = response_to_registration(client, folder=str(tmp_path), policy=str(policy))
     assert words in reply["error"]
 
 
@@ -460,5 +463,5 @@ def test_site_whose_app_has_another_number_of_rounds_or_sites_is_refused(tmp_pat
         sites=["Boston", "Lyon"],
         rounds=3,
     )
-    reply = answer_to_greeting(client, folder=str(tmp_path))
+    reply = response_to_registration(client, folder=str(tmp_path))
     assert "its app has 2 clients, but the server has 3" in reply["error"]

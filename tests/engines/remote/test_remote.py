@@ -102,7 +102,7 @@ def make_fedavg_loop(**options):
     return make_shapfed_loop(**{"aggregator": FedAvg(), "metrics": {}, **options})
 
 
-def make_judged_loop(personalizer):
+def make_personalized_loop(personalizer):
     """Make a loop that weights clients by what sites find the others' models worth."""
     metrics = {"relevance": DomainRelevance()}
     return make_fedavg_loop(
@@ -124,10 +124,10 @@ def make_shadow_loop(**options):
     )
 
 
-def make_judging_loop(**more_metrics):
+def make_evaluation_loop(**more_metrics):
     metrics = {}
     for kind in (ShadowShapley, PartialFederatedShapley):
-        metrics[kind.__name__] = kind(judges="clients")
+        metrics[kind.__name__] = kind(evaluators="clients")
     return make_fedavg_loop(metrics={**metrics, **more_metrics})
 
 
@@ -160,7 +160,7 @@ CASES = {
         partial(make_shapfed_loop, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()),
         {},
     ),
-    "PFedSV": (partial(make_judged_loop, partial(PFedSV, "relevance", k=2)), SPLITS),
+    "PFedSV": (partial(make_personalized_loop, partial(PFedSV, "relevance", k=2)), SPLITS),
     "Ditto": (make_second_model_loop, SPLITS),
 }
 
@@ -226,7 +226,7 @@ def test_sites_know_their_own_number_of_passes(tmp_path):
             {"make_module": partial(make_module_of, Dropping)},
             marks=pytest.mark.slow,
         ),
-        pytest.param(make_judging_loop, {"client_val": 0.4}, marks=pytest.mark.slow),
+        pytest.param(make_evaluation_loop, {"client_val": 0.4}, marks=pytest.mark.slow),
     ],
 )
 def test_values_of_coalitions_at_sites_equal_those_of_one_process(tmp_path, make, options):
@@ -384,7 +384,7 @@ def check_that_sites_equal_one_process(
 @pytest.mark.slow
 def test_values_by_losses_logged_at_sites_equal_those_of_one_process(tmp_path):
     def by_loss():
-        metric = PartialFederatedShapley(performance="val_loss", mode="min", judges="clients")
+        metric = PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients")
         return {"loss": metric}
 
     def make():
@@ -413,13 +413,13 @@ def test_site_with_one_class_is_named_before_training_if_a_score_needs_two(tmp_p
 
     monkeypatch.setattr(sites, "site_of_each_digit", lambda: owners)
 
-    metric = PartialFederatedShapley(performance="auroc", judges="clients")
+    metric = PartialFederatedShapley(performance="auroc", evaluators="clients")
     remote = SitesInProcess(
         tmp_path,
         lambda: make_fedavg_loop(metrics={"m": metric}),
         client_val=0.6,  # five samples of each class and more
     )
-    message = r"clients \[2\] do not judge models\. site 'Osaka' .* with ConfigurationError at"
+    message = r"clients \[2\] do not score models\. site 'Osaka' .* with ConfigurationError at"
 
     with refused(message):
         remote.fit(rounds=1)
@@ -466,7 +466,7 @@ def test_federation_of_sites_that_lack_classes_equals_one_process(tmp_path):
 
 
 def make_pfedsv_loop():
-    return make_judged_loop(partial(PFedSV, "relevance", k=2))
+    return make_personalized_loop(partial(PFedSV, "relevance", k=2))
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
     order = torch.randperm(2**n, generator=make_generator())
     observed = order[:40]
 
-    surrogate, left_out = fit_surrogate(
+    surrogate, excluded = fit_surrogate(
         [parts],
         coalitions[observed],
         utilities[observed],
@@ -48,9 +48,9 @@ def test_surrogate_shapley_equals_exact_values_of_the_fitted_game(parts):
     residuals = (utilities - predicted)[observed]
     mean_square = residuals.square().mean(dim=0)
     is_better_than_mean = mean_square < utilities.var(dim=0)
-    is_further_left_out = left_out.abs() >= residuals.abs() - 1e-9
+    is_further_excluded = excluded.abs() >= residuals.abs() - 1e-9
     assert is_better_than_mean.all()
-    assert is_further_left_out.all(), "a coalition is closer to a fit that has seen it"
+    assert is_further_excluded.all(), "a coalition is closer to a fit that has seen it"
 
 
 def test_leave_one_out_residuals_equal_those_by_refitting():
@@ -60,7 +60,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
     utilities = make_table_game(make_accuracy_table(5))(masks).unsqueeze(1)
     kernels = [membership, gaussian(0.3)]
 
-    surrogate, left_out = fit_surrogate([kernels], masks, utilities)
+    surrogate, excluded = fit_surrogate([kernels], masks, utilities)
 
     # The fit is by kernel ridge regression: (matrix + penalty I) dual = targets.
     scale = utilities.std()
@@ -82,7 +82,7 @@ def test_leave_one_out_residuals_equal_those_by_refitting():
         dual_of_others = torch.linalg.solve(system, targets[is_other])
         prediction = matrix[coalition, is_other] @ dual_of_others
         residual = (targets[coalition] - prediction) * scale
-        assert_close(left_out[coalition], residual)
+        assert_close(excluded[coalition], residual)
 
 
 def ridge_penalty(matrix, dual, targets):

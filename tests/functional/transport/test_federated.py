@@ -29,12 +29,12 @@ def make_gaussians(dim, m=150, m2=150):
     return x.double(), x2.double()
 
 
-def play(client, server, support, rounds):
+def exchange_points(client, server, support, rounds):
     """The server's distances after each round of the protocol."""
     distances = []
     gamma = server.start(support, make_generator())
     for _ in range(rounds):
-        answer, distance = client.answer(gamma)
+        answer, distance = client.respond(gamma)
         gamma = server.step(answer, distance)
         distances.append(server.distance)
     return distances
@@ -49,7 +49,7 @@ def test_distance_with_as_many_points_as_samples_is_exact_after_20_iterations(di
     client = TransportClient(x, allow_reconstruction=True)
     server = TransportServer(x2)
 
-    distances = play(client, server, support=150, rounds=20)
+    distances = exchange_points(client, server, support=150, rounds=20)
 
     exact = wasserstein_distance(x, x2)
     assert_close(
@@ -69,7 +69,7 @@ def test_servers_distance_is_the_sum_of_both_ways(p):
     gamma = server.start(20, make_generator())
 
     for _ in range(3):
-        answer, distance = client.answer(gamma)
+        answer, distance = client.respond(gamma)
         assert_close(distance, wasserstein_distance(x, gamma, p))
         to_server = wasserstein_distance(gamma, x2, p)
         gamma = server.step(answer, distance)
@@ -89,7 +89,7 @@ def share_of_reconstructed_samples(support):
     gamma = server.start(support, generator=make_generator())
 
     for _ in range(2):
-        eta, distance = client.answer(gamma)
+        eta, distance = client.respond(gamma)
         guesses.append(guess_samples(eta, gamma))
         gamma = server.step(eta, distance)
 

@@ -89,7 +89,7 @@ def test_interpolation_of_unequal_sizes_moves_the_first_side():
     x = torch.tensor([[3.0], [0.0], [2.0], [1.0]])
     x2 = torch.tensor([[10.0], [20.0]])
 
-    answer, _ = TransportClient(x, allow_reconstruction=True).answer(x2)
+    answer, _ = TransportClient(x, allow_reconstruction=True).respond(x2)
     moved = interpolating_measure(x, x2)
 
     # 0 and 1 are paired with 10, 2 and 3 with 20: halfway of 10 and 0.5, and of 20 and 2.5.

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flsv.configuration.questions import QUESTIONS
-from flsv.core import NoAnswer
-from flsv.core.answers import expected_answer
+from flsv.configuration.requests import REQUESTED_FUNCTIONS
+from flsv.core import NoResponse
+from flsv.core.responses import expected_response
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
 from helpers import refused
@@ -38,8 +38,8 @@ ARGUMENTS = {
     "flsv.core.round:started_from": (),
     "flsv.sampling.power_of_choice:local_loss": (MODEL,),
     "flsv.metrics.contribution_estimation:leave_self_out": (MODEL, 0.3),
-    "flsv.games.judges:judge": (TWO_MODELS,),
-    "flsv.games.judges:judge_coalitions": (TWO_MODELS, COALITIONS, SCORE),
+    "flsv.games.client_evaluation:score_models": (TWO_MODELS,),
+    "flsv.games.client_evaluation:score_coalitions": (TWO_MODELS, COALITIONS, SCORE),
 }
 #: An answer to each question.
 ANSWERS = {
@@ -48,50 +48,50 @@ ANSWERS = {
     "flsv.core.round:started_from": MODEL,
     "flsv.sampling.power_of_choice:local_loss": 2.3,
     "flsv.metrics.contribution_estimation:leave_self_out": SCORE,
-    "flsv.games.judges:judge": COUNTS,
-    "flsv.games.judges:judge_coalitions": torch.stack([COUNTS, COUNTS]),
+    "flsv.games.client_evaluation:score_models": COUNTS,
+    "flsv.games.client_evaluation:score_coalitions": torch.stack([COUNTS, COUNTS]),
 }
 
 
-def as_tensor(answer):
-    if isinstance(answer, Tensor):
-        return answer
-    return torch.tensor(answer, dtype=torch.float64)
+def as_tensor(response):
+    if isinstance(response, Tensor):
+        return response
+    return torch.tensor(response, dtype=torch.float64)
 
 
-def convert_answer(answer, dtype):
-    numbers = as_tensor(answer)
+def convert_response(response, dtype):
+    numbers = as_tensor(response)
     return numbers.clamp_min(0).to(dtype)
 
 
-def fill_answer(answer, number):
+def fill_response(response, number):
     """The answer's shape with one impossible number everywhere."""
-    if isinstance(answer, float):
+    if isinstance(response, float):
         return number
 
-    numbers = torch.full(answer.shape, number, dtype=torch.float64)
-    if answer.is_floating_point():
-        return numbers.to(answer.dtype)
+    numbers = torch.full(response.shape, number, dtype=torch.float64)
+    if response.is_floating_point():
+        return numbers.to(response.dtype)
     return numbers
 
 
 #: Ten ways to spoil an answer. "missing" is a reply without one.
 WAYS = {
-    "another dtype": partial(convert_answer, dtype=torch.float16),
-    "complex": partial(convert_answer, dtype=torch.complex64),
-    "uint16": partial(convert_answer, dtype=torch.uint16),
-    "too short": lambda answer: as_tensor(answer).flatten()[:-1],
-    "NaN": partial(fill_answer, number=float("nan")),
-    "infinite": partial(fill_answer, number=float("inf")),
-    "1e308": partial(fill_answer, number=1e308),
-    "negative": partial(fill_answer, number=-1e30),
-    "missing": lambda answer: None,
-    "text": lambda answer: "x",
+    "another dtype": partial(convert_response, dtype=torch.float16),
+    "complex": partial(convert_response, dtype=torch.complex64),
+    "uint16": partial(convert_response, dtype=torch.uint16),
+    "too short": lambda response: as_tensor(response).flatten()[:-1],
+    "NaN": partial(fill_response, number=float("nan")),
+    "infinite": partial(fill_response, number=float("inf")),
+    "1e308": partial(fill_response, number=1e308),
+    "negative": partial(fill_response, number=-1e30),
+    "missing": lambda response: None,
+    "text": lambda response: "x",
 }
 
 
-def make_reply(answer):
-    plain, tensors = pack(answer)
+def make_reply(response):
+    plain, tensors = pack(response)
     return Packet("result", {"result": plain, "state": VISIT}, tensors)
 
 
@@ -107,35 +107,35 @@ def make_sites(folder, reply):
     return sites
 
 
-def question_named(name):
+def function_named(name):
     module_name, _, function = name.partition(":")
     module = importlib.import_module(module_name)
     return getattr(module, function)
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", REQUESTED_FUNCTIONS)
 def test_spoiled_answer_to_every_question_is_no_answer_and_an_event(tmp_path, name):
     """A new question needs an example here, and a declaration beside it."""
     arguments = ARGUMENTS[name]
-    answer = ANSWERS[name]
-    question = question_named(name)
+    response = ANSWERS[name]
+    function = function_named(name)
     # What is not declared could not be told from a spoiled answer.
-    assert expected_answer(question) is not None
+    assert expected_response(function) is not None
 
     def ask_lyon(sites):
-        return sites.query(site=1, function=question, args=arguments, kwargs={})
+        return sites.query(site=1, function=function, args=arguments, kwargs={})
 
-    received = ask_lyon(make_sites(tmp_path, make_reply(answer)))
-    assert torch.equal(as_tensor(received), as_tensor(answer))
+    received = ask_lyon(make_sites(tmp_path, make_reply(response)))
+    assert torch.equal(as_tensor(received), as_tensor(response))
 
     for manner, spoil in WAYS.items():
         if manner == "missing":
             reply = Packet("result", {"state": VISIT})
         else:
-            reply = make_reply(spoil(answer))
+            reply = make_reply(spoil(response))
         sites = make_sites(tmp_path, reply)
 
-        with pytest.raises(NoAnswer, match="'Lyon' .* has sent no result of"):
+        with pytest.raises(NoResponse, match="'Lyon' .* has sent no result of"):
             ask_lyon(sites)
 
         (incident,) = sites._state.incidents

@@ -51,7 +51,7 @@ class ValuationOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class FirstAnswer:
+class FirstResponse:
     """Counts of samples, broken samples, features and dimensions, sent by a client at a valuation's start."""
 
     samples: int
@@ -101,10 +101,10 @@ def embed_labels(x: Tensor, y: Tensor, valuer: ValuationOptions) -> tuple[Tensor
     return points, statistics
 
 
-def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) -> FirstAnswer:
+def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) -> FirstResponse:
     """Compute the features of a client's samples, and store them in the client's memory under ``key``."""
     if local.class_counts.sum() == 0:
-        return FirstAnswer(samples=0, broken=0)
+        return FirstResponse(samples=0, broken=0)
     x, y = local.samples()
     raw_features = embed(local, x).detach().float()
     # Samples are valued in float64, which Apple's GPUs lack.
@@ -119,7 +119,7 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
         gradients = torch.full((num_broken,), torch.inf)
         reasons = (REASON_OF_NOT_FINITE,) * num_broken
         local.memory[SampleValues] = SampleValues(gradients, ~is_finite, reasons)
-        return FirstAnswer(samples=0, broken=num_broken)
+        return FirstResponse(samples=0, broken=num_broken)
 
     features = features[is_finite]
     y = y[is_finite]
@@ -135,7 +135,7 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
         transport_client=transport_client,
         device=device,
     )
-    return FirstAnswer(
+    return FirstResponse(
         samples=len(features),
         broken=num_broken,
         features=features.shape[1],
@@ -143,13 +143,15 @@ def enter(local: LocalData, key: Any, embed: Embed, valuer: ValuationOptions) ->
     )
 
 
-def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
+def respond(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """Compute, at the client, interpolants between its data and the server's points ``gamma``, and their distance."""
     client_state: _ClientState = local.memory[key]
-    return client_state.transport_client.answer(gamma)
+    return client_state.transport_client.respond(gamma)
 
 
-def judge(local: LocalData, key: Any, points: Tensor, valuer: ValuationOptions, seed: int) -> int:
+def value_samples(
+    local: LocalData, key: Any, points: Tensor, valuer: ValuationOptions, seed: int
+) -> int:
     """Value a client's samples against the server's ``points``, and store the values at the client.
 
     Return the number of flagged samples, including all samples that are not finite. ``key`` is the key of the client's
@@ -257,8 +259,8 @@ def write_flagged(
 ) -> None:
     """Write a client's flagged samples to ``flagged.csv`` in its folder.
 
-    This function runs at the client (``client.ask(write_flagged, ...)``). Nothing is sent to the server. The columns
-    are the sample's ``index`` in the data set, its ``label`` (the class's name or number), its ``score`` (the
+    This function runs at the client (``client.request(write_flagged, ...)``). Nothing is sent to the server. The
+    columns are the sample's ``index`` in the data set, its ``label`` (the class's name or number), its ``score`` (the
     calibrated gradient in squared feature units, empty if it is not finite) and ``why``. The most harmful samples come
     first. Without flagged samples the file has only the header. No file is written before the samples are valued.
 

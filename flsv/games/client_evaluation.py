@@ -1,10 +1,10 @@
-"""Judges: clients that score coalitions' models on their own held-out samples.
+"""Evaluators: clients that score coalitions' models on their own held-out samples.
 
 A classifier's utility is its balanced accuracy on the held-out samples of all clients together. Any other score is the
 mean of the clients' scores, weighted by their numbers of held-out samples. There is one game for all clients, so their
 values sum to the gain of the whole federation. A client that reports false scores can raise its share of the payment by
-12 percentage points on average, and by up to 85 (``docs/results/judges.md``), so judges are for partners who report
-honestly.
+12 percentage points on average, and by up to 85 (``docs/results/client_evaluation.md``), so it is
+for partners who report honestly.
 
 A client counts the samples of each class that a model classifies correctly. For a rare class, of which it holds out
 fewer than :data:`MIN_HELD_OUT` samples, the number would reveal labels. So it reports only the sum over its rare
@@ -25,16 +25,16 @@ import torch
 from torch import Tensor
 
 from flsv.core import (
-    AnsweringClient,
     Client,
     LocalData,
-    NoAnswer,
+    NoResponse,
     Numbers,
-    declare_answer,
+    RespondingClient,
+    declare_response,
     map_clients,
 )
-from flsv.core.answers import MIN_HELD_OUT, range_of_score
 from flsv.core.parameter_space import ParameterSpace
+from flsv.core.responses import MIN_HELD_OUT, range_of_score
 from flsv.data import FederatedDataModule
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.functional.shapley.predicted_outputs import MAX_PREDICTED_PLAYERS, PredictedGame
@@ -44,41 +44,41 @@ from flsv.utilities.errors import ConfigurationError
 
 #: The most bytes of models that are sent to a client at a time.
 MAX_BYTES_OF_MODELS = 2**28
-_LEFT_OUT_NOTICE = "Coalitions are judged without it in this round."
+_EXCLUDED_NOTICE = "Coalitions are scored without it in this round."
 #: The most numbers of a model with which clients predict coalitions' outputs.
 MAX_ENTRIES_TO_PREDICT = 2**22
 
 
 @cache
 def _performance_called(name: str, mode: Any) -> str | ModelScore:
-    return performance_of("judge", name, mode)
+    return performance_of("score_models", name, mode)
 
 
-def _form_of_judge(
-    client: AnsweringClient,
+def _form_of_scores(
+    client: RespondingClient,
     models: Tensor,
     performance: Any = None,
     mode: str | None = None,
 ) -> Numbers:
-    """Return what the answer of :func:`judge` to these arguments must be."""
+    """Return the type, shape and range of what :func:`score_models` returns for these arguments."""
     if performance is not None:
         lowest, highest = range_of_score(performance)
         return Numbers(torch.float64, (len(models),), lowest=lowest, highest=highest)
     return _form_of_counts(client, rows=(1 + len(models),))
 
 
-def _form_of_judge_coalitions(
-    client: AnsweringClient,
+def _form_of_coalition_scores(
+    client: RespondingClient,
     models: Tensor,
     trained: Tensor,
     weights: Tensor,
 ) -> Numbers:
-    """Return what the answer of :func:`judge_coalitions` to these arguments must be."""
+    """Return the type, shape and range of what :func:`score_coalitions` returns for these arguments."""
     num_coalitions = 2 ** trained.shape[1]
     return _form_of_counts(client, rows=(2, 1 + num_coalitions))
 
 
-def _form_of_counts(client: AnsweringClient, rows: tuple[int, ...]) -> Numbers:
+def _form_of_counts(client: RespondingClient, rows: tuple[int, ...]) -> Numbers:
     """Return the form of counts of correctly classified samples, which follow a row of held-out samples."""
     assert client.num_classes is not None
     num_held_out = client.num_samples["val"]
@@ -99,7 +99,7 @@ def _are_within_held_out_samples(num_held_out: int, counts: Tensor) -> bool:
     return bool(are_within_support & is_support_held_out)
 
 
-def judge(
+def score_models(
     local: LocalData,
     models: Tensor,
     performance: str | ModelScore | None = None,
@@ -107,7 +107,7 @@ def judge(
 ) -> Tensor:
     """Score models on a client's held-out (validation) samples.
 
-    The server runs this at the client by :meth:`flsv.core.Client.ask`.
+    The server runs this at the client by :meth:`flsv.core.Client.request`.
 
     Args:
         local: the client's own data.
@@ -133,20 +133,20 @@ def _counts_of_models(num_models: int, num_classes: int) -> int:
     return (1 + num_models) * (num_classes + 1)
 
 
-def _numbers_of_judge(num_clients: int, num_classes: int) -> int:
+def _numbers_of_models(num_clients: int, num_classes: int) -> int:
     # Estimators and designs evaluate no more coalitions of more clients.
     num_coalitions = 2 ** min(num_clients, MAX_PREDICTED_PLAYERS)
     return _counts_of_models(num_coalitions, num_classes)
 
 
-def _numbers_of_judge_coalitions(num_clients: int, num_classes: int) -> int:
-    return 2 * _numbers_of_judge(num_clients, num_classes)
+def _numbers_of_coalitions(num_clients: int, num_classes: int) -> int:
+    return 2 * _numbers_of_models(num_clients, num_classes)
 
 
-declare_answer(judge, _form_of_judge, _numbers_of_judge)
+declare_response(score_models, _form_of_scores, _numbers_of_models)
 
 
-def judge_coalitions(
+def score_coalitions(
     local: LocalData,
     models: Tensor,
     trained: Tensor,
@@ -154,7 +154,7 @@ def judge_coalitions(
 ) -> Tensor:
     """Count how many samples of each class every coalition's model classifies correctly, by predicted outputs.
 
-    The server runs this at the client by :meth:`flsv.core.Client.ask`.
+    The server runs this at the client by :meth:`flsv.core.Client.request`.
 
     Args:
         local: the client's own data.
@@ -164,7 +164,8 @@ def judge_coalitions(
 
     Returns:
         int64 ``[2, 1 + 2^n, M + 1]``, from outputs predicted by interpolation and by an ensemble. Each has the rows and
-        columns of :func:`judge`, with coalitions in the order of :func:`flsv.functional.shapley.exact.all_coalitions`.
+        columns of :func:`score_models`, with coalitions in the order of
+        :func:`flsv.functional.shapley.exact.all_coalitions`.
     """
     scores: Any = local.evaluate(models, keep=True)
 
@@ -186,16 +187,16 @@ def judge_coalitions(
     counts_by_interpolation, counts_by_ensemble = predicted_counts.chunk(2, dim=1)
 
     both_counts = (counts_by_interpolation, counts_by_ensemble)
-    answers = [_without_rare_classes(scores.support, counts) for counts in both_counts]
-    return torch.stack(answers)  # [2, 1 + 2^n, M + 1]
+    responses = [_without_rare_classes(scores.support, counts) for counts in both_counts]
+    return torch.stack(responses)  # [2, 1 + 2^n, M + 1]
 
 
-declare_answer(judge_coalitions, _form_of_judge_coalitions, _numbers_of_judge_coalitions)
+declare_response(score_coalitions, _form_of_coalition_scores, _numbers_of_coalitions)
 
 
 def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
-    """Return a client's answer ``[1 + K, M + 1]`` from its samples ``[M]`` and those that K models get right, ``[K,
-    M]``. The last column sums the rare classes.
+    """Return a client's response ``[1 + K, M + 1]``, given its numbers of samples ``[M]`` and of those that K models
+    classify correctly, ``[K, M]``. The last column is the sum over the rare classes.
     """
     counts = torch.cat([support[None], correct])  # [1 + K, M]
     rare_counts = counts * (support < MIN_HELD_OUT)
@@ -204,12 +205,13 @@ def _without_rare_classes(support: Tensor, correct: Tensor) -> Tensor:
     return torch.cat([counts - rare_counts, pooled * is_pool_large], 1)
 
 
-def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the numbers of correctly classified samples that clients report (:func:`judge` without a ``performance``).
+def hits_by_class(responses: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the numbers of correctly classified samples that clients report (:func:`score_models` without a
+    ``performance``).
 
     Args:
-        answers: the answers of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
-        samples: int64 ``[j]``, the number of samples that each client trains on. An answer that claims to hold out more
+        responses: the responses of j clients, int64 ``[1 + K, M + 1]`` each, for K models and M classes.
+        samples: int64 ``[j]``, the number of samples that each client trains on. A response that claims more held-out
             samples is scaled down to this number.
 
     Returns:
@@ -224,7 +226,7 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
         tensor([[1.0000, 0.1667]], dtype=torch.float64)
     """
     # [clients, 1 + K, M + 1]: row 0 has the held-out samples, the last column the sum over rare classes.
-    counts = torch.stack([*answers]).double()
+    counts = torch.stack([*responses]).double()
     held_out_samples = counts[:, 0].sum(1)  # [clients]
     # A client that claims more held-out samples than it has training samples counts for no more than these.
     factors = (samples / held_out_samples.clamp(min=1)).clamp(max=1)  # [clients]
@@ -241,10 +243,10 @@ def hits_by_class(answers: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, T
     return hits, held_out
 
 
-class ClientJudges(VectorEvaluator):
+class ClientEvaluator(VectorEvaluator):
     """Evaluator that lets the clients score models on their held-out samples."""
 
-    asks_clients = True
+    requests_from_clients = True
 
     def __init__(
         self,
@@ -262,7 +264,7 @@ class ClientJudges(VectorEvaluator):
         sizes = [len(data.client_indices(client.id, "val")) for client in clients]
         if max(sizes) < MIN_HELD_OUT:
             raise ConfigurationError(
-                f'judges="clients": no client holds out {MIN_HELD_OUT} samples. Set '
+                f'evaluators="clients": no client holds out {MIN_HELD_OUT} samples. Set '
                 "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
             )
         # Numbers of held-out samples, int64 [n]: the clients come in the order of their ids.
@@ -270,39 +272,40 @@ class ClientJudges(VectorEvaluator):
         self._clients = [
             client for client in clients if self._held_out_counts[client.id] >= MIN_HELD_OUT
         ]
-        # {client's id: its last answer}, as judge returns it.
-        self.answers: dict[int, Tensor] = {}
-        self._question = partial(judge, **_question_arguments(measure))
+        # {client's id: its last response}, as score_models returns it.
+        self.responses: dict[int, Tensor] = {}
+        self._function = partial(score_models, **_function_arguments(measure))
 
     def check(self, model: Tensor) -> None:
         """Let all clients score one model ``[P]`` before training, to find errors early."""
         support = None
-        with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoAnswer):
+        with warnings.catch_warnings(record=True) as recorded_warnings, suppress(NoResponse):
             warnings.simplefilter("always")
-            scores = self(model[None])  # the call also sets self.answers
+            scores = self(model[None])  # the call also sets self.responses
             support = scores.support
-        self._check_all_answered([str(warning.message) for warning in recorded_warnings])
+        self._check_all_responded([str(warning.message) for warning in recorded_warnings])
         if support is not None:
-            self._check_all_classes_judged(support)
+            self._check_all_classes_scored(support)
 
-    def _check_all_answered(self, messages: list[str]) -> None:
-        silent_ids = [client.id for client in self._clients if client.id not in self.answers]
+    def _check_all_responded(self, messages: list[str]) -> None:
+        silent_ids = [client.id for client in self._clients if client.id not in self.responses]
         if silent_ids:
             reasons = " ".join(
-                message for message in messages if message.endswith(_LEFT_OUT_NOTICE)
+                message for message in messages if message.endswith(_EXCLUDED_NOTICE)
             )
             raise ConfigurationError(
-                f'judges="clients": clients {silent_ids} do not judge models. {reasons}'
+                f'evaluators="clients": clients {silent_ids} do not score models. {reasons}'
             )
 
-    def _check_all_classes_judged(self, support: Tensor) -> None:
+    def _check_all_classes_scored(self, support: Tensor) -> None:
         class_names = self._data.class_names
-        unjudged = [name for name, count in zip(class_names, support) if count == 0]
-        if unjudged:
+        unscored = [name for name, count in zip(class_names, support) if count == 0]
+        if unscored:
             raise ConfigurationError(
-                f'judges="clients": nobody can judge the classes {unjudged}: no client holds out {MIN_HELD_OUT} '
-                f"samples of one of them, or {MIN_HELD_OUT} of classes that it has fewer of. Let clients hold out "
-                "more, FederatedDataModule(splits=Splits(client_val=0.3)), or put rare classes together."
+                f'evaluators="clients": no client can score models on the classes {unscored}: none holds out '
+                f"{MIN_HELD_OUT} samples of one of them, or {MIN_HELD_OUT} of classes that it has fewer of. "
+                "Let clients hold out more, FederatedDataModule(splits=Splits(client_val=0.3)), or put rare "
+                "classes together."
             )
 
     @property
@@ -327,13 +330,13 @@ class ClientJudges(VectorEvaluator):
         ensemble, ``[2^n, 2]`` or ``[2^n, 2, M]``.
         """
         tensors = [models.to(self._device), trained, weights]
-        answers = map_clients(self._clients, partial(self._ask, judge_coalitions, tensors))
+        responses = map_clients(self._clients, partial(self._request, score_coalitions, tensors))
         counts_by_client = {}
-        for client, answer in zip(self._clients, answers):
-            if answer is not None:
-                counts_by_client[client.id] = answer
+        for client, response in zip(self._clients, responses):
+            if response is not None:
+                counts_by_client[client.id] = response
         if not counts_by_client:
-            raise NoAnswer("no client has judged the coalitions.")
+            raise NoResponse("no client has scored the coalitions' models.")
 
         num_samples = self._data.num_samples[list(counts_by_client)]
         utilities = []
@@ -358,7 +361,7 @@ class ClientJudges(VectorEvaluator):
         bytes_per_model = self.space.size * self.space.dtype.itemsize
         chunk_size = max(1, MAX_BYTES_OF_MODELS // bytes_per_model)
         chunks_of_models: list[Tensor] = []
-        chunks_of_answers: list[list[Tensor | None]] = []
+        chunks_of_responses: list[list[Tensor | None]] = []
         for first_row in range(0, max(count, 1), chunk_size):
             rows = range(first_row, min(first_row + chunk_size, count))
             models = torch.empty(
@@ -368,17 +371,17 @@ class ClientJudges(VectorEvaluator):
             )
             for row, model in zip(rows, models):
                 build(row, model)
-            answers = map_clients(self._clients, partial(self._ask, self._question, [models]))
+            responses = map_clients(self._clients, partial(self._request, self._function, [models]))
             chunks_of_models.append(models)
-            chunks_of_answers.append(answers)
+            chunks_of_responses.append(responses)
 
-        self.answers = {}
-        for client, *chunks_of_client in zip(self._clients, *chunks_of_answers):
-            has_answered_all = all(chunk is not None for chunk in chunks_of_client)
-            if has_answered_all:
-                self.answers[client.id] = self._joined(chunks_of_client)
-        if not self.answers:
-            raise NoAnswer("no client has judged the coalitions' models.")
+        self.responses = {}
+        for client, *chunks_of_client in zip(self._clients, *chunks_of_responses):
+            has_responded_all = all(chunk is not None for chunk in chunks_of_client)
+            if has_responded_all:
+                self.responses[client.id] = self._joined(chunks_of_client)
+        if not self.responses:
+            raise NoResponse("no client has scored the coalitions' models.")
 
         scores = self._scores()
         if keep and self.can_predict:
@@ -386,39 +389,39 @@ class ClientJudges(VectorEvaluator):
         return scores
 
     def _joined(self, chunks: list[Tensor]) -> Tensor:
-        """Join a client's answers about several chunks of models."""
+        """Join a client's responses for several chunks of models."""
         if self._measure.by_class:
             # Each begins with the same row of held-out samples.
             chunks = [chunks[0], *(chunk[1:] for chunk in chunks[1:])]
         return torch.cat(chunks)
 
-    def _ask(
-        self, question: Callable[..., Tensor], tensors: list[Tensor], client: Client
+    def _request(
+        self, function: Callable[..., Tensor], tensors: list[Tensor], client: Client
     ) -> Tensor | None:
-        """Return a client's answer to a question about ``tensors``, or None, with a warning, if it gives none."""
+        """Run a function on ``tensors`` at a client and return its response, or None, with a warning, without one."""
         try:
-            return client.ask(question, *tensors).cpu()
-        except NoAnswer as reason:
-            warnings.warn(f"{reason} {_LEFT_OUT_NOTICE}", stacklevel=2)
+            return client.request(function, *tensors).cpu()
+        except NoResponse as reason:
+            warnings.warn(f"{reason} {_EXCLUDED_NOTICE}", stacklevel=2)
             return None
 
     def _scores(self) -> Scores:
-        evaluators = list(self.answers)
-        answers = list(self.answers.values())
+        evaluators = list(self.responses)
+        responses = list(self.responses.values())
         if self._measure.by_class:
-            hits, held_out = hits_by_class(answers, self._data.num_samples[evaluators])
+            hits, held_out = hits_by_class(responses, self._data.num_samples[evaluators])
             return Scores({"correct": hits}, held_out)
 
         num_samples = torch.minimum(self._held_out_counts, self._data.num_samples)
         weights = num_samples[evaluators].double()
-        mean_utilities = (weights / weights.sum()) @ torch.stack(answers)  # [K]
+        mean_utilities = (weights / weights.sum()) @ torch.stack(responses)  # [K]
         # Utilities are the measure's values, or their negatives. The same function converts them back.
         values = self._measure.utility(mean_utilities)
         return Scores({self._measure.name: values})
 
 
-def _question_arguments(measure: ModelScore) -> dict[str, Any]:
-    """Return the arguments ``performance`` and ``mode`` with which clients are asked for a measure."""
+def _function_arguments(measure: ModelScore) -> dict[str, Any]:
+    """Return the arguments ``performance`` and ``mode`` with which the server requests a measure from clients."""
     if measure.by_class:
         return {}
     if (
@@ -428,4 +431,4 @@ def _question_arguments(measure: ModelScore) -> dict[str, Any]:
     if isinstance(measure.of, str):  # the name of a logged value
         return {"performance": measure.of, "mode": measure.mode}
     # A metric, which cannot be sent to a site.
-    return {"performance": replace(measure, judged=False)}
+    return {"performance": replace(measure, at_clients=False)}

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flsv.configuration.federation_config import FederationConfig
-from flsv.core.answers import SCORE_RANGES, numbers_of_round
+from flsv.core.responses import SCORE_RANGES, numbers_of_round
 from flsv.core.round import started_from
-from flsv.games.judges import judge
+from flsv.games.client_evaluation import score_models
 from flsv.scores import OWN_SCORES
 from flsv.scores.class_scores import CLASS_SCORES
 from flsv.scores.performance import ModelScore
 from flsv.utilities.errors import ConfigurationError
 
 
-class ToldScore(NamedTuple):
+class ResponseScore(NamedTuple):
     """The score in a response, unless the argument ``performance`` names another one, and its split."""
 
     name: str
@@ -27,14 +27,14 @@ class ToldScore(NamedTuple):
 
 #: Functions of flsv that a server may request sites to compute on their data if the loop needs them, and the scores in
 #: their responses, or None. A site may allow more functions.
-QUESTIONS: Mapping[str, ToldScore | None] = {
-    "flsv.personalization.pfedsv:collaborate": ToldScore("accuracy"),
-    "flsv.personalization.fedfomo:mix_models": ToldScore("negative_loss"),
+REQUESTED_FUNCTIONS: Mapping[str, ResponseScore | None] = {
+    "flsv.personalization.pfedsv:collaborate": ResponseScore("accuracy"),
+    "flsv.personalization.fedfomo:mix_models": ResponseScore("negative_loss"),
     "flsv.core.round:started_from": None,
-    "flsv.sampling.power_of_choice:local_loss": ToldScore("negative_loss", "train"),
-    "flsv.metrics.contribution_estimation:leave_self_out": ToldScore("accuracy"),
-    "flsv.games.judges:judge": ToldScore("accuracy"),
-    "flsv.games.judges:judge_coalitions": ToldScore("accuracy"),
+    "flsv.sampling.power_of_choice:local_loss": ResponseScore("negative_loss", "train"),
+    "flsv.metrics.contribution_estimation:leave_self_out": ResponseScore("accuracy"),
+    "flsv.games.client_evaluation:score_models": ResponseScore("accuracy"),
+    "flsv.games.client_evaluation:score_coalitions": ResponseScore("accuracy"),
 }
 #: Scores to which each class contributes a separate term, even if it has few samples.
 SCORES_OF_CLASSES = ("balanced_accuracy", *CLASS_SCORES)
@@ -44,43 +44,43 @@ SPLITS = ("train", "val", "test")
 TRAINING_LOSS = "training_loss"
 
 
-def questions_of(config: FederationConfig) -> Counter[str]:
+def requested_functions(config: FederationConfig) -> Counter[str]:
     """Return the functions of flsv that a federation requests from its clients, and how many components request each.
 
     A function belongs to the strategies and metrics of the module in which it is defined.
     """
-    questions: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
     for part in _parts_of(config):
         modules = {base.__module__ for base in type(part).__mro__}
-        if getattr(part, "judges", None) == "clients":
-            modules.add(judge.__module__)
-        questions.update(name for name in QUESTIONS if name.partition(":")[0] in modules)
+        if getattr(part, "evaluators", None) == "clients":
+            modules.add(score_models.__module__)
+        functions.update(name for name in REQUESTED_FUNCTIONS if name.partition(":")[0] in modules)
     if config.strategies.get("personalizer") is not None:
-        questions[f"{started_from.__module__}:{started_from.__name__}"] += 1
-    return questions
+        functions[f"{started_from.__module__}:{started_from.__name__}"] += 1
+    return functions
 
 
-def score_told(
-    config: FederationConfig, question: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> ToldScore | None:
+def score_of_response(
+    config: FederationConfig, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ResponseScore | None:
     """Return the score in the response to a request, or None.
 
     Raises:
         ConfigurationError: a federation of this configuration does not request this score.
     """
-    told_score = QUESTIONS.get(f"{question.__module__}:{question.__name__}")
-    bound_arguments = inspect.signature(question).bind(None, *args, **kwargs)  # None: the data
+    response_score = REQUESTED_FUNCTIONS.get(f"{function.__module__}:{function.__name__}")
+    bound_arguments = inspect.signature(function).bind(None, *args, **kwargs)  # None: the data
     bound_arguments.apply_defaults()
-    if told_score is None or "performance" not in bound_arguments.arguments:
-        return told_score
+    if response_score is None or "performance" not in bound_arguments.arguments:
+        return response_score
     performance = bound_arguments.arguments["performance"]
-    if performance not in scores_asked(config):
+    if performance not in requested_scores(config):
         message = f"{performance!r:.120} is not a score that this site's loop requests"
         raise ConfigurationError(f"{message}.", without_data=message)
-    return told_score._replace(name=performance or told_score.name)
+    return response_score._replace(name=performance or response_score.name)
 
 
-def scores_asked(config: FederationConfig) -> set[str | None]:
+def requested_scores(config: FederationConfig) -> set[str | None]:
     """Return the values of the argument ``performance`` in a federation's requests, None for counts by class."""
     scores: set[str | None] = set()
     for part in _parts_of(config):
@@ -94,10 +94,10 @@ def scores_asked(config: FederationConfig) -> set[str | None]:
     return scores
 
 
-def scores_told(config: FederationConfig) -> set[str]:
+def scores_of_responses(config: FederationConfig) -> set[str]:
     """Return the names of all losses, scores and reports of flsv and of a federation of this configuration."""
     names = {TRAINING_LOSS, *OWN_SCORES, *SCORE_RANGES, *CLASS_SCORES}
-    names.update(name for name in scores_asked(config) if name is not None)
+    names.update(name for name in requested_scores(config) if name is not None)
     for strategy in config.strategies.values():
         names.update(strategy.reports)
     return names
@@ -105,7 +105,7 @@ def scores_told(config: FederationConfig) -> set[str]:
 
 def numbers_of_run(
     config: FederationConfig,
-    questions: Mapping[str, int],
+    functions: Mapping[str, int],
     num_clients: int,
     num_rounds: int,
     num_classes: int,
@@ -115,7 +115,7 @@ def numbers_of_run(
 
     Args:
         config: the run's configuration.
-        questions: the functions that the run requests, ``"module:function"``, and how many of its parts request each.
+        functions: the functions that the run requests, ``"module:function"``, and how many of its parts request each.
         num_clients: the number of sites.
         num_rounds: the number of rounds. All requests are also sent once before the first round, as a dry run.
         num_classes: the number of classes.
@@ -123,15 +123,15 @@ def numbers_of_run(
     total = len(SPLITS)
     if config.evaluation.every:
         total += len(OWN_SCORES) * (num_rounds // config.evaluation.every + 1)
-    for name, num_parts in questions.items():
+    for name, num_parts in functions.items():
         numbers = numbers_of_round(function_of(name), num_clients, num_classes)
         total += (num_rounds + 1) * num_parts * numbers
     return total
 
 
-def function_of(question: str) -> Any:
+def function_of(function: str) -> Any:
     """Import a function by its name, ``"module:function"``."""
-    module_name, _, function_name = question.partition(":")
+    module_name, _, function_name = function.partition(":")
     return getattr(importlib.import_module(module_name), function_name)
 
 

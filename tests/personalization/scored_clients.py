@@ -1,4 +1,4 @@
-"""Clients that judge models by a function, and PFedSV played with them by hand."""
+"""Clients that score models by a function, and PFedSV computed with them by hand."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from helpers import make_generator
 nan = float("nan")
 
 
-class Judged:
+class ScoredClient:
     """A client whose accuracy of a model is whatever a function of its vector says.
 
     ``model`` is what it has trained, where that is not what it uploads.
@@ -64,7 +64,7 @@ def begin_method(num_clients: int, method: PFedSV, space: ParameterSpace = SPACE
 
 def play_round(
     method: PFedSV,
-    clients: list[Judged],
+    clients: list[ScoredClient],
     vectors: Tensor,
     relevance: Tensor | None = None,
     index: int = 0,
@@ -114,7 +114,7 @@ def play_round(
     # Traffic is counted before the clients are asked for their models.
     assert len(round.uploaded) == len(round.downloaded) == len(clients)
 
-    models = {client.id: proxies[client.id].ask(own_model) for client in clients}
+    models = {client.id: proxies[client.id].request(own_model) for client in clients}
     return models, round
 
 

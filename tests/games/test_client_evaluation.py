@@ -1,4 +1,4 @@
-"""Coalitions judged by the clients: the same game by hand, what is told, and what is refused."""
+"""Clients score coalitions: the same game by hand, what is reported, and what is refused."""
 
 import itertools
 from typing import Any
@@ -13,16 +13,16 @@ from torchmetrics.classification import BinaryAUROC
 import flsv
 from flsv import FederatedLoop, value_round
 from flsv.aggregation import FedAvg
-from flsv.core import AnsweringClient, Client, LocalData
-from flsv.core.answers import expected_answer
+from flsv.core import Client, LocalData, RespondingClient
+from flsv.core.responses import expected_response
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.functional import predicted_shapley
-from flsv.games import judges
-from flsv.games.judges import (
+from flsv.games import client_evaluation
+from flsv.games.client_evaluation import (
     MIN_HELD_OUT as LEAST,
     hits_by_class,
-    judge,
-    judge_coalitions,
+    score_coalitions,
+    score_models,
 )
 from flsv.games.members import members_of
 from flsv.metrics import (
@@ -96,11 +96,11 @@ def balanced_accuracy_by_hand(model: Plain, client_data: FederatedDataModule) ->
 def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(judges, "MAX_BYTES_OF_MODELS", 1)  # a request for each model
+    monkeypatch.setattr(client_evaluation, "MAX_BYTES_OF_MODELS", 1)  # a request for each model
     metrics = {
-        "sv": PartialFederatedShapley(judges="clients"),
-        "shadow": ShadowShapley(coalitions="all", judges="clients"),
-        "class": CoalitionValue(per_class=True, judges="clients"),
+        "sv": PartialFederatedShapley(evaluators="clients"),
+        "shadow": ShadowShapley(coalitions="all", evaluators="clients"),
+        "class": CoalitionValue(per_class=True, evaluators="clients"),
     }
     federated = make_loop(metrics)
     client_data = with_setup(make_data())
@@ -119,10 +119,10 @@ def test_values_by_client_side_evaluation_equal_those_on_all_held_out_samples(
     assert by_class is not None
     assert by_class.shape == (len(CLIENTS), CLASSES)
     assert_close(values["class"], values["sv"], rtol=0, atol=1e-6)
-    assert {("down", "judge"), ("up", "judge")} <= federated.channel.names()
+    assert {("down", "score_models"), ("up", "score_models")} <= federated.channel.names()
 
-    judged = float(model.trainer.callback_metrics["shadow/judged"])
-    assert judged == pytest.approx(accuracy, abs=1e-6)
+    client_score = float(model.trainer.callback_metrics["shadow/client_scores"])
+    assert client_score == pytest.approx(accuracy, abs=1e-6)
     assert federated.metrics["shadow"].guide()["unit"] == "gain in clients' balanced accuracy"
 
 
@@ -134,8 +134,8 @@ def with_setup(client_data: FederatedDataModule) -> FederatedDataModule:
 @pytest.mark.slow
 def test_loss_by_client_side_evaluation_is_the_mean_over_held_out_samples(tmp_path):
     metrics = {
-        "loss": PartialFederatedShapley(performance="val_loss", mode="min", judges="clients"),
-        "roc": PartialFederatedShapley(performance="auroc", judges="clients"),
+        "loss": PartialFederatedShapley(performance="val_loss", mode="min", evaluators="clients"),
+        "roc": PartialFederatedShapley(performance="auroc", evaluators="clients"),
     }
     federated = make_loop(metrics, aggregator=FedAvg("uniform"))
     client_data = make_data()
@@ -178,17 +178,17 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts():
     )
     hits_of_models = torch.tensor([[7.0, 1, 1], [0, 3, 2]])
 
-    answer = Client(0, local).ask(judge, hits_of_models)
+    response = Client(0, local).request(score_models, hits_of_models)
 
     # The two rare classes are counted as one.
     support = [7, 0, 0, 5]
     hits_of_first_model = [7, 0, 0, 2]
     hits_of_second_model = [0, 0, 0, 5]
-    assert answer.tolist() == [support, hits_of_first_model, hits_of_second_model]
+    assert response.tolist() == [support, hits_of_first_model, hits_of_second_model]
 
     # A client that claims ten times what it trains on counts for what it trains on.
-    false_answer = torch.tensor([[100, 0, 0, 0]] * 3)
-    hits, supports = hits_by_class([answer, false_answer], torch.tensor([20, 10]))
+    false_response = torch.tensor([[100, 0, 0, 0]] * 3)
+    hits, supports = hits_by_class([response, false_response], torch.tensor([20, 10]))
 
     recalls = hits / supports
     assert recalls[0].tolist() == pytest.approx([1.0, 2 / 5, 2 / 5])
@@ -198,39 +198,39 @@ def test_evaluating_clients_omit_rare_classes_and_cap_their_counts():
 @pytest.mark.parametrize("kind", ["negative", "more than there are", "more than it holds out"])
 def test_impossible_scores_of_a_client_are_refused(kind):
     """Row 0 has the held-out samples of two classes and of all rare ones, the others the right answers."""
-    answer = torch.tensor(
+    response = torch.tensor(
         [
             [6, 5, 0],
             [6, 2, 0],
             [0, 5, 0],
         ],
     )
-    held_out = answer[:1]
-    right = answer[1:]
+    held_out = response[:1]
+    right = response[1:]
     lies = {
         "negative": torch.cat([held_out, -1 - right]),
         "more than there are": torch.cat([held_out, right + 1]),
-        "more than it holds out": 10 * answer,
+        "more than it holds out": 10 * response,
     }
     lie = lies[kind]
-    client = AnsweringClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
+    client = RespondingClient({"val": 11}, num_classes=2, model=lambda: torch.zeros(3))
     models = torch.zeros(2, 3)
     impossible = pytest.raises(
         ValueError, match="expected numbers from 0|consistent with each other"
     )
 
-    judgment = expected_answer(judge)(client, models)
-    judgment.check(answer)
+    numbers = expected_response(score_models)(client, models)
+    numbers.check(response)
     with impossible:
-        judgment.check(lie)
+        numbers.check(lie)
 
     coalitions = torch.tensor([[False], [True]])
-    expectation = expected_answer(judge_coalitions)
-    judgments = expectation(client, models, coalitions, torch.ones(1))
-    judgments.check(torch.stack([answer, answer]))
+    expectation = expected_response(score_coalitions)
+    coalition_numbers = expectation(client, models, coalitions, torch.ones(1))
+    coalition_numbers.check(torch.stack([response, response]))
 
     with impossible:
-        judgments.check(torch.stack([answer, lie]))
+        coalition_numbers.check(torch.stack([response, lie]))
 
 
 @pytest.mark.slow
@@ -279,8 +279,8 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
         balanced,
         logits=True,
     ).values
-    federated = make_loop({"shadow": ShadowShapley(judges="clients")})
-    fit(federated, tmp_path / "judged", make_module(), make_data(), rounds=2)
+    federated = make_loop({"shadow": ShadowShapley(evaluators="clients")})
+    fit(federated, tmp_path / "evaluated_by_clients", make_module(), make_data(), rounds=2)
     values = federated.contributions["shadow"].double()
 
     assert_close(values, expected, rtol=0, atol=1e-6)
@@ -288,7 +288,7 @@ def test_values_predicted_by_the_clients_are_those_of_their_outputs_by_hand(tmp_
 
 REFUSED = [
     ({}, {"client_val": 0.0}, r"metrics \['m'\] need validation samples at every client"),
-    ({}, {"client_val": 0.02}, "no client holds out 5 samples|nobody can judge"),
+    ({}, {"client_val": 0.02}, "no client holds out 5 samples|no client can score models"),
     (
         {"uploads": [GaussianPrivacy(1.0, 1.0)]},
         {},
@@ -302,7 +302,7 @@ def test_client_side_evaluation_is_refused_before_training_if_impossible(
     tmp_path, options, splits, message
 ):
     data = make_data(**splits)
-    loop = make_loop({"m": PartialFederatedShapley(judges="clients")}, **options)
+    loop = make_loop({"m": PartialFederatedShapley(evaluators="clients")}, **options)
 
     with refused(message):
         fit(loop, tmp_path, make_module(), data)
@@ -322,21 +322,21 @@ def test_class_of_which_no_client_holds_out_samples_is_refused(tmp_path):
         splits=Splits(server_val=0.0, client_val=0.4),
         batch_size=8,
     )
-    loop = make_loop({"m": PartialFederatedShapley(judges="clients")})
+    loop = make_loop({"m": PartialFederatedShapley(evaluators="clients")})
     trainer = trainer_for(make_loop({}), tmp_path)
-    message = r"nobody can judge the classes \['2'\]"
+    message = r"no client can score models on the classes \['2'\]"
 
     with refused(message):
         fit(loop, tmp_path, make_module(), data)
     with refused(message):
-        flsv.retrain(trainer, make_module(), data, judges="clients")
+        flsv.retrain(trainer, make_module(), data, evaluators="clients")
 
 
 def test_value_round_refuses_metrics_with_client_side_evaluation():
     net = nn.Linear(2, 2)
-    metric = PartialFederatedShapley(judges="clients")
+    metric = PartialFederatedShapley(evaluators="clients")
 
-    with refused('needs judges="clients", which only a FederatedLoop provides'):
+    with refused('needs evaluators="clients", which only a FederatedLoop provides'):
         value_round(net, net.state_dict(), [net.state_dict()] * 2, metrics=metric)
 
 
@@ -367,8 +367,10 @@ class NeverTrained(Plain):
 
 
 BY_CLIENTS = {
-    "auroc": lambda: PartialFederatedShapley(performance="auroc", judges="clients"),
-    "of torchmetrics": lambda: PartialFederatedShapley(performance=BinaryAUROC(), judges="clients"),
+    "auroc": lambda: PartialFederatedShapley(performance="auroc", evaluators="clients"),
+    "of torchmetrics": lambda: PartialFederatedShapley(
+        performance=BinaryAUROC(), evaluators="clients"
+    ),
     "of a client's model": lambda: ContributionEstimation(performance="average_precision"),
 }
 
@@ -401,8 +403,8 @@ def test_validation_masks_of_one_class_are_refused_before_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_client_that_holds_out_too_few_samples_to_judge_may_have_one_class(tmp_path):
-    metric = PartialFederatedShapley(performance="auroc", judges="clients")
+def test_client_that_holds_out_too_few_samples_to_score_models_may_have_one_class(tmp_path):
+    metric = PartialFederatedShapley(performance="auroc", evaluators="clients")
     model = Plain(nn.Linear(FEATURES, 2))
     data_module = make_hospitals(samples_of_zurich=6)
     data_module.setup("fit")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import FedAvg
-from flsv.configuration.questions import QUESTIONS
+from flsv.configuration.requests import REQUESTED_FUNCTIONS
 from flsv.contrib import InRunValues
 from flsv.core import Instruction
 from flsv.data import OneClient, Splits
@@ -111,10 +111,10 @@ def messages_of_server(global_vector, visit):
     """All that a server may send, to a site that has trained in ``visit``."""
     later = make_training_message(global_vector, 1, visit)
     arguments, tensors = pack(((), {}))
-    questions = {}
-    for question in [*QUESTIONS, "os:system"]:
-        plain = {**later.plain, "function": question, "arguments": arguments}
-        questions[question] = Packet("query", plain, tensors)
+    functions = {}
+    for function in [*REQUESTED_FUNCTIONS, "os:system"]:
+        plain = {**later.plain, "function": function, "arguments": arguments}
+        functions[function] = Packet("query", plain, tensors)
 
     return {
         "handshake": Packet("handshake", {"client": 0, "clients": 3}),
@@ -125,11 +125,11 @@ def messages_of_server(global_vector, visit):
         "a model that is not finite": make_training_message(global_vector * torch.inf, 1, visit),
         "no model": make_training_message(None, 1, visit),
         "a state that the site has lost": make_training_message(global_vector, 1, "0" * 64),
-        **questions,
+        **functions,
     }
 
 
-def collect_answers(folder, data, make_loop, model, noted_updates):
+def collect_responses(folder, data, make_loop, model, noted_updates):
     """All fields of all answers, and of the updates that they were made of."""
     values = {}
     site = Site(make_module, data, make_loop, folder)
@@ -196,16 +196,16 @@ def test_answers_of_a_private_site_do_not_depend_on_its_data(settings, tmp_path,
     module = make_module()
     model = shared_space(module, make().config).read(module)
 
-    expected = collect_answers(tmp_path / "expected", make_samples, make, model, updates)
+    expected = collect_responses(tmp_path / "expected", make_samples, make, model, updates)
     assert expected["first: kind"] == "update"
     assert expected["again: kind"] == "update"
     assert any(title.endswith("update's vector") for title in expected)
 
     for number, (name, data) in enumerate(DATA.items()):
-        answers = collect_answers(tmp_path / str(number), data, make, model, updates)
-        assert answers.keys() == expected.keys(), name
+        responses = collect_responses(tmp_path / str(number), data, make, model, updates)
+        assert responses.keys() == expected.keys(), name
         for title, value in expected.items():
-            assert are_equal(answers[title], value), f"{name}: {title}"
+            assert are_equal(responses[title], value), f"{name}: {title}"
 
 
 @pytest.mark.parametrize(
@@ -280,24 +280,24 @@ OUTCOMES = [*METHODS, *sorted(name for name in HOOKS if not name.startswith("_")
 class Client(ClassifierClient):
     """A client whose hook may fail, but only while a site answers."""
 
-    is_answering = False
+    is_responding = False
 
 
 def make_failing(hook, error):
     class FailingClient(Client):
         pass
 
-    def fail_while_answering(self, *args, **kwargs):
-        if Client.is_answering:
+    def fail_while_responding(self, *args, **kwargs):
+        if Client.is_responding:
             raise error("what a sample says")
         inherited_hook = getattr(super(FailingClient, self), hook)
         return inherited_hook(*args, **kwargs)
 
-    setattr(FailingClient, hook, fail_while_answering)
+    setattr(FailingClient, hook, fail_while_responding)
     return partial(make_module, FailingClient)
 
 
-def answer_of_site(
+def response_of_site(
     folder,
     make_client=lambda: make_module(Client),
     make_data=make_samples,
@@ -312,11 +312,11 @@ def answer_of_site(
     packet = make_training_message(model)
     changed_packet = replace(packet, plain={**packet.plain, **changed_fields})
     site = Site(make_client, make_data, make_loop, folder)
-    Client.is_answering = True
+    Client.is_responding = True
     try:
         return site.respond(changed_packet)
     finally:
-        Client.is_answering = False
+        Client.is_responding = False
 
 
 def assert_same_message(reply, expected):
@@ -331,10 +331,10 @@ def assert_same_message(reply, expected):
 def test_error_in_any_hook_leaves_the_message_of_a_private_site_unchanged(tmp_path):
     """Over all hooks that Lightning has, also those of versions to come, and each kind of error in turn."""
     assert {"on_train_epoch_end", "on_fit_end", "teardown", "setup"} <= set(OUTCOMES)
-    expected = answer_of_site(tmp_path / "expected")
+    expected = response_of_site(tmp_path / "expected")
     errors = cycle([ValueError, KeyboardInterrupt, StopIteration])
     for hook, error in zip(OUTCOMES, errors, strict=False):
-        reply = answer_of_site(tmp_path / hook, make_failing(hook, error))
+        reply = response_of_site(tmp_path / hook, make_failing(hook, error))
         assert_same_message(reply, expected)
 
 
@@ -360,8 +360,8 @@ class Widens(Client):
 @pytest.mark.parametrize("kind", [Stops, Replaces, Widens])
 def test_training_without_an_update_leaves_the_message_of_a_private_site_unchanged(tmp_path, kind):
     options = {"local_epochs": 2, "compressed": True, "optimizer_state": "persist"}
-    expected = answer_of_site(tmp_path / "expected", options=options)
-    reply = answer_of_site(tmp_path / "odd", partial(make_module, kind), options=options)
+    expected = response_of_site(tmp_path / "expected", options=options)
+    reply = response_of_site(tmp_path / "odd", partial(make_module, kind), options=options)
     assert_same_message(reply, expected)
 
 
@@ -370,8 +370,8 @@ def test_training_without_an_update_leaves_the_message_of_a_private_site_unchang
 @pytest.mark.parametrize("classes", [1, 3, 9, None])
 def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp_path, classes):
     few_classes = partial(make_samples, label=1, largest_label=2)
-    reply = answer_of_site(tmp_path / "few", make_data=few_classes, classes=classes)
-    expected = answer_of_site(tmp_path / "all", classes=classes)
+    reply = response_of_site(tmp_path / "few", make_data=few_classes, classes=classes)
+    expected = response_of_site(tmp_path / "all", classes=classes)
     assert_same_message(reply, expected)
 
 
@@ -388,7 +388,7 @@ def test_number_of_classes_in_a_message_does_not_find_a_private_sites_labels(tmp
     ids=str,
 )
 def test_impossible_request_is_refused_before_any_privacy_is_spent(tmp_path, fields):
-    reply = answer_of_site(tmp_path, **fields)
+    reply = response_of_site(tmp_path, **fields)
     assert reply.kind == "failed"
     assert "the server's message is not valid" in reply.plain["error"]
     assert not (tmp_path / "privacy.json").exists()

@@ -91,7 +91,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class AnsweringClient:
+class RespondingClient:
     """The server's information about a client to which it sends a request.
 
     Args:
@@ -112,19 +112,19 @@ NumbersOfRound = int | Callable[[int, int], int]
 """The largest number of values in a client's responses to a function in a round, or a function that computes it from
 the run's numbers of clients and of classes."""
 Expectation = Callable[..., Numbers]
-"""Function from an :class:`AnsweringClient` and a request's other arguments to the :class:`Numbers` of the response."""
+"""Function from a :class:`RespondingClient` and a request's other arguments to the response's :class:`Numbers`."""
 
 
-def declare_answer(
-    question: Callable[..., Any],
+def declare_response(
+    function: Callable[..., Any],
     expectation: Expectation,
     numbers: NumbersOfRound = 1,
 ) -> None:
     """Declare the type, shape and range of the responses to a function that runs at clients.
 
     Args:
-        question: the function that runs at the client.
-        expectation: function with the parameters of ``question``, with an :class:`AnsweringClient` in place of the
+        function: the function that runs at the client.
+        expectation: function with the parameters of ``function``, with a :class:`RespondingClient` in place of the
             client's data. It returns the :class:`Numbers` of the response.
         numbers: the largest number of values that a client returns in a round, which are rounded to three significant
             digits, or a function that computes it from the numbers of clients and of classes. 0: the response is a
@@ -133,35 +133,35 @@ def declare_answer(
     Example:
         >>> def count_samples(local):
         ...     return int(local.class_counts.sum())
-        >>> declare_answer(
+        >>> declare_response(
         ...     count_samples,
         ...     lambda client: Numbers(int, lowest=0, highest=client.num_samples["train"]),
         ... )
-        >>> expected_answer(count_samples)(AnsweringClient({"train": 9}, 2, lambda: torch.zeros(5))).highest
+        >>> expected_response(count_samples)(RespondingClient({"train": 9}, 2, lambda: torch.zeros(5))).highest
         9
     """
-    vars(question)["expected_answer"] = expectation
-    vars(question)["numbers_of_round"] = numbers
+    vars(function)["expected_response"] = expectation
+    vars(function)["numbers_of_round"] = numbers
 
 
-def numbers_of_round(question: Callable[..., Any], num_clients: int, num_classes: int) -> int:
-    """Return the largest number of values that a client returns in a round, as :func:`declare_answer` has stored it."""
-    numbers: NumbersOfRound = getattr(question, "numbers_of_round", 1)
+def numbers_of_round(function: Callable[..., Any], num_clients: int, num_classes: int) -> int:
+    """Return the largest number of values that a client returns in a round, see :func:`declare_response`."""
+    numbers: NumbersOfRound = getattr(function, "numbers_of_round", 1)
     return numbers(num_clients, num_classes) if callable(numbers) else numbers
 
 
-def as_answered(question: Callable[..., Any], answer: Any) -> Any:
+def rounded_response(function: Callable[..., Any], response: Any) -> Any:
     """Return a response as the client sends it: rounded to three significant digits for a declared function."""
-    while isinstance(question, partial):
-        question = question.func
-    if getattr(question, "numbers_of_round", 0) == 0:
-        return answer
-    return to_three_digits(answer)
+    while isinstance(function, partial):
+        function = function.func
+    if getattr(function, "numbers_of_round", 0) == 0:
+        return response
+    return to_three_digits(response)
 
 
-def expected_answer(question: Callable[..., Any]) -> Expectation | None:
-    """Return the expectation that :func:`declare_answer` has stored for a function, or None."""
-    while isinstance(question, partial):
-        question = question.func
-    expectation: Expectation | None = getattr(question, "expected_answer", None)
+def expected_response(function: Callable[..., Any]) -> Expectation | None:
+    """Return the expectation that :func:`declare_response` has stored for a function, or None."""
+    while isinstance(function, partial):
+        function = function.func
+    expectation: Expectation | None = getattr(function, "expected_response", None)
     return expectation
