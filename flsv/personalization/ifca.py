@@ -20,7 +20,7 @@ from torch import Tensor
 from flsv.core import ClientUpdate, FederationState, Instruction, LocalData, Numbers, Round
 from flsv.core.strategy import Contributions, FederationInfo
 from flsv.personalization.base import Personalizer, Starts
-from flsv.utilities.declared import Count, Positive
+from flsv.utilities.declared import Count
 from flsv.utilities.seeding import generator_for
 
 
@@ -33,11 +33,9 @@ class IFCA(Personalizer):
 
     Args:
         num_clusters: number of clusters, at least 1. With 1 the method is FedAvg with equal weights.
-        spread: standard deviation of the noise that distinguishes the clusters' first models, in units of the standard
-            deviation of each layer's weights.
 
     Raises:
-        ConfigurationError: ``num_clusters`` is below 1, or ``spread`` is not above 0.
+        ConfigurationError: ``num_clusters`` is below 1.
 
     Example:
         >>> IFCA(num_clusters=3)
@@ -50,9 +48,8 @@ class IFCA(Personalizer):
 
     evaluates = True
 
-    def __init__(self, num_clusters: Count = 5, spread: Positive = 1.0) -> None:
+    def __init__(self, num_clusters: Count = 5) -> None:
         self.num_clusters = num_clusters
-        self.spread = spread
         self._clusters = torch.zeros(0)  # [K, P]
 
     def begin(self, federation: FederationInfo) -> None:
@@ -66,11 +63,12 @@ class IFCA(Personalizer):
         deviations = torch.cat(deviations_of_tensors)
         deviations[federation.space.num_parameters :] = 0  # BatchNorm's statistics
 
-        # The first cluster has the initial model, the others the initial model with noise.
+        # The first cluster has the initial model, the others the initial model with noise: of each layer's weights, it
+        # has their standard deviation.
         self._clusters = model.repeat(self.num_clusters, 1)
         for cluster_model in self._clusters[1:]:
             noise = torch.randn(len(model), generator=generator, dtype=model.dtype)
-            cluster_model += self.spread * deviations * noise.to(model.device)
+            cluster_model += deviations * noise.to(model.device)
 
     def resume(self, federation: FederationInfo) -> None:
         self._clusters = self._clusters.to(federation.global_vector.device)

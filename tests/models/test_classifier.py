@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -158,6 +158,16 @@ def test_classifier_plateau_scheduler_monitors_the_right_score(trainer, schedule
     fit = trainer()
     fit.fit(ClassifierClient("softmax", scheduler=scheduler), Digits())
     assert fit.lr_scheduler_configs[0].monitor == monitor
+
+
+@pytest.mark.parametrize(("interval", "num_steps"), [("epoch", 1), ("step", 10)])
+def test_classifier_scheduler_steps_every_epoch_or_every_batch(trainer, interval, num_steps):
+    halve = partial(StepLR, step_size=1, gamma=0.5)
+    client = ClassifierClient("softmax", scheduler=halve, scheduler_interval=interval)
+    trainer().fit(client, Digits())  # 320 samples in batches of 32
+
+    (rate,) = client.lr_schedulers().get_last_lr()
+    assert rate == pytest.approx(0.01 * 0.5**num_steps)
 
 
 def test_classifier_loads_from_a_checkpoint_without_a_data_module(trainer, tmp_path):
