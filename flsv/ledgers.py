@@ -99,7 +99,7 @@ def spend_privacy(
     with locked_json(ledger, {"updates": 0, "squares": 0.0}) as entries:
         if not _is_ledger(entries):
             raise Refused(
-                f"its ledger {ledger} cannot be read. Write it anew from the trainings in the site's log, as "
+                f"its ledger {ledger} cannot be read. Write it again from the trainings in the site's log, as "
                 '{"updates": number, "squares": sum of 1 / noise_multiplier^2}; a backup forgets what came after it'
             )
         entries["squares"] += inverse_square

@@ -238,7 +238,7 @@ def _add_to(progress: Any, count: int) -> None:
 class IdleBatch:
     """Placeholder for the batches of a round that are trained outside of this Trainer's loop."""
 
-    visits: Sequence[Any] = ()
+    local_epochs: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return 1

@@ -168,7 +168,7 @@ class FederationState:
         self.global_vector = round.server_vector
         self.failed = []
 
-    def note(self, client: int | None, fault: str, kind: str | None = None) -> None:
+    def note(self, client: int | None, failure: str, kind: str | None = None) -> None:
         """Record a failure of a client, or of all (None), in this round. Repeated failures are counted.
 
         Example:
@@ -179,7 +179,7 @@ class FederationState:
             [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2, 'kind': None}]
         """
         for incident in self.incidents:
-            if incident["client"] == client and incident["what"] == fault:
+            if incident["client"] == client and incident["what"] == failure:
                 incident["last"] = self.round_index
                 incident["times"] += 1
                 return
@@ -187,7 +187,7 @@ class FederationState:
         self.incidents.append(
             {
                 "client": client,
-                "what": fault,
+                "what": failure,
                 "first": self.round_index,
                 "last": self.round_index,
                 "times": 1,

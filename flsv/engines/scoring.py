@@ -1,4 +1,5 @@
-"""The scoring of models during a run: coalition games are made, and evaluations are tried before the first round.
+"""The scoring of models during a run: coalition games are made, and evaluations have a dry run before the first
+round.
 
 A run that scores no models does not load this module.
 """

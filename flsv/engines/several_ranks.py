@@ -105,7 +105,7 @@ class SeveralRanks(Engine):
             round_index=self._state.round_index,
             lengths=lambda *_: [1],
         )
-        loader_of_one_batch.visits = []  # no client trains on this rank
+        loader_of_one_batch.local_epochs = []  # no client trains on this rank
         return loader_of_one_batch
 
     def _is_idle(self) -> bool:

@@ -45,8 +45,8 @@ from flsv.utilities.seeding import global_rngs, isolated_rngs
 #: Number of clients that are trained at once, if the user sets no other.
 CLIENTS_ON_CPU = 50
 CLIENTS_ON_GPU = 256
-#: Number of batches in a trial.
-NUM_TRIAL_BATCHES = 3
+#: Number of batches in a dry run.
+NUM_DRY_RUN_BATCHES = 3
 #: Classes of torch's optimizers that step entry by entry, so that a step of stacked parameters is a step of every row.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 #: Names of the hooks around a batch or an optimizer step that both modules and callbacks have, and that modules have.
@@ -132,7 +132,7 @@ class VmapProcess(IdleEngine):
     def _prepare(self) -> None:
         # These entries are the same at all clients, so they are not stacked, and the module's own values are used.
         self._shared_names = {*self.space.constant_names, *self.space.non_finite_names}
-        self._names_without_gradient = try_rows(
+        self._names_without_gradient = dry_run_of_rows(
             self.trainer, self.space, self._state.seed, self._shared_names
         )
 
@@ -153,9 +153,13 @@ class VmapProcess(IdleEngine):
             clip_function(self.trainer),
             self._names_without_gradient,
         )
-        for first_visit in range(0, len(self._client_batches), self._clients_at_once):
-            visits = self._client_batches[first_visit : first_visit + self._clients_at_once]
-            clients = [self._begin_and_suspend(visit) for visit in visits]
+        for first_client in range(0, len(self._client_batches), self._clients_at_once):
+            batches_of_clients = self._client_batches[
+                first_client : first_client + self._clients_at_once
+            ]
+            clients = [
+                self._begin_and_suspend(client_batches) for client_batches in batches_of_clients
+            ]
             trained_states, losses = self._train_at_once(clients)
             for row, client in enumerate(clients):
                 model = {name: tensor[row] for name, tensor in trained_states.items()}
@@ -163,20 +167,20 @@ class VmapProcess(IdleEngine):
         num_steps = sum(client_batches.num_batches for client_batches in self._client_batches)
         add_counts(self.trainer, TrainingCounts(steps=num_steps))
 
-    def _begin_and_suspend(self, visit: ClientBatches) -> _PreparedClient:
+    def _begin_and_suspend(self, client_batches: ClientBatches) -> _PreparedClient:
         """Begin a client's training outside of the Trainer's loop, and return its model and batches."""
-        self._current_client = visit.client
-        self._begin(visit)
+        self._current_client = client_batches.client
+        self._begin(client_batches)
         # As in a Trainer, the first batch is transferred before the client's random numbers begin, the others after it.
         batches = [self._next_batch()]
-        self.local_training.client_steps.seed(self._instructions[visit.client])
-        for _ in range(visit.num_batches - 1):
+        self.local_training.client_steps.seed(self._instructions[client_batches.client])
+        for _ in range(client_batches.num_batches - 1):
             batches.append(self._next_batch())
         # The module now holds this client's initial model.
         state = {name: tensor.clone() for name, tensor in self._stacked_tensors.items()}
         context = self.local_training.suspend()
         self._current_client = None
-        return _PreparedClient(visit.client, context, state, batches)
+        return _PreparedClient(client_batches.client, context, state, batches)
 
     def _next_batch(self) -> Any:
         return as_module_input(self.trainer, next(self._remaining_batches))
@@ -212,7 +216,7 @@ class VmapProcess(IdleEngine):
 
 
 def not_batched(trainer: L.Trainer, algorithm: Any, optimizer_state: str) -> str | None:
-    """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a trial."""
+    """Return why a fit's models cannot be trained batched, with a remedy. None: no reason is known before a dry run."""
     module = trainer.lightning_module
     name = type(module).__name__
     if algorithm is not None:
@@ -283,7 +287,7 @@ def _is_harmless(callback: L.Callback, hook: str) -> bool:
     return False
 
 
-def try_rows(
+def dry_run_of_rows(
     trainer: L.Trainer,
     space: ParameterSpace,
     seed: int,
@@ -292,15 +296,17 @@ def try_rows(
     """Raise NotBatched unless a few batches give equal results batched and ordinarily. Return the names of parameters
     without a gradient. ``shared_names`` names tensors that all batched models share."""
     with restored_program(), isolated_rngs(seed, "trial of rows"):
-        module, trial = ModuleCopies(trainer.lightning_module, space).load_with_trainer()
-        optimizer = trial.optimizers[0]
+        module, trainer_of_copies = ModuleCopies(
+            trainer.lightning_module, space
+        ).load_with_trainer()
+        optimizer = trainer_of_copies.optimizers[0]
         for group in optimizer.param_groups:
             # A warm-up may begin at 0, which would hide all differences.
             group["lr"] = group.get("initial_lr") or group["lr"]
-        batches = _first_batches(trainer, trial, seed)
+        batches = _first_batches(trainer, trainer_of_copies, seed)
         initial_model = _copied_tensors(module)
         with isolated_rngs(seed, "steps"), no_random_numbers(module):
-            losses, names_without_gradient = _train_one_by_one(trial, batches)
+            losses, names_without_gradient = _train_one_by_one(trainer_of_copies, batches)
         trained_model = _copied_tensors(module)
         with torch.no_grad():
             for name, tensor in named_tensors(module).items():
@@ -318,7 +324,7 @@ def try_rows(
             isolated_rngs(seed, "steps"),
             no_random_numbers(module),
             convert_errors(module, expected_errors=(Exception,)),
-            batched_steps(trial),
+            batched_steps(trainer_of_copies),
         ):
             trained_pairs, mean_losses = training.train(pairs, [batches, batches])
 
@@ -348,7 +354,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 def _first_batches(
     trainer: L.Trainer,
-    trial: L.Trainer,
+    trainer_of_copies: L.Trainer,
     seed: int,
 ) -> list[Any]:
     data = data_of(trainer)
@@ -358,10 +364,10 @@ def _first_batches(
     batches = []
     # The iterator is a generator, which Iterable.__iter__ need not be.
     with closing(iter(loader)) as iterator:  # type: ignore[type-var]
-        for batch in islice(iterator, NUM_TRIAL_BATCHES):
-            batch_of_trial = as_module_input(trial, batch)
+        for batch in islice(iterator, NUM_DRY_RUN_BATCHES):
+            input_batch = as_module_input(trainer_of_copies, batch)
             # Clones: the loader may reuse its tensors.
-            batches.append(tree_map_only(Tensor, torch.clone, batch_of_trial))
+            batches.append(tree_map_only(Tensor, torch.clone, input_batch))
     return batches
 
 
@@ -411,7 +417,7 @@ def _compare(
     largest_difference = difference.abs().max().item()
     raise not_batched_error(
         module,
-        f"after at most {NUM_TRIAL_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
+        f"after at most {NUM_DRY_RUN_BATCHES} batches of one client, {name!r} differs by {largest_difference:.2g} from "
         f"what the same batches make of it one after the other, where {tolerance} is allowed (an optimizer that "
         "divides by a gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that "
         "of a bias before batch normalization)",

@@ -276,7 +276,7 @@ class FederationRun:
             ) from reason
 
         state.failed = sorted(failed_clients)
-        state.note(client=None, fault=NO_UPDATE)
+        state.note(client=None, failure=NO_UPDATE)
         for client in engine.broken_clients:
             state.note(client, ALL_DIVERGED)
         with self._warnings_once():

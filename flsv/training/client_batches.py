@@ -68,7 +68,7 @@ class CohortLoader(Iterable[Any]):
             epochs, given the number in its loader.
 
     Attributes:
-        visits: each client's local epochs, in the cohort's order.
+        local_epochs: each client's local epochs, in the cohort's order.
         epochs: the local epochs of all clients.
     """
 
@@ -85,7 +85,7 @@ class CohortLoader(Iterable[Any]):
         self._seed = seed
         self._data = data
         self.epochs: list[LocalEpoch] = []
-        self.visits = []
+        self.local_epochs = []
         for client in cohort:
             loader = self._make_loader(client, index=0)
             epoch_lengths = lengths(client, len(loader), round_index)
@@ -95,7 +95,7 @@ class CohortLoader(Iterable[Any]):
                     loader = self._make_loader(client, index)
                 epochs_of_client.append(LocalEpoch(client, index, loader, num_batches=num_batches))
             self.epochs += epochs_of_client
-            self.visits.append(ClientBatches(client, epoch_lengths, epochs_of_client))
+            self.local_epochs.append(ClientBatches(client, epoch_lengths, epochs_of_client))
         self.select(None)
 
     def _make_loader(self, client: int, index: int) -> Any:

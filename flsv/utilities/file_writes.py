@@ -1,4 +1,4 @@
-"""Functions that are told what is about to be written, and files that are put back after it."""
+"""Functions that are called before a file is written, and files that are restored after it."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ CHANGES = ("content", "update", "overwrite")
 MAX_COPIED_BYTES = 2**28
 #: Parts of the paths of caches, in which files stay.
 _CACHES = ("__pycache__", "/.cache/", "/.triton/", "/torchinductor_")
-#: Is called with a path, and with what is about to happen there.
+#: Function of a path and of the name of what is about to happen there.
 Watcher = Callable[[str, str], None]
 
-#: With the threads of which each is told nothing, in the order in which they began.
+#: By each watcher, the threads for whose writes it is not called. The watchers have the order in which they began.
 _watchers: dict[Watcher, frozenset[int]] = {}
 _state = threading.local()
 
@@ -59,7 +59,7 @@ _state = threading.local()
 def watch(watcher: Watcher, other_threads: frozenset[int] = frozenset()) -> None:
     """Call ``watcher`` before Python code of this process or its forks opens a file, until :func:`unwatch`.
 
-    ``torch.save`` is told, too. What other libraries write in C++, or other programs, is not.
+    It is also called before ``torch.save``, but not before other libraries write in C++, or other programs write.
     """
     _listen()
     _watchers[watcher] = other_threads
@@ -83,7 +83,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Tell nobody of what this thread does in this context."""
+    """Call no watcher before this thread writes in this context."""
     was_silent = getattr(_state, "is_silent", False)
     _state.is_silent = True
     try:
@@ -159,7 +159,7 @@ class KeptFiles:
         """Keep what is about to change by an access to a path, which may lead there by links."""
         path = os.path.realpath(path) if access in CHANGES else resolved(path)
         if access == "temporary":
-            self.kinds[path] = "new"  # and it is left there, since nobody finds it by its name
+            self.kinds[path] = "new"  # it stays, since no other code finds it by its name
         elif access != "read" and not any(name in path for name in _CACHES):
             self.keep(path, access)
 

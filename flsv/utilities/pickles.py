@@ -117,7 +117,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if isinstance(value, torch.TypedStorage):
             storage = value._untyped_storage
             return self._position(storage), storage.device, value.dtype
-        # By value, cloudpickle would set the attributes of classes anew, of the run's own, too.
+        # By value, cloudpickle would set the attributes of classes again, also of the run's own classes.
         is_of_shared_type = issubclass(kind, self._shared_types)
         is_shared = is_of_shared_type and id(value) not in self._copied_ids
         if is_shared or id(value) in self._shared_ids:

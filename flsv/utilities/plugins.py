@@ -22,7 +22,7 @@ def installed(group: str, base: type = object) -> tuple[Any, ...]:
         except Exception as error:  # importing runs another package's code
             package = entry.module if entry.dist is None else entry.dist.name
             warnings.warn(
-                f"{package} brings {entry.value} as one of {group}, and it is left out: {type(error).__name__}: "
+                f"{package} provides {entry.value} as one of {group}, but it cannot be loaded: {type(error).__name__}: "
                 f"{error}. Update the package, or remove it.",
                 stacklevel=2,
             )

@@ -185,15 +185,15 @@ def test_vmap_resumes_bitwise(tmp_path):
 def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(tmp_path, monkeypatch):
     from flsv.engines import vmap
 
-    try_rows = vmap.try_rows
+    dry_run_of_rows = vmap.dry_run_of_rows
     results_of_tries = []
 
-    def try_rows_and_assert_nothing_changed(trainer, *arguments, **options):
+    def dry_run_and_assert_nothing_changed(trainer, *arguments, **options):
         module = trainer.lightning_module
         model_before = state_vector(module)
         generators_before = str(global_rngs())
 
-        result = try_rows(trainer, *arguments, **options)
+        result = dry_run_of_rows(trainer, *arguments, **options)
         results_of_tries.append(result)
 
         assert torch.equal(state_vector(module), model_before)
@@ -202,7 +202,7 @@ def test_trial_step_of_vmap_leaves_model_optimizer_and_generators_unchanged(tmp_
         assert all(parameter.grad is None for parameter in module.parameters())
         return result
 
-    monkeypatch.setattr(vmap, "try_rows", try_rows_and_assert_nothing_changed)
+    monkeypatch.setattr(vmap, "dry_run_of_rows", dry_run_and_assert_nothing_changed)
     fit(make_engine_loop("vmap"), tmp_path, Plainest(), toy_data(SIZES), 1)
 
     assert results_of_tries == [set()]  # one trial, and no parameter that it cannot train

@@ -106,7 +106,7 @@ def test_plugin_is_found_by_its_class_name_in_a_file(installed_package, tmp_path
     assert "NoMetric" in first_message
     assert "expected a subclass of" in first_message
 
-    excluded = "flsv_mything_gone:Gone as one of flsv.metrics, and it is left out"
+    excluded = "flsv_mything_gone:Gone as one of flsv.metrics, but it cannot be loaded"
     assert excluded in second_message
     assert plugins.installed("flsv.metrics", ContributionMetric) == (
         sys.modules["flsv_mything"].UpdateNorm,
@@ -122,7 +122,7 @@ def test_a_short_name_of_two_packages_is_refused_with_both_class_paths(installed
     install(
         tmp_path / "site", "flsv_another", "[flsv.metrics]\nUpdateNorm = flsv_another:UpdateNorm\n"
     )
-    with warns("left out"), pytest.raises(OptionError) as refused:
+    with warns("cannot be loaded"), pytest.raises(OptionError) as refused:
         make_cli(["--federation.metrics.norm=UpdateNorm"], run=False)
 
     message = explain(refused.value, files=[])

@@ -178,7 +178,7 @@ class SiteTraining(L.Callback, Rounds):
         # The next update will include what compression has not sent, as after any other update.
         self.site_state["store"] = {**store, TENSORS: tensors}
 
-        (client_batches,) = self._loader.visits
+        (client_batches,) = self._loader.local_epochs
         return ClientUpdate(
             instruction.client_id,
             num_samples=int(self._data.num_samples[0]),
@@ -245,7 +245,7 @@ class SiteTraining(L.Callback, Rounds):
         if self._has_lost_its_model():
             with opened(self._local_data) as local:
                 local.state[OWN_MODEL] = space.read(pl_module)
-        (client_batches,) = self._loader.visits
+        (client_batches,) = self._loader.local_epochs
         num_samples = int(self._data.num_samples[0])
         training.begin(
             instruction,
@@ -281,7 +281,7 @@ class SiteTraining(L.Callback, Rounds):
             )
 
     def run_round(self) -> None:
-        (client_batches,) = self._loader.visits  # a site trains one client
+        (client_batches,) = self._loader.local_epochs  # a site trains one client
         self._loop.train_client(self._loader, client_batches.epochs)
         if self._training.is_trained:
             self._end_training()

@@ -68,7 +68,7 @@ def register() -> None:
         output = " ".join((process.stdout + process.stderr).split())
         if process.returncode and "already in use" not in output:
             sys.exit(f"{key} could not be registered: {output}")
-    names = ", ".join(key.stem for key in keys) or f"nobody, there is no {KEYS}/*.pub"
+    names = ", ".join(key.stem for key in keys) or f"none, since there is no {KEYS}/*.pub"
     print(f"registered: {names}", flush=True)
 
 
@@ -132,7 +132,7 @@ def wait_for_start(run: str) -> None:
     if state_of(run) == "pending":
         sys.exit(
             f"the SuperLink has not started the server's app of run {run} within {num_seconds} s. Its process "
-            "flower-superexec, which starts apps, has probably ended: start deploy/superlink.sh anew, and this script "
+            "flower-superexec, which starts apps, has probably ended: start deploy/superlink.sh again, and this script "
             "again, which goes on with the run"
         )
 
