@@ -14,7 +14,8 @@ from flsv.sampling import UniformSampler
 from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import Base, Kind, make_data
-from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persisting
+from helpers.kinds_of_modules import LogsLoss, OptimizedBy
+from helpers.loops_by_hand import copy_parameters
 
 
 class Samples(Dataset):
@@ -69,7 +70,7 @@ class CountsAndScales(L.Callback):
 
 class PullsToTheRoundsModel(L.Callback):
     def on_train_epoch_start(self, trainer, pl_module):
-        self.anchors = copies_of(pl_module.parameters())
+        self.anchors = copy_parameters(pl_module)
 
     def on_after_backward(self, trainer, pl_module):
         parameters = pl_module.parameters()
@@ -217,7 +218,9 @@ FEDERATIONS = {
         WithoutBatchNorm,
         loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
     ),
-    "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
+    "clients that fail": Kind(
+        DivergesInRound2, loop=federation(optimizer_state="persist"), rounds=4
+    ),
 }
 KINDS = {
     "samples with a generator": Kind(sets=noisy(NoisySamples)),
