@@ -504,17 +504,3 @@ def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path, performance):
 
     with refused("scored twice, has two scores"):
         fit_with_metric(module, tmp_path, performance)
-
-
-@pytest.mark.fast_rows("val_loss")
-@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_frozen_layers_are_shared_and_scored(tmp_path, performance):
-    module = Kept()
-    first_layer = module.net[0]
-    first_layer.requires_grad_(False)
-    weight = first_layer.weight.clone()
-
-    values = fit_with_metric(module, tmp_path, performance)
-
-    assert values.isfinite().all()
-    assert torch.equal(first_layer.weight, weight)

@@ -48,30 +48,6 @@ def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
 # ---- what fails
 
 
-class Node:
-    """Refers to others that refer to it, in sets that ask for its name."""
-
-    def __init__(self, name):
-        self.name = name
-        self.neighbours: set[Node] = set()
-
-    def __hash__(self):
-        return hash(self.name)
-
-
-def make_ring():
-    node = Node("a")
-    neighbour = Node("b")
-    node.neighbours.add(neighbour)
-    neighbour.neighbours.add(node)
-    return node
-
-
-class Holds(L.Callback):
-    def __init__(self, part):
-        self.part = part
-
-
 class FailsTwice(L.Callback):
     """Makes a folder that may not be there."""
 
@@ -86,21 +62,9 @@ class FailsTwice(L.Callback):
         self.folder.mkdir()
 
 
-class NeverTrains(Base):
-    def training_step(self, batch, batch_idx):
-        raise AssertionError("it is trained")
-
-
 class FailsAtTheEnd(Base):
     def on_train_end(self):
         raise LookupError("no such thing")
-
-
-@pytest.mark.slow
-def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
-    callback = Holds(make_ring())
-    with refused(r"Holds\.part .Node. cannot be pickled"):
-        fit_valued(tmp_path, NeverTrains(), callbacks=[callback])
 
 
 LAYERS = []

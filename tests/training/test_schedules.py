@@ -16,7 +16,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import StopInRound, assert_resumes, fit, plain_trainer, state_vector
+from helpers.fits import StopInRound, fit, plain_trainer, state_vector
 from helpers.loops_by_hand import Batches
 from helpers.models import Plain, network
 
@@ -239,14 +239,6 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
     assert [getattr(L.Trainer, name) for name in names] == attributes
 
 
-def test_schedule_that_a_module_steps_without_an_interval_resumes_bitwise(tmp_path):
-    assert_resumes(
-        lambda: FederatedLoop(seed=SEED),
-        tmp_path,
-        lambda: OfRounds(make_stairs, manual="batch"),
-    )
-
-
 #: Of ``toy_data``.
 BATCH_SIZE = 8
 WAYS = [
@@ -339,6 +331,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, 
         # At the end of a round, and within the third one.
         ("limited", lambda folder: ModelCheckpoint(folder, "on_exception")),
         ("by hand", OnExceptionCheckpoint),
+        ("by hand, of no interval", OnExceptionCheckpoint),
     ],
 )
 def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):
