@@ -27,13 +27,9 @@ class CountsInObject(torch.optim.SGD):
         return super().step(closure)
 
 
-class OptimizedBy(Base):
-    def __init__(self, make_optimizer):
-        super().__init__()
-        self.make_optimizer = make_optimizer
-
+class WithCountingOptimizer(Base):
     def configure_optimizers(self):
-        return self.make_optimizer(self.parameters())
+        return CountsInObject(self.parameters())
 
 
 # ---- networks
@@ -245,10 +241,7 @@ KINDS = {
     "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
     "weights that are views": Kind(FlatWeights, passes="module.flat"),
     "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
-    "an optimizer that holds an object": Kind(
-        functools.partial(OptimizedBy, CountsInObject),
-        passes="optimizers.0.meter",
-    ),
+    "an optimizer that holds an object": Kind(WithCountingOptimizer, passes="optimizers.0.meter"),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
     "the Trainer's progress": Kind(ReadsProgress, outcome="by company"),
     "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),
