@@ -6,13 +6,12 @@ from compat.base import Kind, Small, make_federated_data, make_images
 from compat.by_hand import SEED
 from compat.runs import train_federated
 from lightning.pytorch import callbacks as cb
-from lightning.pytorch.loggers import CSVLogger
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from flsv import FederatedLoop, Reporting
 from flsv.data.loaders import TensorBatches
-from helpers.fits import plain_trainer, read_logged_metrics
+from helpers.fits import plain_trainer
 
 #: Batches of the two clients, see :func:`make_small_kind`.
 LENGTHS = (3, 4)
@@ -181,37 +180,6 @@ def test_fit_resumes_bitwise_from_a_checkpoint_of_every_batch_and_hook(tmp_path,
     for checkpoint in checkpoints:
         resumed_model = fit_and_read_model(tmp_path, optimizer_state, [], ckpt_path=checkpoint)
         assert torch.equal(resumed_model, uninterrupted_model), checkpoint.name
-
-
-def test_value_logged_on_epoch_is_the_mean_over_the_cohort(tmp_path):
-    class Logs(Small):
-        def __init__(self):
-            super().__init__()
-            self.losses = []
-
-        def training_step(self, batch, batch_idx):
-            loss = self.loss(batch)
-            self.losses.append((loss.item(), len(batch[0])))
-            self.log("loss", loss, on_step=False, on_epoch=True)
-            return loss
-
-    kind = Kind(
-        Logs,
-        make_images,
-        trainer={"logger": CSVLogger(tmp_path)},
-        clients=(2, 3),
-    )
-    module = train_federated(kind, tmp_path, ROUNDS)[0]
-    values = [float(row["loss"]) for row in read_logged_metrics(tmp_path) if row["loss"]]
-
-    assert len(values) == ROUNDS
-
-    steps = sum(LENGTHS)
-    for r, value in enumerate(values):
-        losses_of_round = module.losses[r * steps :][:steps]
-        total = sum(loss * size for loss, size in losses_of_round)
-        num_samples = sum(size for _, size in losses_of_round)
-        assert value == pytest.approx(total / num_samples, rel=1e-5)
 
 
 def test_each_clients_loader_is_started_once_per_round(tmp_path, monkeypatch):

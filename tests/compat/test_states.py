@@ -35,7 +35,7 @@ def update_of_client_2(kind, folder, cohort):
     return recorder.rounds[0][2]
 
 
-@pytest.mark.fast_rows("a teacher in a list", "a carried state", "training may freeze", "a closure")
+@pytest.mark.fast_rows("a teacher in a list", "a carried*", "training may freeze", "a closure")
 @pytest.mark.parametrize("name", TRAINED)
 def test_client_trains_as_it_does_alone_and_what_passes_to_it_is_named_once(tmp_path, name):
     kind = KINDS[name]
@@ -138,8 +138,7 @@ def test_scoring_by_a_logged_value_changes_no_optimizer_scheduler_or_data(tmp_pa
 @pytest.mark.parametrize(
     "name",
     [
-        "a carried state",
-        "a deque and a list",
+        "a carried state and a deque",
         "generators of four kinds",
         "training may stop tracking",
     ],

@@ -13,27 +13,10 @@ from flsv.federation import FederatedLoop
 from flsv.functional import class_specific_shapley
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
-from flsv.sampling import FixedCohort, UniformSampler
-from helpers.fits import KeepUpdates, fit, make_shapfed_loop, state_vector
+from flsv.sampling import FixedCohort
+from helpers.fits import KeepUpdates, fit, make_shapfed_loop
 from helpers.loops_by_hand import SEED
-from helpers.models import Plain, network
-
-
-def test_same_seed_gives_the_same_bits_and_another_seed_another_model(tmp_path):
-    def fit_with_seed(seed):
-        """The model, and the values of clients, of which those not seen are 9."""
-        loop = make_shapfed_loop(seed=seed, sampler=UniformSampler(2))
-        module = fit(loop, tmp_path, Plain(network(dropout=0.5)))
-        values = loop.contributions["cssv"].by_class
-        return state_vector(module), values.nan_to_num(9)
-
-    model, values = fit_with_seed(1)
-    same_model, same_values = fit_with_seed(1)
-    model_of_another_seed, _ = fit_with_seed(2)
-
-    assert torch.equal(model, same_model)
-    assert torch.equal(values, same_values)
-    assert not torch.equal(model, model_of_another_seed)
+from helpers.models import Plain
 
 
 def test_replaced_loops_share_no_state(tmp_path):

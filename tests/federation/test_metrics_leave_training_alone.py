@@ -132,16 +132,12 @@ METRICS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("metric", METRICS[1:], ids=repr)
-def test_run_trains_as_without_the_metric(tmp_path, metric):
-    check_weights_are_those_without(tmp_path, metric)
+@pytest.fixture(scope="module")
+def weights_without_metrics(tmp_path_factory):
+    return weights_with(tmp_path_factory.mktemp("without"))
 
 
-def test_run_trains_as_without_a_metric_of_logged_values(tmp_path):
-    check_weights_are_those_without(tmp_path, METRICS[0])
-
-
-def check_weights_are_those_without(folder, metric):
-    weights = weights_with(folder / "with", metric)
-    assert torch.equal(weights, weights_with(folder / "without"))
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("metric", METRICS, ids=repr)
+def test_run_trains_as_without_the_metric(tmp_path, weights_without_metrics, metric):
+    assert torch.equal(weights_with(tmp_path, metric), weights_without_metrics)

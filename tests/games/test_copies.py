@@ -325,26 +325,6 @@ class ReachesGlobals(Kept):
         return loss * (1 + 0.01 * self.counter.num_calls)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "metric",
-    [CumulativeShapley(performance="negative_loss"), ShadowShapley(performance="negative_loss")],
-)
-def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(metric, tmp_path):
-    models = []
-    for metrics in ({}, {"sv": metric}):
-        CountsCalls.only = None
-        Carry.instances.clear()
-        loop = FederatedLoop(metrics=metrics, seed=1)
-        module = ReachesGlobals()
-        fit(loop, tmp_path / str(len(metrics)), module=module, data=toy_data(server_val=0.2))
-        models.append(state_vector(module))
-
-    assert torch.equal(*models)
-    assert loop.contributions["sv"].isfinite().all()
-    assert Carry.instances == [module.net[1]]
-
-
 def installed_carry(folder: Path):
     """Import the layer from a package that is installed in a folder."""
     packages = folder / "site-packages"
@@ -356,20 +336,31 @@ def installed_carry(folder: Path):
 
 
 @pytest.mark.slow
-def test_layers_that_a_class_of_a_package_keeps_are_those_of_the_copy(tmp_path, monkeypatch):
+def test_scores_leave_alone_what_classes_hold_and_reach_the_copy_by_it(tmp_path, monkeypatch):
+    """Classes of the program, and of a package that is installed."""
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    measure = {"performance": "negative_loss"}
+    metrics = {"sv": CumulativeShapley(**measure), "shadow": ShadowShapley(**measure)}
+    runs = [(Carry, {}), (Carry, metrics), (installed_carry(tmp_path), metrics)]
+    modules = []
     values = []
-    for layer_class in (Carry, installed_carry(tmp_path)):
+    for layer_class, metrics_of_run in runs:
         CountsCalls.only = None
         layer_class.instances.clear()
-        metric = ShadowShapley(performance="negative_loss")
-        loop = FederatedLoop(metrics={"sv": metric}, seed=1)
+        loop = FederatedLoop(metrics=metrics_of_run, seed=1)
         module = ReachesGlobals(layer_class)
-        fit(loop, tmp_path, module=module, data=toy_data(server_val=0.2), rounds=2)
-        values.append(loop.contributions["sv"])
+        fit(loop, tmp_path, module, toy_data(server_val=0.2))
         assert layer_class.instances == [module.net[1]]
+        modules.append(module)
+        values.append(loop.contributions)
 
-    assert torch.equal(*values)
+    without_metrics, *with_metrics = modules
+    for module in with_metrics:
+        assert torch.equal(state_vector(module), state_vector(without_metrics))
+    _, values_of_program, values_of_package = values
+    for name, value in values_of_program.items():
+        assert value.isfinite().all()
+        assert torch.equal(values_of_package[name], value)
 
 
 @pytest.fixture(scope="module", params=["negative_loss", "val_loss"])
@@ -513,17 +504,3 @@ def test_copy_that_reaches_the_runs_weights_is_refused(tmp_path, performance):
 
     with refused("scored twice, has two scores"):
         fit_with_metric(module, tmp_path, performance)
-
-
-@pytest.mark.fast_rows("val_loss")
-@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
-def test_frozen_layers_are_shared_and_scored(tmp_path, performance):
-    module = Kept()
-    first_layer = module.net[0]
-    first_layer.requires_grad_(False)
-    weight = first_layer.weight.clone()
-
-    values = fit_with_metric(module, tmp_path, performance)
-
-    assert values.isfinite().all()
-    assert torch.equal(first_layer.weight, weight)

@@ -22,9 +22,7 @@ class Logs(Plain):
     """It logs its loss when it validates."""
 
     def __init__(self):
-        net = network(batch_norm=False)
-        super().__init__(net)
-        self.num_validations = 0
+        super().__init__(network(batch_norm=False))
 
     def value(self, batch) -> Tensor:
         x, y = batch
@@ -68,9 +66,7 @@ class Registry(Logs):
         for (layer,) in Carry.layers:
             layer.total = torch.zeros(1)
 
-        output = self.net(x)
-        next_output = self.net(x)
-        return output + next_output
+        return self.net(x) + self.net(x)
 
 
 class LateRegistry(Registry):
@@ -83,42 +79,24 @@ class LateRegistry(Registry):
             if isinstance(layer, Carry):
                 layer.total = torch.zeros(1)
 
-        output = self.net(x)
-        next_output = self.net(x)
-        return output + next_output
+        return self.net(x) + self.net(x)
 
 
-class Noisy(Logs):
-    def value(self, batch) -> Tensor:
-        loss = super().value(batch)
-        return loss + torch.rand(())
+class DependsOnMore(Logs):
+    """Its values depend on random numbers, the epoch, and the numbers of rounds and validations so far."""
 
+    num_rounds = 1
+    num_validations = 0
 
-class OfEpoch(Logs):
-    def value(self, batch) -> Tensor:
-        loss = super().value(batch)
-        factor = 1 + self.current_epoch
-        return loss * factor
+    def on_train_epoch_end(self):
+        self.num_rounds += 1
 
-
-class CountsValidations(Logs):
     def on_validation_start(self):
         self.num_validations += 1
 
     def value(self, batch) -> Tensor:
-        loss = super().value(batch)
-        return loss * self.num_validations
-
-
-class ChangesAfterRound(Logs):
-    scale = 1.0
-
-    def on_train_epoch_end(self):
-        self.scale += 1
-
-    def value(self, batch) -> Tensor:
-        loss = super().value(batch)
-        return loss * self.scale
+        factor = self.current_epoch + self.num_rounds + self.num_validations
+        return factor * super().value(batch) + torch.rand(())
 
 
 class RandomInputs(TensorDataset):
@@ -155,54 +133,35 @@ def fit_module(
     data = toy_data(server_val=0.2)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        fit(
-            loop,
-            folder,
-            module=module,
-            data=data,
-            rounds=rounds,
-            **options,
-        )
+        fit(loop, folder, module, data, rounds, **options)
 
-    messages = []
-    for warning in caught_warnings:
-        message = str(warning.message)
-        if "scored in copies" in message:
-            messages.append(message)
-    return loop, messages
+    messages = [str(warning.message) for warning in caught_warnings]
+    return loop, [message for message in messages if "scored in copies" in message]
 
 
 @pytest.mark.fast_rows
-@pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
-@pytest.mark.parametrize("make", [Registry, LateRegistry])
-def test_copies_that_lack_something_are_told_once(make, performance, tmp_path):
-    module = make()
-    loop, messages = fit_module(module, tmp_path, performance)
+@pytest.mark.parametrize(
+    ("make", "performance", "round_number"),
+    [
+        (Registry, "val_loss", 1),
+        (Registry, "negative_loss", 1),
+        (LateRegistry, "val_loss", 3),
+        (LateRegistry, "negative_loss", 4),
+    ],
+)
+def test_copies_that_lack_something_are_told_once(make, performance, round_number, tmp_path):
+    loop, messages = fit_module(make(), tmp_path, performance)
 
     (message,) = messages
-    if make is Registry:
-        round_number = 1
-    elif performance == "val_loss":
-        round_number = 3
-    else:
-        round_number = 4
     assert f"round {round_number}, a copy logs val_loss" in message
-
-    fit_of_loop = loop._fit
-    events = []
-    for event in fit_of_loop.reports._events():
-        if event.what == UNLIKE_RUN:
-            events.append(event)
-    (event_of_copies,) = events
-    assert "a copy logs val_loss" in event_of_copies.text
+    events = [event for event in loop._fit.reports._events() if event.what == UNLIKE_RUN]
+    (event,) = events
+    assert "a copy logs val_loss" in event.text
 
 
 KINDS = {
-    "random numbers": (Noisy, {}),
+    "random numbers, the epoch and counts": (DependsOnMore, {}),
     "random batches": (OwnLoader, {}),
-    "the epoch": (OfEpoch, {}),
-    "a count of validations": (CountsValidations, {}),
-    "an attribute that a round changes": (ChangesAfterRound, {}),
     "a part of the batches": (Logs, {"limit_val_batches": 1}),
     "every other round": (Logs, {"check_val_every_n_epoch": 2}),
     "a weight average": (Logs, {"callbacks": [EMAWeightAveraging(decay=0.5)]}),
@@ -217,15 +176,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_that_score_as_the_run_have_no_warning(kind, metric, performance, tmp_path):
     make, options = KINDS[kind]
-    module = make()
 
-    _, messages = fit_module(
-        module,
-        tmp_path,
-        performance=performance,
-        metric=metric,
-        rounds=2,
-        **options,
-    )
+    _, messages = fit_module(make(), tmp_path, performance, metric=metric, rounds=2, **options)
 
     assert messages == []

@@ -27,26 +27,17 @@ from helpers.models import Plain
 from helpers.tasks import (
     VAE,
     Autoencoder,
-    Careless,
-    GraphNet,
     Hooked,
     LanguageModel,
-    OneLogit,
     Regression,
-    Segmentation,
     SeveralLoaders,
 )
 
 #: Beside the kinds of ``tests/compat/kinds.py``, whose values are also those that a Trainer logs.
 LOGGED = [
-    (Careless, "val_loss", "min"),
-    (Segmentation, "val_iou", "max"),
     (Regression, "val_worst", "min"),
     (Regression, "val_total", "min"),
     (Regression, "val_odd", "max"),
-    (OneLogit, "val_f1", "max"),
-    (GraphNet, "val_loss", "min"),
-    (SeveralLoaders, "own_0", "min"),
     (Hooked, "val_loss_epoch", "min"),
     (Hooked, "best", "min"),
 ]

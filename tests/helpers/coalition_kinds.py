@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -106,24 +105,3 @@ class DigitsCountsSteps(DigitsPlateau):
         DigitsCountsSteps.num_steps += 1
         loss = super().training_step(batch, batch_idx)
         return loss * (1 + DigitsCountsSteps.num_steps / 100)
-
-
-class DigitsInFile(Manual):
-    """Its loss falls from round to round, which it counts by the lines of a file that it writes."""
-
-    def __init__(self):
-        Module.__init__(self, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-        self.automatic_optimization = False
-
-    def on_train_epoch_start(self):
-        path = Path("rounds.txt")
-        num_earlier_rounds = 0
-        if path.exists():
-            num_earlier_rounds = len(path.read_text().splitlines())
-
-        with path.open("a") as file:
-            file.write("one more\n")
-        self.beta = 0.7**num_earlier_rounds
-
-    def loss(self, batch):
-        return self.beta * super().loss(batch)

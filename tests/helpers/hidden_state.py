@@ -27,10 +27,6 @@ from helpers.recorded import Recorded
 SEED, ROUNDS, RATE = 5, 3, 0.1
 #: Coalitions of each size, that of all clients at last.
 MEMBERS = [(0,), (2,), (0, 1), (0, 1, 2)]
-MODES_OF_LOGGED_VALUES = {
-    "val_loss": "min",
-    "val_knn": "max",
-}
 entropy = nn.functional.cross_entropy
 
 
@@ -141,12 +137,10 @@ def fit_kind(
 
 def utility_of_module(module, kind: Kind, folder: Path) -> float:
     data = make_data()
-    if kind.performance in MODES_OF_LOGGED_VALUES:
+    if kind.performance == "val_loss":
         trainer = plain_trainer(folder)
         trainer.validate(module, data, verbose=False)
-        value = float(trainer.callback_metrics[kind.performance])
-        is_loss = MODES_OF_LOGGED_VALUES[kind.performance] == "min"
-        return -value if is_loss else value
+        return -float(trainer.callback_metrics["val_loss"])
 
     data.setup("fit")
     inputs, labels = zip(*data.val_dataloader())
@@ -206,13 +200,8 @@ class TrainsNothing(L.Callback):
 def fit_with_values(kind: Kind, **options) -> FitWithValues:
     """Train the federation of a kind, and its coalitions. One that must be refused may not train."""
     callbacks = [TrainsNothing()] if kind.outcome == "refused" else []
-    mode = MODES_OF_LOGGED_VALUES.get(kind.performance)
-    metric = Recorded(
-        coalitions=MEMBERS,
-        performance=kind.performance,
-        mode=mode,
-        **options,
-    )
+    mode = "min" if kind.performance == "val_loss" else None
+    metric = Recorded(coalitions=MEMBERS, performance=kind.performance, mode=mode, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
         warnings.catch_warnings(record=True) as caught_warnings,

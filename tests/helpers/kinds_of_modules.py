@@ -2,46 +2,17 @@
 
 import copy
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torchmetrics
 from timm.utils import AverageMeter
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from helpers.data import CLASSES
 from helpers.hidden_state import RATE, Base, Kind, entropy
 
 # ---- optimizers
-
-
-def copies_of(parameters):
-    copies = []
-    for parameter in parameters:
-        copied_weights = parameter.detach().clone()
-        copies.append(copied_weights)
-    return copies
-
-
-class Lookahead(torch.optim.SGD):
-    """Every third step ends half the way back to the slow weights."""
-
-    num_steps = 0
-    slow_weights: Any = None
-
-    def step(self, closure=None):
-        parameters = self.param_groups[0]["params"]
-        if self.slow_weights is None:
-            self.slow_weights = copies_of(parameters)
-
-        loss = super().step(closure)
-        self.num_steps += 1
-        if self.num_steps % 3 == 0:
-            for weights, parameter in zip(self.slow_weights, parameters):
-                weights.lerp_(parameter.detach(), 0.5)
-                parameter.data.copy_(weights)
-        return loss
 
 
 class CountsInObject(torch.optim.SGD):
@@ -56,17 +27,9 @@ class CountsInObject(torch.optim.SGD):
         return super().step(closure)
 
 
-class OptimizedBy(Base):
-    def __init__(self, make_optimizer):
-        super().__init__()
-        self.make_optimizer = make_optimizer
-
+class WithCountingOptimizer(Base):
     def configure_optimizers(self):
-        return self.make_optimizer(self.parameters())
-
-
-def persisting():
-    return {"optimizer_state": "persist"}
+        return CountsInObject(self.parameters())
 
 
 # ---- networks
@@ -92,16 +55,6 @@ class WithTeacher(Base):
         return self.loss(batch) + 0.3 * loss_of_teacher
 
 
-class Parametrized(Base):
-    def __init__(self):
-        super().__init__()
-        last_layer = self.net[3]
-        self.net[3] = parametrizations.weight_norm(last_layer)
-
-        first_layer = self.net[0]
-        self.net[0] = parametrizations.orthogonal(first_layer)
-
-
 class FlatWeights(Base):
     """All parameters are views of one tensor, which is clamped as a whole."""
 
@@ -113,15 +66,6 @@ class FlatWeights(Base):
 
     def on_before_zero_grad(self, optimizer):
         self.flat.clamp_(-0.3, 0.3)
-
-
-class HookOfTensor(Base):
-    """The gradients of a parameter are halved by its own hook."""
-
-    def __init__(self):
-        super().__init__()
-        weight = self.net[3].weight
-        weight.register_hook(lambda gradient: 0.5 * gradient)
 
 
 class HooksThatCount(Base):
@@ -295,21 +239,9 @@ class WeightWhileValidating(Base):
 
 KINDS = {
     "a teacher in a list": Kind(WithTeacher, outcome="by company", passes="module.teachers"),
-    "weight norm and orthogonal by parametrizations": Kind(Parametrized),
     "weights that are views": Kind(FlatWeights, passes="module.flat"),
-    "a hook of a tensor": Kind(HookOfTensor),
     "a hook of a layer, and hooks of the module": Kind(HooksThatCount),
-    "Lookahead that persists": Kind(
-        functools.partial(
-            OptimizedBy,
-            functools.partial(Lookahead, lr=RATE),
-        ),
-        loop=persisting,
-    ),
-    "an optimizer that holds an object": Kind(
-        functools.partial(OptimizedBy, CountsInObject),
-        passes="optimizers.0.meter",
-    ),
+    "an optimizer that holds an object": Kind(WithCountingOptimizer, passes="optimizers.0.meter"),
     "bf16-mixed": Kind(trainer={"precision": "bf16-mixed"}),
     "the Trainer's progress": Kind(ReadsProgress, outcome="by company"),
     "torchmetrics in steps": Kind(MetricsInSteps, outcome="by company"),

@@ -6,46 +6,33 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
 from flsv.sampling import UniformSampler
-from flsv.training.algorithms.feddyn import FedDyn, FedDynServer
 from helpers.data import FEATURES, toy_sets
 from helpers.hidden_state import Base, Kind, make_data
-from helpers.kinds_of_modules import LogsLoss, OptimizedBy, copies_of, persisting
+from helpers.kinds_of_modules import LogsLoss
 
 
-class Samples(Dataset):
+class NoisySamples(Dataset):
+    """Validation samples have no noise."""
+
     def __init__(self):
-        x, y = toy_sets()[0].tensors
-        self.x = x.clone()
-        self.y = y
+        self.samples = toy_sets()[0]
+        self.generator = np.random.RandomState(0)
         data = make_data()
         data.setup("fit")
         self.validation_indices = data.server_val_indices.tolist()
 
     def __len__(self):
-        return len(self.y)
+        return len(self.samples)
 
     def __getitem__(self, index):
-        return self.x[index].clone(), self.y[index]
-
-
-class NoisySamples(Samples):
-    """Validation samples have no noise."""
-
-    def __init__(self):
-        super().__init__()
-        self.generator = np.random.RandomState(0)
-
-    def __getitem__(self, index):
-        x, y = super().__getitem__(index)
+        x, y = self.samples[index]
         if index in self.validation_indices:
             return x, y
-        numbers = self.generator.randn(FEATURES)
-        noise = torch.from_numpy(numbers).float()
+        noise = torch.from_numpy(self.generator.randn(FEATURES)).float()
         return x + 0.1 * noise, y
 
 
@@ -65,22 +52,6 @@ class CountsAndScales(L.Callback):
         for parameter in pl_module.parameters():
             factor = 1 - 0.03 * self.num_rounds
             parameter.mul_(factor)
-
-
-class PullsToTheRoundsModel(L.Callback):
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.anchors = copies_of(pl_module.parameters())
-
-    def on_after_backward(self, trainer, pl_module):
-        parameters = pl_module.parameters()
-        for parameter, anchor in zip(parameters, self.anchors):
-            difference = parameter.detach() - anchor
-            parameter.grad.add_(0.5 * difference)
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        parameters = pl_module.parameters()
-        for parameter, anchor in zip(parameters, self.anchors):
-            parameter.data.lerp_(anchor, 0.2)
 
 
 class WrapsTheOptimizersStep(L.Callback):
@@ -138,21 +109,6 @@ def wait_for_plateau(optimizer, trainer):
     )
 
 
-def make_momentum():
-    make_optimizer = partial(
-        torch.optim.SGD,
-        lr=0.05,
-        momentum=0.9,
-    )
-    return OptimizedBy(make_optimizer)
-
-
-class WithoutBatchNorm(Base):
-    def __init__(self):
-        super().__init__()
-        self.net[1] = nn.Identity()
-
-
 class DivergesInRound2(Base):
     """At clients with few batches."""
 
@@ -164,26 +120,9 @@ class DivergesInRound2(Base):
         return loss
 
 
-def federation(**options):
-    """Options of a loop. Classes are called when a loop is made."""
-
-    def make_options():
-        values = {}
-        for name, value in options.items():
-            values[name] = value() if callable(value) else value
-        return values
-
-    return make_options
-
-
-def noisy(samples):
-    return lambda: (samples(), toy_sets()[1])
-
-
-CYCLE_BY_STEP = partial(Scheduled, cycle_once, interval="step")
-CALLBACKS = {
+KINDS = {
+    "samples with a generator": Kind(sets=lambda: (NoisySamples(), toy_sets()[1])),
     "a callback that scales by its counts": Kind(callback=CountsAndScales, outcome="by company"),
-    "a callback that pulls to a model": Kind(callback=PullsToTheRoundsModel),
     "a callback that wraps a step": Kind(callback=WrapsTheOptimizersStep),
     "EMAWeightAveraging": Kind(callback=make_weight_averaging),
     "EarlyStopping": Kind(
@@ -194,11 +133,9 @@ CALLBACKS = {
     "a subclass of ModelCheckpoint": Kind(
         callback=SavesAndWeighs, trainer={"enable_checkpointing": True}
     ),
-}
-SCHEDULES = {
     "OneCycleLR with drawn cohorts": Kind(
-        CYCLE_BY_STEP,
-        loop=federation(sampler=partial(UniformSampler, 2)),
+        partial(Scheduled, cycle_once, interval="step"),
+        loop=lambda: {"sampler": UniformSampler(2)},
         rounds=4,
         outcome="by company",
     ),
@@ -206,22 +143,7 @@ SCHEDULES = {
         partial(Scheduled, wait_for_plateau, monitor="val_loss"),
         rounds=5,
     ),
-}
-FEDERATIONS = {
-    "two of the clients, persisting": Kind(
-        make_momentum,
-        loop=federation(sampler=partial(UniformSampler, 2), optimizer_state="persist"),
-        rounds=5,
+    "clients that fail": Kind(
+        DivergesInRound2, loop=lambda: {"optimizer_state": "persist"}, rounds=4
     ),
-    "FedDyn": Kind(
-        WithoutBatchNorm,
-        loop=federation(client_algorithm=partial(FedDyn, 0.1), aggregator=FedDynServer),
-    ),
-    "clients that fail": Kind(DivergesInRound2, loop=persisting, rounds=4),
-}
-KINDS = {
-    "samples with a generator": Kind(sets=noisy(NoisySamples)),
-    **CALLBACKS,
-    **SCHEDULES,
-    **FEDERATIONS,
 }

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 
 from flsv import FederatedLoop
 from helpers.hidden_state import Base, Kind, entropy
@@ -51,40 +50,6 @@ class TunesItsTemperature(LogsLossOfForward):
 
     def on_train_epoch_end(self):
         self.temperature = 0.3 + float(self.trainer.callback_metrics["val_loss"])
-
-
-class ClassifiesByNeighbours(Base):
-    """An online classifier by nearest neighbours among the features of the round."""
-
-    def __init__(self):
-        super().__init__()
-        self.bank: list[Any] = []
-
-    def on_train_epoch_start(self):
-        self.bank.clear()
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.bank.append((self.net[0](batch[0]).detach(), batch[1]))
-
-    def validation_step(self, batch, batch_idx):
-        x, y = batch
-        if self.bank:
-            is_right = self.predict_by_neighbours(x) == y
-        else:
-            is_right = torch.zeros(len(y), dtype=torch.bool)  # before the first round
-        self.log("val_knn", is_right.float().mean())
-
-    def predict_by_neighbours(self, x: Tensor) -> Tensor:
-        """The most frequent label of the five nearest training samples."""
-        bank_features, bank_labels = zip(*self.bank)
-        features = self.net[0](x)
-        distances = torch.cdist(
-            features,
-            torch.cat(bank_features),
-        )
-        neighbours = distances.topk(5, largest=False).indices
-        labels = torch.cat(bank_labels)[neighbours]
-        return labels.mode(1).values
 
 
 class WarmsUp(Base):
@@ -152,29 +117,14 @@ class HoldsItsCheckpoint(EndsWithItsBest):
 
 
 def epochs_of_each_client() -> dict[str, Any]:
-    epochs = {
-        "0": 1,
-        "1": 3,
-        "2": 2,
-    }
-    return {"local_epochs": epochs}
+    return {"local_epochs": {"0": 1, "1": 3, "2": 2}}
 
 
 KINDS: dict[str, Kind] = {
     "average, outputs": Kind(ValidatesWithAverage),
-    "temperature, logged": Kind(
-        TunesItsTemperature,
-        performance="val_loss",
-    ),
-    "neighbours": Kind(
-        ClassifiesByNeighbours,
-        performance="val_knn",
-    ),
+    "temperature, logged": Kind(TunesItsTemperature, performance="val_loss"),
     "diverging members": Kind(DivergesButForClient2),
     "patience in validation steps": Kind(PatienceInSteps, rounds=6),
     "best weights of its own checkpoint": Kind(HoldsItsCheckpoint, rounds=4),
-    "a counter and epochs of each client": Kind(
-        WarmsUp,
-        loop=epochs_of_each_client,
-    ),
+    "a counter and epochs of each client": Kind(WarmsUp, loop=epochs_of_each_client),
 }

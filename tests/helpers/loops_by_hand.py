@@ -194,6 +194,29 @@ def train_by_hand(
     return federate(net, cohorts, visit, combine)
 
 
+def train_with_own_optimizers(make_optimizer, train, rounds, keep=False):
+    """Federated averaging of three clients, each with an optimizer of its own: for a round, or if ``keep`` for all.
+
+    ``train(model, optimizer, batches)`` trains a client in a round.
+    """
+    data = toy_data()
+    data.setup("fit")
+    parts_by_client = {}
+
+    def visit(model, round_index, client):
+        trained, optimizer = model, make_optimizer(model.parameters())
+        if keep:
+            trained, optimizer = parts_by_client.setdefault(client, (trained, optimizer))
+            trained.load_state_dict(model.state_dict())
+        train(trained, optimizer, load_batches(data, round_index, client))
+        model.load_state_dict(trained.state_dict())
+
+    def combine(server, models):
+        return average_models([*models.values()], data.num_samples.tolist())
+
+    return federate(make_network_without_norm(), [range(3)] * rounds, visit, combine)
+
+
 def make_sgd_training(lr=0.1, momentum=0.9):
     """A new optimizer, and all epochs with it."""
 

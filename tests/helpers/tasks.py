@@ -107,14 +107,6 @@ class Autoencoder(Kind):
         return F.mse_loss(self(batch[0]), batch[0])
 
 
-class Careless(Autoencoder):
-    """Changes the batch that it is given, in place."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.loss(batch))
-        batch[0].add_(1)
-
-
 class VAE(Kind):
     data = Autoencoder.data
 
@@ -163,20 +155,12 @@ class Segmentation(Kind):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Conv2d(1, 2, 3, padding=1)
-        self.iou = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
     def loss(self, batch: Any) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.iou.update(self(batch[0]), batch[1])
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("val_iou", self.iou.compute())
-        self.iou.reset()
 
 
 class Regression(Kind):
@@ -194,9 +178,8 @@ class Regression(Kind):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         error = (self(batch[0]).squeeze(-1) - batch[1]).abs()
-        self.log_dict({"val_loss": self.loss(batch), "val_mean": error.mean()})
+        self.log("val_loss", self.loss(batch))
         self.log("val_worst", error.max(), reduce_fx="max")
-        self.log("val_best", error.min(), reduce_fx="min")
         self.log("val_total", error.sum(), reduce_fx="sum")
         self.log("val_odd", error.mean(), batch_size=batch_idx + 1)
 
@@ -207,18 +190,12 @@ class OneLogit(Kind):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(3, 1)
-        self.f1 = torchmetrics.F1Score(task="binary")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
     def loss(self, batch: Any) -> Tensor:
         return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.f1(self(batch[0]).squeeze(-1), batch[1])
-        self.log("val_f1", self.f1)
-        self.log("val_loss", self.loss(batch))
 
 
 class Multilabel(Kind):
@@ -326,17 +303,15 @@ class SeveralLoaders(Regression):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
         self.log("val_loss", self.loss(batch))
-        self.log(f"own_{dataloader_idx}", self.loss(batch), add_dataloader_idx=False)
 
 
 class Hooked(Autoencoder):
-    """Scales batches by another factor in training than in validation, logs the lowest validation loss so far and the
-    number of validations, and changes a validation batch in place."""
+    """Scales batches by another factor in training than in validation, logs the lowest validation loss so far, and
+    changes a validation batch in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.best = torchmetrics.MinMetric()
-        self.validations = 0
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
@@ -344,7 +319,6 @@ class Hooked(Autoencoder):
         return factor * x, y
 
     def on_validation_epoch_start(self) -> None:
-        self.validations += 1
         self.sum = torch.zeros(())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -363,4 +337,3 @@ class Hooked(Autoencoder):
     def on_validation_epoch_end(self) -> None:
         self.best.update(self.sum)
         self.log("best", self.best.compute())
-        self.log("validations", float(self.validations))

@@ -107,17 +107,9 @@ def test_coalition_value_equals_a_plain_loop_over_coalitions_and_rounds(value, f
 ALL_FOLDS = [MovingAverage(0.3), SurrogateAverage(), Decay(normalize=False), Sum()]
 
 
-@pytest.mark.parametrize("estimator", ["auto", "permutation", "leave_one_out"])
 @pytest.mark.parametrize("fold", ALL_FOLDS)
-def test_values_per_class_are_those_of_each_class_by_itself(fold, estimator):
-    arguments = {"num_permutations": 6} if estimator == "permutation" else None
-    make = partial(
-        CoalitionValue,
-        N,
-        fold=fold,
-        estimator=estimator,
-        estimator_args=arguments,
-    )
+def test_values_per_class_are_those_of_each_class_by_itself(fold):
+    make = partial(CoalitionValue, N, fold=fold)
     by_class = make(num_classes=2)
     of_class_0 = make()
     of_class_1 = make()
@@ -129,19 +121,10 @@ def test_values_per_class_are_those_of_each_class_by_itself(fold, estimator):
             (of_class_0, tables[0]),
             (of_class_1, tables[1]),
         ):
-            generator = make_generator(index)
-            metric.update(
-                torch.tensor(cohort),
-                make_table_game(table),
-                generator,
-                index,
-            )
+            game = make_table_game(table)
+            metric.update(torch.tensor(cohort), game, make_generator(index), index)
 
-    expected = torch.stack(
-        [of_class_0.compute(), of_class_1.compute()],
-        dim=1,
-    )
-
+    expected = torch.stack([of_class_0.compute(), of_class_1.compute()], dim=1)
     assert_close(by_class.compute(), expected, equal_nan=True)
     assert by_class.compute()[:4].isfinite().all()
 
@@ -269,25 +252,17 @@ def test_stderr_of_surrogate_shapley_is_divided_by_the_range_of_the_values(norma
     assert_close(surrogate.diagnostics()["stderr"], expected)
 
 
-def test_estimator_auto_keeps_to_the_budget_for_few_players():
-    def count_members(masks: Tensor) -> Tensor:
-        return masks.sum(1).double()
-
-    budget = 60  # of the 2^8 = 256 coalitions
-    metric = CoalitionValue(8, estimator_args={"budget": budget})
-    metric.update(torch.arange(8), count_members, make_generator())
-
-    assert budget / 2 < metric.diagnostics()["evaluations"] <= budget
-
-
-def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions():
+@pytest.mark.parametrize(("budget", "is_exact"), [(60, False), (2**8, True)])
+def test_estimator_auto_is_exact_where_the_budget_has_all_coalitions(budget, is_exact):
     def square_of_members(masks: Tensor) -> Tensor:
         return masks.sum(1).double() ** 2
 
-    metric = CoalitionValue(8, estimator_args={"budget": 2**8})
-    metric.update(torch.arange(8), square_of_members)
+    metric = CoalitionValue(8, estimator_args={"budget": budget})
+    metric.update(torch.arange(8), square_of_members, make_generator())
 
-    assert metric.diagnostics()["stderr"].tolist() == [0.0] * 8
+    diagnostics = metric.diagnostics()
+    assert budget / 2 < diagnostics["evaluations"] <= budget
+    assert (diagnostics["stderr"] == 0).all() == is_exact
 
 
 def test_momentum_and_uniform_start_give_s_fedavgs_relevance():

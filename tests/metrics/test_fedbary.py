@@ -20,50 +20,38 @@ def draw_samples(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Ten
     return x, torch.arange(samples) % 2
 
 
-def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
+def distances_after_rounds(every: int, cohorts: dict[int, list[int]]) -> list[torch.Tensor]:
+    """Return the distances after each round, of which the clients are given by its index."""
     clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
     server = server_of(*draw_samples(20, 0))
-    metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
-    history = []
-    for index in range(3):
+    metric = WassersteinContribution(3, features="pixels", every=every, **CHEAP)
+    distances = []
+    for index, cohort in cohorts.items():
         metric.update(
-            torch.tensor([0, 1]),
-            clients[:2],
+            torch.tensor(cohort),
+            [clients[client] for client in cohort],
             server,
             round_index=index,
             generator=make_generator(index),
         )
-        history.append(metric.diagnostics()["distance"][:2])
+        distances.append(metric.diagnostics()["distance"])
 
-    assert torch.equal(history[0], history[1])
-    assert not torch.equal(history[1], history[2])
+    assert metric.rounds == len(cohorts)
+    return distances
+
+
+def test_wasserstein_contribution_every_other_round_keeps_its_values_between():
+    first, second, third = distances_after_rounds(2, {0: [0, 1], 1: [0, 1], 2: [0, 1]})
+
+    assert torch.equal(first[:2], second[:2])
+    assert not torch.equal(second[:2], third[:2])
 
 
 def test_wasserstein_contribution_measured_once_measures_newcomers_later():
-    clients = clients_of([draw_samples(20, seed) for seed in range(1, 4)])
-    server = server_of(*draw_samples(20, 0))
-    metric = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
+    first, second = distances_after_rounds(0, {3: [0, 1], 4: [1, 2]})
 
-    metric.update(
-        torch.tensor([0, 1]),
-        [clients[0], clients[1]],
-        server,
-        round_index=3,
-        generator=make_generator(3),
-    )
-    first_distances = metric.diagnostics()["distance"]
-    metric.update(
-        torch.tensor([1, 2]),
-        [clients[1], clients[2]],
-        server,
-        round_index=4,
-        generator=make_generator(4),
-    )
-    second_distances = metric.diagnostics()["distance"]
-
-    assert torch.equal(second_distances[:2], first_distances[:2])
-    assert second_distances[2].isfinite()
-    assert metric.rounds == 2
+    assert torch.equal(second[:2], first[:2])
+    assert second[2].isfinite()
 
 
 def test_default_support_follows_the_smallest_client_even_if_absent():

@@ -54,6 +54,7 @@ def test_unknown_values_of_clients_have_no_bar():
     ("values", "intervals"),
     [
         pytest.param(torch.full((3, 2), NAN), None, id="per class"),
+        pytest.param(torch.full((1000,), NAN), None, id="of many clients"),
         pytest.param(
             torch.full((3,), NAN),
             [torch.full((3,), NAN)] * 2,
@@ -228,10 +229,3 @@ def test_lines_of_many_clients_are_those_of_the_highest_and_lowest_values():
     *_, lowest_client = label_texts(axis.get_legend().get_texts())
     assert "hospital 0" in lowest_client
     assert axis.get_xlabel() == f"round {NOTE}"
-
-
-def test_many_clients_of_whom_none_has_a_value_can_be_drawn(tmp_path):
-    figure, axis = plot_contributions(torch.full((1000,), NAN))
-
-    assert len(axis.texts) == 50
-    save_figure(figure, tmp_path)

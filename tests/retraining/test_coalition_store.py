@@ -136,16 +136,6 @@ def test_table_for_people_has_members_names_and_does_not_depend_on_the_order_of_
     assert utilities["Lyon+Bergen"] == utility_of_members((0, 2))
 
 
-def test_utilities_are_read_back_bitwise(tmp_path):
-    train_missing(InstantTrainer(), make_store(tmp_path))
-
-    store = make_store(tmp_path)
-
-    for members in ALL_COALITIONS:
-        (model,) = store.models(0, members).values()
-        assert model.utilities["utility"] == [utility_of_members(members)]
-
-
 def test_each_rank_trains_a_part_of_the_coalitions():
     trainer = InstantTrainer()
     store = make_store(None, ranks=FirstOfTwoRanks())

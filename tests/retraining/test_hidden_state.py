@@ -25,7 +25,7 @@ FAST = (
     "a global",
     "an open file",
     "average, outputs",
-    "neighbours",
+    "temperature, logged",
     "diverging members",
     "patience in validation steps",
     "best weights of its own checkpoint",

@@ -17,46 +17,16 @@ from flsv.sampling import FullParticipation
 from flsv.testing.rounds import PreparedRounds
 from flsv.testing.samplers import federation_of
 
-# What client 1 sends as its own move, given all moves [n, P] and noise [P].
-
-
-def noise_alone(moves, noise):
-    return noise
-
-
-def large_noise(moves, noise):
-    return 20 * noise
-
-
-def small_noise(moves, noise):
-    return 0.05 * noise
-
-
-def copy_with_noise(moves, noise):
-    return moves[2] + 0.01 * noise
-
-
-def large_copy(moves, noise):
-    return 5 * moves[2]
-
-
-def opposite(moves, noise):
-    return -moves[1]
-
-
-def large_opposite(moves, noise):
-    return -5 * moves[1]
-
-
-LIES = [
-    noise_alone,
-    large_noise,
-    small_noise,
-    copy_with_noise,
-    large_copy,
-    opposite,
-    large_opposite,
-]
+#: What client 1 sends as its own move, given all moves [n, P] and noise [P].
+LIES = {
+    "noise": lambda moves, noise: noise,
+    "large noise": lambda moves, noise: 20 * noise,
+    "small noise": lambda moves, noise: 0.05 * noise,
+    "a copy with noise": lambda moves, noise: moves[2] + 0.01 * noise,
+    "a large copy": lambda moves, noise: 5 * moves[2],
+    "its opposite": lambda moves, noise: -moves[1],
+    "its large opposite": lambda moves, noise: -5 * moves[1],
+}
 
 
 class UnequalClients:
@@ -96,24 +66,33 @@ def test_liar_is_inconsistent_and_no_honest_client_is(lie, clients):
         assert cohort.consistency_warnings() == {}, seed
 
         noise = cohort.normal(1)[0]
-        false_move = lie(cohort.moves, noise)
+        false_move = LIES[lie](cohort.moves, noise)
         cohort.moves[1] = false_move
         assert cohort.consistency_warnings().keys() == {1}, seed
 
 
-def test_enlarged_own_update_makes_no_honest_client_inconsistent():
+def enlarge_own_update(cohort):
     """Its direction is its own, so that this check cannot see it."""
+    cohort.moves[1] *= 5
+
+
+def take_no_part(cohort):
+    cohort.moves[1] = 0
+    cohort.updates[1] = 0
+
+
+def lose_replies(cohort):
+    """Those to its own coalition's training were lost, and its updates in the federation were not."""
+    cohort.moves[1] = 0
+
+
+@pytest.mark.parametrize("clients", [3, 4, 6])
+@pytest.mark.parametrize("change", [enlarge_own_update, take_no_part, lose_replies])
+def test_client_that_does_not_lie_is_not_inconsistent_and_makes_no_other_inconsistent(change, clients):
     for seed in range(20):
-        cohort = UnequalClients(4, seed)
-        cohort.moves[1] *= 5
+        cohort = UnequalClients(clients, seed)
+        change(cohort)
         assert cohort.consistency_warnings() == {}, seed
-
-
-def test_client_that_never_took_part_is_not_inconsistent():
-    cohort = UnequalClients(4, seed=0)
-    cohort.moves[3] = 0
-    cohort.updates[3] = 0
-    assert cohort.consistency_warnings() == {}
 
 
 def test_own_model_copied_from_the_federation_or_a_client_is_found():
@@ -176,17 +155,6 @@ def test_coalitions_at_sites_save_strategies_in_the_runs_order():
     for coalition in coalitions.state_dict()["coalitions"].values():
         counts = [state["count"] for state in coalition["parts"] if "count" in state]
         assert counts == list(range(8))
-
-
-@pytest.mark.parametrize("clients", [3, 4, 6])
-def test_client_whose_own_model_has_not_moved_is_not_inconsistent_and_makes_no_other_inconsistent(
-    clients,
-):
-    """Its replies to its own coalition's training were lost, and its updates in the federation were not."""
-    for seed in range(20):
-        cohort = UnequalClients(clients, seed)
-        cohort.moves[1] = 0
-        assert cohort.consistency_warnings() == {}, seed
 
 
 def test_client_moves_as_no_other_that_has_sent_no_update():

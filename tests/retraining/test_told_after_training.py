@@ -7,7 +7,6 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
@@ -120,29 +119,6 @@ def test_callback_of_a_tool_takes_no_part_in_coalitions(
         is_told_of_coalitions = study.read() != b"0\n1\n"
 
     assert is_told_of_coalitions == takes_part
-
-
-class Saves(L.Callback):
-    """Saves a checkpoint by a path of its own after each round."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.slow
-def test_checkpoint_that_a_callback_saves_stays_the_runs(tmp_path):
-    path = tmp_path / "mine.ckpt"
-    module = Base()
-
-    # The last fit, of two rounds, is that of all clients.
-    fit_valued(tmp_path, module, rounds=3, callbacks=[Saves(path)])
-
-    weights = torch.load(path, weights_only=True)["state_dict"]
-    for name, value in module.state_dict().items():
-        assert torch.equal(weights[name], value)
 
 
 def test_callback_that_is_not_there_cannot_be_left_out(tmp_path):

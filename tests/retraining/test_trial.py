@@ -1,7 +1,5 @@
 """A trial before the first round shows what coalitions need, and what fails."""
 
-import copy
-import math
 import os
 import tempfile
 import threading
@@ -50,30 +48,6 @@ def test_callbacks_that_nothing_reads_save_and_stop_in_no_coalition(tmp_path):
 # ---- what fails
 
 
-class Node:
-    """Refers to others that refer to it, in sets that ask for its name."""
-
-    def __init__(self, name):
-        self.name = name
-        self.neighbours: set[Node] = set()
-
-    def __hash__(self):
-        return hash(self.name)
-
-
-def make_ring():
-    node = Node("a")
-    neighbour = Node("b")
-    node.neighbours.add(neighbour)
-    neighbour.neighbours.add(node)
-    return node
-
-
-class Holds(L.Callback):
-    def __init__(self, part):
-        self.part = part
-
-
 class FailsTwice(L.Callback):
     """Makes a folder that may not be there."""
 
@@ -88,21 +62,9 @@ class FailsTwice(L.Callback):
         self.folder.mkdir()
 
 
-class NeverTrains(Base):
-    def training_step(self, batch, batch_idx):
-        raise AssertionError("it is trained")
-
-
 class FailsAtTheEnd(Base):
     def on_train_end(self):
         raise LookupError("no such thing")
-
-
-@pytest.mark.slow
-def test_part_that_pickles_and_does_not_load_is_refused_by_its_path(tmp_path):
-    callback = Holds(make_ring())
-    with refused(r"Holds\.part .Node. cannot be pickled"):
-        fit_valued(tmp_path, NeverTrains(), callbacks=[callback])
 
 
 LAYERS = []
@@ -274,15 +236,6 @@ class Stops(EarlyStopping):
     """Overrides nothing."""
 
 
-class SavesBest(ModelCheckpoint):
-    """Loads the best weights of the rounds when training ends."""
-
-    def on_train_end(self, trainer, pl_module):
-        if self.best_model_path:
-            checkpoint = torch.load(self.best_model_path, weights_only=False)
-            pl_module.load_state_dict(checkpoint["state_dict"])
-
-
 class StopsLate(EarlyStopping):
     """Reads nothing in the first round, the only one of the trial."""
 
@@ -302,12 +255,6 @@ class HoldsEarlyStopping(L.Callback):
         self.early_stopping.on_train_epoch_end(trainer, pl_module)
 
 
-class CountsValidationBatches(L.Callback):
-    def on_train_epoch_end(self, trainer, pl_module):
-        (num_batches,) = trainer.num_val_batches
-        assert num_batches > 0
-
-
 class ReadsValidationLoop(L.Callback):
     """Fails by an attribute that is None until Lightning validates."""
 
@@ -316,90 +263,27 @@ class ReadsValidationLoop(L.Callback):
         assert validation._combined_loader.limits
 
 
-class LowersItsRate(Base):
-    """Its schedule is made of a subclass of ReduceLROnPlateau."""
-
-    class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
-        pass
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        plateau = self.Plateau(optimizer, patience=50)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
-        }
-
-
-def values_with(folder, module, callbacks):
-    saves = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
-    loop = fit_valued(folder, module, callbacks=callbacks, enable_checkpointing=saves)
+@pytest.fixture(scope="module")
+def values_without_callbacks(tmp_path_factory):
+    loop = fit_valued(tmp_path_factory.mktemp("plain"), Base())
     return loop.contributions["shadow"]
 
 
-READERS = [
-    lambda: Stops("val_loss", patience=50),
-    lambda: StopsLate("val_loss", patience=50),
-    HoldsEarlyStopping,
-    CountsValidationBatches,
-    ReadsValidationLoop,
-]
+@pytest.mark.fast_rows
+@pytest.mark.parametrize(
+    "make_reader",
+    [
+        lambda: Stops("val_loss", patience=50),
+        lambda: StopsLate("val_loss", patience=50),
+        HoldsEarlyStopping,
+        ReadsValidationLoop,
+    ],
+)
+def test_callback_that_reads_validations_has_them_in_coalitions(
+    tmp_path, values_without_callbacks, make_reader
+):
+    """The callback changes nothing."""
+    loop = fit_valued(tmp_path, Base(), callbacks=[make_reader()])
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make_reader", READERS[1:])
-def test_callback_that_reads_validations_has_them_in_coalitions(tmp_path, make_reader):
-    check_values_of_reader(tmp_path, make_reader())
-
-
-def test_subclass_of_early_stopping_has_validations_in_coalitions(tmp_path):
-    make_stops = READERS[0]
-    check_values_of_reader(tmp_path, make_stops())
-
-
-def check_values_of_reader(folder, reader):
-    """Check that values are those without the callback, which changes nothing."""
-    values = values_with(folder / "reads", Base(), [reader])
-    values_without = values_with(folder / "plain", Base(), [])
-
-    assert torch.equal(values, values_without)
-    assert values.isfinite().all()
-
-
-@pytest.mark.slow
-def test_schedule_by_a_subclass_of_plateau_has_validations_in_coalitions(tmp_path):
-    values = values_with(tmp_path / "plateau", LowersItsRate(), [])
-    assert torch.equal(values, values_with(tmp_path / "plain", Base(), []))
-
-
-class KeepsBest(L.Callback):
-    """Does by hand what SavesBest does by files."""
-
-    lowest_loss = math.inf
-
-    def on_validation_end(self, trainer, pl_module):
-        loss = float(trainer.callback_metrics["val_loss"])
-        if loss < self.lowest_loss and not trainer.sanity_checking:
-            self.lowest_loss = loss
-            self.weights = copy.deepcopy(pl_module.state_dict())
-
-    def on_train_end(self, trainer, pl_module):
-        pl_module.load_state_dict(self.weights)
-
-
-class Diverges(Base):
-    """Its best weights are those of the first round."""
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=30.0)
-
-
-@pytest.mark.slow
-def test_subclass_of_checkpoint_that_loads_the_best_weights_does_so_in_coalitions(tmp_path):
-    saves_best = SavesBest(tmp_path / "best", monitor="val_loss")
-    values = values_with(tmp_path / "saves", Diverges(), [saves_best])
-    expected = values_with(tmp_path / "keeps", Diverges(), [KeepsBest()])
-    values_of_last_models = values_with(tmp_path / "plain", Diverges(), [])
-
-    assert torch.equal(values, expected)
-    assert not torch.equal(values, values_of_last_models)
+    assert loop.contributions["shadow"].isfinite().all()
+    assert torch.equal(loop.contributions["shadow"], values_without_callbacks)

@@ -4,9 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from flsv.metrics import ShadowShapley
 from flsv.metrics.coalitions.design import coalition_masks, design_within, equivalent_runs
-from helpers import warns
 from helpers.coalition_kinds import Manual, Module
 from helpers.coalitions_by_hand import FIT_ROUNDS, make_shadow_loop, make_three_clients
 from helpers.fits import fit
@@ -74,26 +72,6 @@ def test_all_coalitions_are_scored_with_the_same_random_numbers(tmp_path):
     utilities_of_trained = recorded.utilities[1:]  # those of the seven coalitions but the empty one
     assert len(utilities_of_trained) == 7
     assert (utilities_of_trained == utilities_of_trained[0]).all()
-
-
-class FailsWithoutClient0(L.Callback):
-    """Fails when client 1 trains, in coalitions without client 0, after the first round."""
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        loop = loop_of(pl_module)
-        is_alone = loop.current_client == 1 and 0 not in loop.state.cohort
-        if is_alone and loop.round_index:
-            raise ZeroDivisionError("nobody there")
-
-
-@pytest.mark.slow
-def test_failed_coalitions_end_no_run(tmp_path):
-    metric = ShadowShapley(coalitions="all")
-    with warns("client 1, clients 1 and 2: ZeroDivisionError"):
-        loop = fit_module(tmp_path, metric, callbacks=[FailsWithoutClient0()])
-
-    assert loop.contributions["shadow"].isnan().all()
-    assert loop.round_index == FIT_ROUNDS
 
 
 class StopsAlone(L.Callback):

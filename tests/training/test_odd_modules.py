@@ -17,7 +17,7 @@ from flsv.personalization import FedAMP
 from flsv.sampling import UniformSampler
 from helpers import refused, warns
 from helpers.data import FEATURES, toy_data
-from helpers.fits import assert_resumes, fit, state_vector
+from helpers.fits import assert_resumes, fit
 from helpers.models import Plain, network
 
 
@@ -259,42 +259,6 @@ def test_module_with_one_logit_is_refused(tmp_path, loop, requester, squeeze):
     data = toy_data(server_val=0.2)
     with refused(match):
         fit(FederatedLoop(**loop), tmp_path, module, data)
-
-
-def test_trial_forward_changes_neither_module_nor_generator(tmp_path, monkeypatch):
-    """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
-
-    class Restless(Plain):
-        def __init__(self):
-            super().__init__(network(dropout=0.5))
-            self.register_buffer("calls", torch.zeros(()))
-
-        def on_train_start(self):
-            self.net[1].eval()  # a frozen BatchNorm
-            self.modes = [layer.training for layer in self.modules()]
-            self.calls_before = float(self.calls)
-            self.generator_state = torch.get_rng_state()
-
-        def forward(self, x):
-            self.calls += 1
-            return self.net(x) + 1e-3 * torch.rand(1)
-
-    runs = []
-    for tried in (True, False):
-        with monkeypatch.context() as patch:
-            if not tried:
-                patch.setattr("flsv.engines.scoring.try_forward", lambda *_: None)
-            module = Restless()
-            torch.manual_seed(5)
-            loop = FederatedLoop(**EVERY, seed=1)
-            fit(loop, tmp_path, module, toy_data())
-            runs.append((module, state_vector(module)))
-
-    (tried, tried_model), (untried, untried_model) = runs
-    assert tried.modes == untried.modes
-    assert tried.calls_before == untried.calls_before
-    assert torch.equal(tried.generator_state, untried.generator_state)
-    assert torch.equal(tried_model, untried_model)
 
 
 @pytest.fixture(scope="module")

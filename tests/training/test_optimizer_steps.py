@@ -14,14 +14,18 @@ from torch import nn
 from flsv.aggregation import FedNova
 from flsv.federation import FederatedLoop
 from flsv.training.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep
-from flsv.utilities.seeding import generator_for
 from helpers import refused
 from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
-from helpers.loops_by_hand import KeepsRounds, average_models, federate
+from helpers.loops_by_hand import (
+    LOCAL_EPOCHS,
+    SEED,
+    KeepsRounds,
+    train_with_own_optimizers,
+)
 from helpers.models import Plain, network
 
-SEED, ROUNDS, EPOCHS = 3, 3, 2
+ROUNDS = 3
 Make = Callable[[Any], Any]
 
 
@@ -190,28 +194,14 @@ class Holding(Stepping):
 
 
 def fedavg_by_hand(make, prox=0.0, keep=False):
-    """The global model of federated averaging. ``prox`` is FedProx's mu. ``keep``: an optimizer serves its client in
-    all rounds."""
-    data = toy_data()
-    data.setup("fit")
-    client_parts = {}
+    """The global model of federated averaging. ``prox`` is FedProx's mu."""
 
-    def visit(model, round_index, client):
+    def train(model, optimizer, batches):
         anchor = copy.deepcopy(model)
-        trained, optimizer = model, make(model.parameters())
-        if keep:
-            trained, optimizer = client_parts.setdefault(client, (trained, optimizer))
-            trained.load_state_dict(anchor.state_dict())
-        for epoch in range(EPOCHS):
-            stream = generator_for(SEED, "shuffle", round_index, client, epoch)
-            for batch in data.client_loader(client, "train", generator=stream):
-                optimizer.step(partial(evaluate_closure, trained, optimizer, batch, anchor, prox))
-        model.load_state_dict(trained.state_dict())
+        for batch in batches:
+            optimizer.step(partial(evaluate_closure, model, optimizer, batch, anchor, prox))
 
-    def combine(server, models):
-        return average_models([*models.values()], data.num_samples.tolist())
-
-    return federate(network(batch_norm=False), [range(3)] * ROUNDS, visit, combine)
+    return train_with_own_optimizers(make, train, rounds=ROUNDS, keep=keep)
 
 
 def evaluate_closure(model, optimizer, batch, server, prox):
@@ -239,7 +229,7 @@ def assert_equal(model, expected_model):
 
 
 def make_seeded_loop(**kwargs):
-    return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **kwargs)
+    return FederatedLoop(seed=SEED, local_epochs=LOCAL_EPOCHS, **kwargs)
 
 
 # ---- tests
@@ -325,7 +315,9 @@ def test_fedprox_corrects_every_gradient_of_nested_optimizers_once(tmp_path, nam
 
     assert_as_by_hand(module, fedavg_by_hand(make, prox=1.0))
     num_batches = [len(data.client_loader(client, "train")) for client in range(3)]
-    assert aggregator.rounds[-1].num_steps.tolist() == [EPOCHS * length for length in num_batches]
+    assert aggregator.rounds[-1].num_steps.tolist() == [
+        LOCAL_EPOCHS * length for length in num_batches
+    ]
 
 
 def test_second_step_of_sam_is_a_step_and_refused_where_gradients_escape(tmp_path):

@@ -10,13 +10,11 @@ from torch import nn
 
 from flsv.federation import FederatedLoop
 from flsv.metrics import ShadowShapley
-from flsv.utilities.seeding import generator_for
-from helpers.data import toy_data
 from helpers.fits import assert_resumes, fit, state_vector
-from helpers.loops_by_hand import average_models, federate
+from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
 from helpers.models import Plain, network
 
-SEED, ROUNDS, EPOCHS = 3, 3, 2
+ROUNDS = 3
 
 
 class ScheduleFree(torch.optim.Optimizer):
@@ -113,36 +111,20 @@ class WithTheModel(Unswitched):
 
 
 def fedavg_by_hand(keeps_state):
-    """Return the global model. With ``keeps_state`` an optimizer serves its client in all rounds."""
-    data = toy_data()
-    data.setup("fit")
-    parts_by_client = {}
 
-    def visit(model, round_index, client):
-        trained = model
-        optimizer = ScheduleFree(model.parameters())
-        if keeps_state:
-            trained, optimizer = parts_by_client.setdefault(client, (trained, optimizer))
-            trained.load_state_dict(model.state_dict())
-
+    def train(model, optimizer, batches):
         optimizer.train()
-        for epoch in range(EPOCHS):
-            stream = generator_for(SEED, "shuffle", round_index, client, epoch)
-            for x, y in data.client_loader(client, "train", generator=stream):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(trained(x), y).backward()
-                optimizer.step()
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
         optimizer.eval()
-        model.load_state_dict(trained.state_dict())
 
-    def combine(server, models):
-        return average_models([*models.values()], data.num_samples.tolist())
-
-    return federate(network(batch_norm=False), [range(3)] * ROUNDS, visit, combine)
+    return train_with_own_optimizers(ScheduleFree, train, rounds=ROUNDS, keep=keeps_state)
 
 
 def make_loop(**options):
-    return FederatedLoop(seed=SEED, local_epochs=EPOCHS, **options)
+    return FederatedLoop(seed=SEED, local_epochs=LOCAL_EPOCHS, **options)
 
 
 KINDS = [Unswitched, InValidationHooks, WithTheModel]

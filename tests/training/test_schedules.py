@@ -16,7 +16,7 @@ from flsv.sampling import FixedCohort
 from flsv.utilities.seeding import generator_for
 from helpers import refused, warns
 from helpers.data import toy_data
-from helpers.fits import StopInRound, assert_resumes, fit, plain_trainer, state_vector
+from helpers.fits import StopInRound, fit, plain_trainer, state_vector
 from helpers.loops_by_hand import Batches
 from helpers.models import Plain, network
 
@@ -117,7 +117,8 @@ KINDS = {
     "accumulation": (lambda: Scheduled(make_linear), {"accumulate_grad_batches": 2}),
     "limited": (lambda: Scheduled(make_one_cycle), {"limit_train_batches": 0.5}),
     "by hand": (lambda: Scheduled(make_linear, manual="batch"), {}),
-    "by hand, once an epoch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
+    "by hand, at an epoch's last batch": (lambda: Scheduled(make_stairs, manual="last batch"), {}),
+    "by hand, after an epoch": (lambda: Scheduled(make_stairs, manual="epoch"), {}),
     "by hand, of no interval": (lambda: OfRounds(make_one_cycle, manual="batch"), {}),
 }
 
@@ -165,21 +166,6 @@ def test_schedule_length_under_an_unpredictable_sampler_counts_all_rounds(tmp_pa
 
     of_all_clients = fit(FederatedLoop(seed=SEED), tmp_path, Scheduled(make_one_cycle), rounds=2)
     assert of_all_clients.rates[0] == rates
-
-
-def test_schedule_with_interval_epoch_is_stepped_once_per_round(tmp_path):
-    module = Scheduled(make_stairs, manual="epoch")
-
-    fit(FederatedLoop(seed=SEED), tmp_path, module, rounds=5)
-
-    rates_of_rounds = [0.1, 0.1, 0.05, 0.05, 0.025]  # halved after two rounds
-    for rates_and_steps in module.rates.values():
-        rates = [rate for rate, _ in rates_and_steps]
-        steps_per_round = len(rates) // 5
-        expected = []
-        for rate in rates_of_rounds:
-            expected += [rate] * steps_per_round
-        assert rates == pytest.approx(expected)
 
 
 class OfRounds(Scheduled):
@@ -237,14 +223,6 @@ def test_scheduler_or_optimizer_that_mixes_clients_is_refused(tmp_path, module, 
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
 
     assert [getattr(L.Trainer, name) for name in names] == attributes
-
-
-def test_schedule_that_a_module_steps_without_an_interval_resumes_bitwise(tmp_path):
-    assert_resumes(
-        lambda: FederatedLoop(seed=SEED),
-        tmp_path,
-        lambda: OfRounds(make_stairs, manual="batch"),
-    )
 
 
 #: Of ``toy_data``.
@@ -339,6 +317,7 @@ def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, 
         # At the end of a round, and within the third one.
         ("limited", lambda folder: ModelCheckpoint(folder, "on_exception")),
         ("by hand", OnExceptionCheckpoint),
+        ("by hand, of no interval", OnExceptionCheckpoint),
     ],
 )
 def test_clients_schedules_resume_bitwise(tmp_path, kind, make_saver):

@@ -161,25 +161,16 @@ def test_estimators_never_exceed_their_budget_of_evaluations(name, n):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_values_of_half_precision_utilities_are_float32(name):
+def test_estimators_value_each_column_by_itself_and_half_precision_in_float32(name):
     table = make_random_table(5).half()
-    estimate = ESTIMATORS[name](make_table_game(table), 5, generator=make_generator())
-
-    assert estimate.values.dtype == torch.float32
-    assert estimate.stderr.dtype == torch.float32
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators_value_each_column_by_itself(name):
-    table = make_random_table(5)
     two_columns = torch.stack([table, 2 * table], dim=1)
     one_column = table[:, None]
 
     of_two = ESTIMATORS[name](make_table_game(two_columns), 5, generator=make_generator())
     of_one = ESTIMATORS[name](make_table_game(one_column), 5, generator=make_generator())
 
-    assert of_two.values.shape == (5, 2)
-    assert of_two.stderr.shape == (5, 2)
+    assert of_two.values.shape == of_two.stderr.shape == (5, 2)
+    assert of_two.values.dtype == of_two.stderr.dtype == torch.float32
     assert_close(2 * of_two.values[:, 0], of_two.values[:, 1])
     assert of_one.values.shape == (5, 1)
 
