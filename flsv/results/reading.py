@@ -12,11 +12,10 @@ from typing import Any
 import pandas
 import torch
 import yaml
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
-from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
     OPTIONS,
@@ -30,7 +29,6 @@ from flsv.results.folder import (
 from flsv.results.record import read_record
 from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
-    ESTIMATE,
     columns_in,
     last_estimates,
     read_contributions,
@@ -39,8 +37,9 @@ from flsv.results.run_table import (
 )
 from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import INTERVAL_LEVEL, client_label
+from flsv.utilities.display import client_label
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.values.over_seeds import mean_with_interval
 
 #: Setting in the list of the runs of ``flsv retrain``: a description of the settings that differ from the run's.
 CHANGED = "changed"
@@ -269,8 +268,7 @@ class RepeatedRun(Run):
         return final_values(self.runs, metric, column).mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
-        summary = seed_summary(self.runs, [metric])
-        return summary.rename(columns={"mean": "value"})[ESTIMATE]
+        return estimates_over_runs(self.runs, metric)
 
 
 def final_values(runs: Sequence[Run], metric: str, column: str = "") -> DataFrame:
@@ -345,23 +343,20 @@ def seed_summary(
     summaries = []
     for metric in metrics:
         values = final_values(runs, metric)
+        estimates = estimates_over_runs(runs, metric)
         summary = DataFrame(
             {
                 "metric": metric,
                 "client": values.columns,
                 "client_name": run.client_names,
                 "runs": values.count(),
-                "mean": values.mean(),
+                "mean": estimates["value"],
                 "std": values.std(),
+                "low": estimates["low"],
+                "high": estimates["high"],
+                "share": NAN,
             }
         )
-        if len(runs) == 1:
-            summary[["low", "high"]] = run.estimates(metric)[["low", "high"]]
-        else:
-            half_widths = half_widths_over_seeds(runs, metric, values)
-            summary["low"] = summary["mean"] - half_widths
-            summary["high"] = summary["mean"] + half_widths
-        summary["share"] = NAN
         only_ranks = run.performances.get(metric, {}).get("ranks_only")
         if run.metric_info(metric).get("to_pay_by") and not only_ranks:
             summary["share"] = shares_in(summary["mean"])
@@ -369,29 +364,16 @@ def seed_summary(
     return pandas.concat(summaries, ignore_index=True)
 
 
-def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) -> Series:
-    """Compute half the widths of the intervals of a metric's means over runs.
-
-    For trained coalitions, the usual difference between seeds and the error of predicted utilities are known.
-    """
-    trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
-    if not trains_coalitions:
-        num_runs = values.count()
-        variances_of_means = values.var() / num_runs
-        widths = half_width(
-            torch.tensor(variances_of_means.to_numpy("float64")),
-            torch.tensor(num_runs.to_numpy("float64")) - 1,
-            confidence_level=INTERVAL_LEVEL,
-        )
-        return Series(widths.tolist(), index=values.columns)
-    # Imported here, so that the table of a run that scores no models is shown without this module.
-    from flsv.values.evidence import stderr_over_seeds
-
-    known_clients = values.columns[values.notna().all()]
-    known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
-    stderr = stderr_over_seeds([run.performances[metric] for run in runs])
-    half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
-    return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
+def estimates_over_runs(runs: Sequence[Run], metric: str) -> DataFrame:
+    """Return the means of a metric's last values over runs with different seeds: ``value``, ``low``, ``high``."""
+    if len(runs) == 1:
+        return runs[0].estimates(metric)
+    values = final_values(runs, metric).to_numpy("float64")
+    evidence = None
+    if runs[0].metric_info(metric).get("class") == "ShadowShapley":
+        evidence = [run.performances[metric] for run in runs]
+    estimates = mean_with_interval(torch.tensor(values), evidence)
+    return DataFrame({name: column.tolist() for name, column in estimates._asdict().items()})
 
 
 def repeated_runs(run: Run) -> list[Run]:
