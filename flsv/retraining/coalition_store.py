@@ -75,23 +75,19 @@ class CoalitionStore:
         self._models: dict[Training, dict[int, ScoredModel]] = {}
         # What could not be stored, and why.
         self._errors: dict[str, OSError] = {}
-        # Whether the folder has these settings, without which coalitions cannot be read.
-        self._has_settings = False
         self._run_folder = run_folder if ranks.rank == 0 else None
         self._folder: Path | None = None
+        # Whether the folder has these settings, without which coalitions cannot be read.
+        self._has_settings = False
         if self._run_folder is not None:
             self._folder = self._run_folder / COALITIONS_FOLDER
-            self._open(self._folder)
+            self._has_settings = read_settings(self._folder) == self.settings
+        if self._folder is not None and self._has_settings:
+            self._models = read_coalitions(self._folder)
+            self.untrained = read_untrained(self._folder)
         # All ranks take what the first one has read.
         stored = self._models, self.untrained
         self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
-
-    def _open(self, folder: Path) -> None:
-        stored_settings = read_settings(folder)
-        if stored_settings == self.settings:
-            self._has_settings = True
-            self._models = read_coalitions(folder)
-            self.untrained = read_untrained(folder)
 
     def add_untrained(self, utilities: Mapping[str, Tensor]) -> None:
         """Add the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
