@@ -115,6 +115,12 @@ class SavedConfig(SaveConfigCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero and leaves_files(trainer):
             self.save_config(trainer, pl_module, "fit")
+        self.already_saved = True
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save the configuration of a fit that has resumed with no round left, and begins no training."""
+        if not self.already_saved:
+            self.on_train_start(trainer, pl_module)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)

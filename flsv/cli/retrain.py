@@ -83,7 +83,12 @@ def retrain(
 ) -> tuple[DataFrame, Path]:
     """Repeat a run with seeds and :class:`ShadowShapley`. Return a table of the clients' mean values, and its file."""
     # None takes the run's own performance and evaluators, and its rounds.
-    _check_metric(metric, mode)
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r} needs a logged value: add --metric NAME.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(
+            "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
+        )
     options = list(overrides)
     if rounds is not None:
         options.append(f"--trainer.max_epochs={rounds}")
@@ -98,16 +103,16 @@ def retrain(
 
     config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
     num_rounds = _num_rounds(cli, record, options)
-    game: dict[str, Any] = {
+    performance = metric
+    if performance is None:
+        performance, mode = performance_by(cli.loop)
+    game = {
         "coalitions": "both" if coalitions == "auto" else coalitions,
         "evaluators": evaluators or _evaluators_of(cli.loop),
         "every": num_rounds,  # only the last round is valued
         "halvings": halvings,
+        "mode": mode,
     }
-    performance = metric
-    game["mode"] = mode
-    if performance is None:
-        performance, game["mode"] = performance_by(cli.loop)
     performances = _performances(performance, game)
     _set_metrics(config, cli.loop, game, performances)
     _set_callbacks(
@@ -124,7 +129,7 @@ def retrain(
         **cli.identity().settings,
         CHANGED: "; ".join(changes),
         "rounds": f"{num_rounds}",
-        "scores": f"{sorted(performances.values())} {game['mode']} {game['evaluators']}",
+        "scores": f"{sorted(performances.values())} {mode} {game['evaluators']}",
         COALITIONS_ASKED_FOR: f"{game['coalitions']} {halvings} {performance}",
     }
     identity = Identity(settings, cli.identity().samples)
@@ -141,15 +146,6 @@ def retrain(
     summary = seed_summary(repetitions)
     save_table(out / SUMMARY_FILE, summary)
     return summary, out / SUMMARY_FILE
-
-
-def _check_metric(metric: str | None, mode: str | None) -> None:
-    if mode is not None and metric is None:
-        raise ConfigurationError(f"mode={mode!r} needs a logged value: add --metric NAME.")
-    if metric == "per_class_accuracy":
-        raise ConfigurationError(
-            "metric='per_class_accuracy' has a number per class: use balanced_accuracy."
-        )
 
 
 def _make_run(run: Path, arguments: Sequence[str]) -> FederatedCLI:
@@ -272,12 +268,10 @@ def _remove_runs_of_other_coalitions(out: Path, identity: Identity) -> None:
     settings_file = out / RUNS_SETTINGS
     if not settings_file.is_file():
         return
-    settings = identity.flat()
     stored_settings = json.loads(settings_file.read_text())
-    if {**stored_settings, COALITIONS_ASKED_FOR: settings[COALITIONS_ASKED_FOR]} != settings:
+    differences = stored_settings.items() ^ identity.flat().items()
+    if {name for name, _text in differences} != {COALITIONS_ASKED_FOR}:
         return  # other differences are refused
-    if stored_settings == settings:
-        return
     for folder in out.glob("seed_*"):
         copy_coalitions(folder, folder / EARLIER_FOLDER)
         for path in folder.iterdir():
@@ -299,11 +293,8 @@ def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
             performances[metric_name] = metric.performance
     performances |= loop.contribution_metrics.performances
 
-    choices: list[tuple[Any, str | None]] = []  # names and modes, without repetitions
-    for performance in performances.values():
-        choice = _performance_and_mode(performance)
-        if choice not in choices:
-            choices.append(choice)
+    # Names and modes, without repetitions.
+    choices = list(dict.fromkeys(map(_performance_and_mode, performances.values())))
     if not choices:
         return "accuracy", None
     name, mode = choices[0]
@@ -327,12 +318,9 @@ def _performance_and_mode(performance: Any) -> tuple[Any, str | None]:
 
 def _evaluators_of(loop: FederatedLoop) -> Evaluators:
     """Return ``"clients"`` if the clients scored the models for all metrics of a run, else ``"server"``."""
-    evaluators_of_metrics = set()
-    for name in loop.contribution_metrics.performances:
-        evaluators_of_metrics.add(getattr(loop.metrics[name], "evaluators", "server"))
-    if evaluators_of_metrics == {"clients"}:
-        return "clients"
-    return "server"
+    names = loop.contribution_metrics.performances
+    evaluators_of_metrics = {getattr(loop.metrics[name], "evaluators", "server") for name in names}
+    return "clients" if evaluators_of_metrics == {"clients"} else "server"
 
 
 def _check_data(run: Path, record: Mapping[str, Any], cli: FederatedCLI) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pandas
 import torch
 import yaml
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from flsv.configuration.identity import Identity
 from flsv.configuration.option_texts import option_texts
-from flsv.functional.intervals import half_width, interval_over_seeds
 from flsv.results.folder import (
     CONFIG,
     OPTIONS,
@@ -30,7 +29,6 @@ from flsv.results.folder import (
 from flsv.results.record import read_record
 from flsv.results.round_result import UNLIKE_RUN, Event
 from flsv.results.run_table import (
-    ESTIMATE,
     columns_in,
     last_estimates,
     read_contributions,
@@ -39,8 +37,9 @@ from flsv.results.run_table import (
 )
 from flsv.results.text import shares_in
 from flsv.utilities.csv_files import NAN
-from flsv.utilities.display import INTERVAL_LEVEL, client_label
+from flsv.utilities.display import client_label
 from flsv.utilities.errors import ConfigurationError, listed
+from flsv.values.over_seeds import mean_with_interval
 
 #: Setting in the list of the runs of ``flsv retrain``: a description of the settings that differ from the run's.
 CHANGED = "changed"
@@ -54,11 +53,14 @@ class Run:
         folder: the run's folder.
         record: the content of ``run.json``.
         table: the rows of ``contributions.csv``, in the file's order, without metrics that have failed.
+        repetitions: runs with different seeds, this one included. The record's performances, the final values and
+            their intervals are then means over them, and the values of single rounds this run's own.
     """
 
     folder: Path
     record: Mapping[str, Any]
     table: DataFrame
+    repetitions: Sequence[Run] = ()
 
     @cached_property
     def num_clients(self) -> int:
@@ -157,17 +159,16 @@ class Run:
         """Return the last values ``[n]`` of a metric, or of its ``column`` such as a class. NaN for clients without
         one.
         """
-        estimates = last_estimates(self.table, metric, self.num_clients, column)
-        return estimates["value"].tolist()
+        return final_values(self.runs, metric, column).mean().tolist()
 
     def estimates(self, metric: str) -> DataFrame:
         """Return a metric's last values with intervals: ``value``, ``low``, ``high``."""
-        return last_estimates(self.table, metric, self.num_clients)
+        return mean_estimates(self.runs, metric)
 
     @property
     def runs(self) -> Sequence[Run]:
         """Return the runs over which the values are averaged, by default this run alone."""
-        return [self]
+        return self.repetitions or [self]
 
     @property
     def seeds(self) -> int:
@@ -255,34 +256,18 @@ def open_run(path: str | Path) -> Run:
 SUMMARY_FILE = "repeat.csv"
 
 
-@dataclass(frozen=True)
-class RepeatedRun(Run):
-    """One of several runs with different seeds, with the means of their final values.
-
-    Its performances are means over all these runs, too, and its intervals are those of the means. Its values of single
-    rounds are its own.
-    """
-
-    runs: Sequence[Run] = ()
-
-    def final(self, metric: str, column: str = "") -> list[float]:
-        return final_values(self.runs, metric, column).mean().tolist()
-
-    def estimates(self, metric: str) -> DataFrame:
-        summary = seed_summary(self.runs, [metric])
-        return summary.rename(columns={"mean": "value"})[ESTIMATE]
-
-
 def final_values(runs: Sequence[Run], metric: str, column: str = "") -> DataFrame:
     """Return the last values of a metric, with a row per run and a column per client."""
-    return DataFrame([run.final(metric, column) for run in runs])
+    rows = []
+    for run in runs:
+        estimates = last_estimates(run.table, metric, run.num_clients, column)
+        rows.append(estimates["value"].tolist())
+    return DataFrame(rows)
 
 
 def over_seeds(run: Run) -> Run:
     """Return a run with the means over all runs of its ``flsv repeat``, or the run itself without one."""
-    if isinstance(run, RepeatedRun):
-        return run
-    runs = repeated_runs(run)
+    runs = [] if run.repetitions else repeated_runs(run)
     if not runs:
         return run
 
@@ -297,31 +282,30 @@ def over_seeds(run: Run) -> Run:
         mean_performances[metric] = {**performance, **means}
 
     logged_by_run = [repeated.record.get("logged", {}) for repeated in runs]
-    logged = _means_of_all(logged_by_run, logged_by_run[0])
-    events = [*run.record["events"], *_differences_of_others(run, runs)]
     record = {
         **run.record,
         "paid_in": mean_performances,
-        "logged": logged,
-        "events": events,
+        "logged": _means_of_all(logged_by_run, logged_by_run[0]),
+        "events": _events_of_all([run, *runs]),
     }
-    return RepeatedRun(run.folder, record, run.table, runs)
+    return Run(
+        run.folder,
+        record,
+        table=run.table,
+        repetitions=runs,
+    )
 
 
-def _differences_of_others(run: Run, runs: Iterable[Run]) -> list[Event]:
-    """Return the events of other runs that say how coalitions' trainings differ from the run, without repetitions."""
-    texts = {event.text for event in _differences_from_run(run)}
-    differences = []
-    for repeated in runs:
-        for event in _differences_from_run(repeated):
-            if event.text not in texts:
-                texts.add(event.text)
-                differences.append(event)
-    return differences
-
-
-def _differences_from_run(run: Run) -> list[Event]:
-    return [event for event in run.record["events"] if event.what == UNLIKE_RUN]
+def _events_of_all(runs: Sequence[Run]) -> list[Event]:
+    """Return the first run's events, and those of all runs that say how coalitions' trainings differ from the run."""
+    first_run = runs[0]
+    differences: dict[str, Event] = {}
+    for run in runs:
+        for event in run.record["events"]:
+            if event.what == UNLIKE_RUN:
+                differences.setdefault(event.text, event)
+    events = [event for event in first_run.record["events"] if event.what != UNLIKE_RUN]
+    return [*events, *differences.values()]
 
 
 def _means_of_all(
@@ -345,23 +329,20 @@ def seed_summary(
     summaries = []
     for metric in metrics:
         values = final_values(runs, metric)
+        estimates = mean_estimates(runs, metric)
         summary = DataFrame(
             {
                 "metric": metric,
                 "client": values.columns,
                 "client_name": run.client_names,
                 "runs": values.count(),
-                "mean": values.mean(),
+                "mean": estimates["value"],
                 "std": values.std(),
+                "low": estimates["low"],
+                "high": estimates["high"],
+                "share": NAN,
             }
         )
-        if len(runs) == 1:
-            summary[["low", "high"]] = run.estimates(metric)[["low", "high"]]
-        else:
-            half_widths = half_widths_over_seeds(runs, metric, values)
-            summary["low"] = summary["mean"] - half_widths
-            summary["high"] = summary["mean"] + half_widths
-        summary["share"] = NAN
         only_ranks = run.performances.get(metric, {}).get("ranks_only")
         if run.metric_info(metric).get("to_pay_by") and not only_ranks:
             summary["share"] = shares_in(summary["mean"])
@@ -369,29 +350,17 @@ def seed_summary(
     return pandas.concat(summaries, ignore_index=True)
 
 
-def half_widths_over_seeds(runs: Sequence[Run], metric: str, values: DataFrame) -> Series:
-    """Compute half the widths of the intervals of a metric's means over runs.
-
-    For trained coalitions, the usual difference between seeds and the error of predicted utilities are known.
-    """
-    trains_coalitions = runs[0].metric_info(metric).get("class") == "ShadowShapley"
-    if not trains_coalitions:
-        num_runs = values.count()
-        variances_of_means = values.var() / num_runs
-        widths = half_width(
-            torch.tensor(variances_of_means.to_numpy("float64")),
-            torch.tensor(num_runs.to_numpy("float64")) - 1,
-            confidence_level=INTERVAL_LEVEL,
-        )
-        return Series(widths.tolist(), index=values.columns)
-    # Imported here, so that the table of a run that scores no models is shown without this module.
-    from flsv.values.evidence import stderr_over_seeds
-
-    known_clients = values.columns[values.notna().all()]
-    known_values = torch.tensor(values[known_clients].to_numpy("float64"))  # [seeds, clients]
-    stderr = stderr_over_seeds([run.performances[metric] for run in runs])
-    half_widths = interval_over_seeds(known_values, stderr[list(known_clients)])
-    return Series(half_widths.tolist(), index=known_clients).reindex(values.columns)
+def mean_estimates(runs: Sequence[Run], metric: str) -> DataFrame:
+    """Return the means of a metric's last values over runs with different seeds: ``value``, ``low``, ``high``."""
+    first_run = runs[0]
+    if len(runs) == 1:
+        return last_estimates(first_run.table, metric, first_run.num_clients)
+    values = final_values(runs, metric).to_numpy("float64")
+    evidence = None
+    if first_run.metric_info(metric).get("class") == "ShadowShapley":
+        evidence = [run.performances[metric] for run in runs]
+    estimates = mean_with_interval(torch.tensor(values), evidence)
+    return DataFrame({name: column.tolist() for name, column in estimates._asdict().items()})
 
 
 def repeated_runs(run: Run) -> list[Run]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from flsv.values.coalition_files import (
     read_settings,
     read_untrained,
     remove_coalition,
+    remove_files,
     rounds_of,
     write_coalition,
     write_labels,
@@ -43,13 +44,14 @@ class CoalitionStore:
 
     Each rank holds all models, and the first rank writes them as soon as they are known. The coalition of all clients
     is the run itself. The empty coalition has the model before the first round, which has no round. Models whose
-    utilities are not finite are held, but not written. If a coalition cannot be written, such as to a full disk, it is
-    held, and :meth:`write_table` warns.
+    utilities are not finite are held, but not written. What cannot be written, such as to a full disk, is held, and
+    :meth:`write_table` warns.
 
     Args:
         run_folder: the run's folder. None: nothing is written.
         measures: names of the performance measures by which each model has utilities.
-        settings: all on which the utilities depend, except the seed. Files of other settings are removed.
+        settings: all on which the utilities depend, except the seed. Files of other settings are removed before
+            the first file is written.
         outputs: names of the measures whose outputs are stored.
     """
 
@@ -71,36 +73,45 @@ class CoalitionStore:
         #: Utilities of untrained models, [R, 1] or [R, M], by measure.
         self.untrained: Mapping[str, Tensor] = {}
         self._models: dict[Training, dict[int, ScoredModel]] = {}
-        # Why coalitions could not be stored.
-        self._errors: dict[Training, OSError] = {}
+        # What could not be stored, and why.
+        self._errors: dict[str, OSError] = {}
         self._run_folder = run_folder if ranks.rank == 0 else None
         self._folder: Path | None = None
+        # Whether the folder has these settings, without which coalitions cannot be read.
+        self._has_settings = False
         if self._run_folder is not None:
             self._folder = self._run_folder / COALITIONS_FOLDER
-            self._open(self._folder)
+            self._has_settings = read_settings(self._folder) == self.settings
+        if self._folder is not None and self._has_settings:
+            self._models = read_coalitions(self._folder)
+            self.untrained = read_untrained(self._folder)
         # All ranks take what the first one has read.
         stored = self._models, self.untrained
         self._models, self.untrained = ranks.broadcast(0, stored, "the stored coalitions")
 
-    def _open(self, folder: Path) -> None:
-        stored_settings = read_settings(folder)
-        if stored_settings == self.settings:
-            self._models = read_coalitions(folder)
-            self.untrained = read_untrained(folder)
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        write_settings(folder, self.settings)
-
     def add_untrained(self, utilities: Mapping[str, Tensor]) -> None:
         """Add the utilities of R untrained models, for each measure ``[R, 1]``, or ``[R, M]`` for M classes."""
         self.untrained = utilities
-        if self._folder is not None:
-            write_untrained(self._folder, utilities)
+        write = partial(write_untrained, utilities=utilities)
+        self._write("the scores of untrained models", write)
 
     def add_labels(self, labels: Tensor) -> None:
         """Write the labels ``[V, ...]`` of the validation samples."""
-        if self._folder is not None:
-            write_labels(self._folder, labels)
+        write = partial(write_labels, labels=labels)
+        self._write("the labels of the validation samples", write)
+
+    def _write(self, title: str, write: Callable[[Path], None]) -> None:
+        """Write a file into the folder of coalitions, the settings first. An error of the file system is held."""
+        if self._folder is None:
+            return
+        try:
+            if not self._has_settings:
+                remove_files(self._folder)  # of other settings
+                write_settings(self._folder, self.settings)
+                self._has_settings = True
+            write(self._folder)
+        except OSError as error:
+            self._errors[title] = error
 
     def take_over(self, run_folder: Path, grand: Training) -> None:
         """Add the coalitions of an earlier run in ``run_folder`` that are missing, if it was the same run.
@@ -194,12 +205,9 @@ class CoalitionStore:
             # What is not finite is computed again by the next command.
             if model.is_finite:
                 models_to_write[round_index] = stored_model
-        if self._folder is None or not models_to_write:
-            return
-        try:
-            write_coalition(self._folder, training, models_to_write)
-        except OSError as error:
-            self._errors[training] = error
+        if models_to_write:
+            write = partial(write_coalition, training=training, models=models_to_write)
+            self._write(_scores_text(training), write)
 
     def discard(self, seed: int, coalitions: Sequence[Members]) -> None:
         """Remove the models of coalitions, which are trained again."""
@@ -224,11 +232,10 @@ class CoalitionStore:
         except OSError as error:
             rank_zero_warn(f"the table of the coalitions' scores could not be written ({error}).")
         if self._errors:
-            trainings = listed(self._errors, show=_training_text)
             first_error, *_ = self._errors.values()
             rank_zero_warn(
-                f"the scores of these coalitions could not be stored: {trainings} ({first_error}). The values count "
-                "them, but a later command may train these coalitions again."
+                f"these could not be stored: {listed(self._errors)} ({first_error}). The values count them, but a "
+                "later command may train coalitions again."
             )
             self._errors = {}
 
@@ -246,5 +253,5 @@ def clients_text(members: Members) -> str:
     return f"client{plural} {joined(map(str, members))}"
 
 
-def _training_text(training: Training) -> str:
-    return f"{clients_text(training.members)} with seed {training.seed}"
+def _scores_text(training: Training) -> str:
+    return f"the scores of {clients_text(training.members)} with seed {training.seed}"

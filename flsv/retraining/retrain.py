@@ -132,9 +132,9 @@ def retrain(
             raise ConfigurationError(game.evidence["why_no_values"])
         assert game.round_values is not None
         values_of_seeds.append(game.round_values)
-    mean_values, low, high = mean_over_seeds(values_of_seeds)
+    estimates = mean_over_seeds(values_of_seeds)
     has_taken_part = torch.stack([game.participations.cpu() > 0 for game in games]).all(0)
-    mean_values = mean_values.where(has_taken_part, torch.nan)
+    mean_values = estimates.value.where(has_taken_part, torch.nan)
     shares = [NAN] * len(mean_values)
     if not games[0].evidence["ranks_only"]:
         shares = shares_in(mean_values.tolist())
@@ -143,8 +143,8 @@ def retrain(
             "client": range(data.num_clients),
             "client_name": data.client_names,
             "value": mean_values.tolist(),
-            "low": low.tolist(),
-            "high": high.tolist(),
+            "low": estimates.low.tolist(),
+            "high": estimates.high.tolist(),
             "share": shares,
         }
     )

@@ -134,7 +134,8 @@ def read_settings(folder: Path) -> dict[str, str]:
     if path.is_file():
         settings: dict[str, str] = json.loads(path.read_text())
         return settings
-    if folder.is_dir() and any(folder.iterdir()):
+    # A kill while the first settings are written leaves a temporary file alone.
+    if any(folder.glob("**/*.pt")):
         raise ConfigurationError(
             f"{folder} has no {_SETTINGS_FILE}: an earlier version of flsv has written it, and this version does not "
             "read it. Move the folder away, and retrain with this version."
@@ -190,15 +191,37 @@ def read_labels(folder: Path) -> Tensor | None:
 
 def remove_coalitions(run_folder: Path) -> None:
     """Remove the coalitions of an earlier run in a run's folder."""
-    shutil.rmtree(run_folder / COALITIONS_FOLDER, ignore_errors=True)
+    remove_files(run_folder / COALITIONS_FOLDER)
     (run_folder / COALITIONS_TABLE).unlink(missing_ok=True)
+
+
+def remove_files(folder: Path) -> None:
+    """Remove a folder of coalitions with all its files."""
+    # Before the settings, so that a kill leaves no coalitions without settings.
+    for path in folder.glob("**/*.pt"):
+        path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_coalitions(run_folder: Path, target: Path) -> None:
     """Copy the coalitions in a run's folder, if there are any, into another one."""
     folder = run_folder / COALITIONS_FOLDER
-    if folder.is_dir():
-        shutil.copytree(folder, target / COALITIONS_FOLDER, dirs_exist_ok=True)
+    settings = read_settings(folder)
+    if not settings:
+        return
+    write_settings(target / COALITIONS_FOLDER, settings)  # first, for kills
+    shutil.copytree(
+        folder,
+        target / COALITIONS_FOLDER,
+        ignore=shutil.ignore_patterns(".*"),
+        copy_function=_copy_file,
+        dirs_exist_ok=True,
+    )
+
+
+def _copy_file(source: str, target: str) -> None:
+    with open(source, "rb") as source_file, replacing(Path(target)) as target_file:
+        shutil.copyfileobj(source_file, target_file)
 
 
 def write_table(

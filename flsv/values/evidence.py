@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from flsv.functional.intervals import prediction_stderr
 from flsv.functional.shapley.halvings import has_halvings
 
 
@@ -58,12 +55,3 @@ def evidence_of(
         "alone": [] if per_class else utilities[is_alone].tolist(),
         "together": None if per_class else float(utilities[masks.all(1)]),
     }
-
-
-def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
-    is_predicted = "disagreement" in evidence[0]
-    name = "disagreement" if is_predicted else "stderr"
-    by_seed = [seed_evidence[name] for seed_evidence in evidence]  # [s, n]
-    means = torch.tensor(by_seed, dtype=torch.float64).mean(0)
-    return prediction_stderr(means) if is_predicted else means

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional import ShapleyEstimate, few_coalitions_shapley
-from flsv.functional.intervals import (
-    interval_over_seeds,
-    one_seed_stderr,
-    prediction_stderr,
-    t_quantile,
-)
+from flsv.functional.intervals import one_seed_stderr, prediction_stderr, t_quantile
 from flsv.functional.joint_shares import CaseValues
 from flsv.functional.shapley.predicted_outputs import PredictedValues, favors_nobody
 from flsv.games.members import Members, members_of
@@ -38,7 +33,8 @@ from flsv.values.coalition_files import (
     read_untrained,
     rounds_of,
 )
-from flsv.values.evidence import coalitions_not_finite, evidence_of, stderr_over_seeds
+from flsv.values.evidence import coalitions_not_finite, evidence_of
+from flsv.values.over_seeds import Estimates, mean_with_interval
 
 if TYPE_CHECKING:  # pandas is slow to import
     from pandas import DataFrame
@@ -268,19 +264,15 @@ def _estimate(
     return estimate.values, estimate.stderr, evidence
 
 
-def mean_over_seeds(
-    seeds: Sequence[RoundValues],
-) -> tuple[Tensor, Tensor, Tensor]:
+def mean_over_seeds(seeds: Sequence[RoundValues]) -> Estimates:
     """Return the mean values ``[n]`` over seeds, and both ends of their 90 % intervals."""
     values_by_seed = [seed.values.squeeze(1) for seed in seeds]
-    values = torch.stack(values_by_seed)  # [S, n]
-    mean = values.mean(0)
-    if len(seeds) == 1:
-        half_width = seeds[0].half_width.squeeze(1)
-    else:
-        stderr = stderr_over_seeds([seed.evidence for seed in seeds])
-        half_width = interval_over_seeds(values, stderr)
-    return mean, mean - half_width, mean + half_width
+    if len(seeds) > 1:
+        evidence = [seed.evidence for seed in seeds]
+        return mean_with_interval(torch.stack(values_by_seed), evidence)
+    values = values_by_seed[0]
+    half_width = seeds[0].half_width.squeeze(1)
+    return Estimates(values, values - half_width, values + half_width)
 
 
 def read_scores(run_folder: Path) -> dict[int, SeedScores]:
@@ -354,8 +346,7 @@ def _table_of_round(
         means = torch.stack([seed.values for seed in seeds]).mean(0)  # [n, M]
         columns = {str(label): means[:, label] for label in range(means.shape[1])}
     else:
-        mean, low, high = mean_over_seeds(seeds)
-        columns = {"value": mean, "low": low, "high": high}
+        columns = mean_over_seeds(seeds)._asdict()
     table = DataFrame({name: column.numpy() for name, column in columns.items()})
     table.insert(0, "round", round_index)
     table.insert(1, "client", range(len(table)))

@@ -1,5 +1,6 @@
 """The store of coalitions' models: kills, other settings, orders, ranks; and what is trained into it."""
 
+import errno
 import pickle
 
 import pandas
@@ -9,6 +10,7 @@ import torch
 from flsv.core import Ranks
 from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
+from flsv.retraining import coalition_store
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
@@ -16,10 +18,12 @@ from flsv.values.coalition_files import (
     NO_ROUND,
     ScoredModel,
     Training,
+    copy_coalitions,
     read_labels,
+    read_settings,
     read_untrained,
 )
-from helpers import refused
+from helpers import refused, warns
 
 MASKS = few_coalitions(3, "all")
 ALL_COALITIONS = members_of(MASKS)  # of three clients: 8, with the empty one
@@ -250,7 +254,8 @@ def test_coalitions_of_other_settings_are_removed(tmp_path):
     other_store = make_store_of_two_rounds(tmp_path, settings={"a": 2})
 
     assert missing_of(other_store, (0, 2)) == [(0, 2)]
-    assert not list(tmp_path.rglob("*.pt"))
+    add_models(other_store, (1,), SCORES)
+    assert len(list(tmp_path.rglob("*.pt"))) == 1
     first_settings = make_store_of_two_rounds(tmp_path)
     assert missing_of(first_settings, (0, 2)) == [(0, 2)]
 
@@ -264,6 +269,50 @@ def test_folder_of_an_earlier_version_is_refused_and_unchanged(tmp_path):
         make_store(tmp_path)
 
     assert path.read_bytes() == b"outputs"
+
+
+def test_kill_before_the_settings_are_written_leaves_a_folder_to_go_on_in(tmp_path):
+    folder = tmp_path / "coalitions"
+    folder.mkdir()
+    (folder / ".settings.json.tmp").write_text('{"a"')
+
+    assert read_settings(folder) == {}
+    store = make_store_of_two_rounds(tmp_path)
+    add_models(store, (1,), SCORES)
+
+    assert missing_of(make_store_of_two_rounds(tmp_path), (1,)) == []
+
+
+def test_coalitions_are_stored_when_a_disk_that_was_full_has_space_again(tmp_path, monkeypatch):
+    def fail_to_write(folder, settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = make_store_of_two_rounds(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(coalition_store, "write_settings", fail_to_write)
+        add_models(store, (0,), SCORES)
+    add_models(store, (1,), SCORES)
+
+    with warns("could not be stored: the scores of client 0 with seed 7 .*No space left"):
+        store.write_table(NAMES)
+    assert missing_of(make_store_of_two_rounds(tmp_path), (0,), (1,)) == [(0,)]
+
+
+def test_copy_that_was_killed_has_settings_and_no_part_of_a_file(tmp_path, monkeypatch):
+    add_models(make_store_of_two_rounds(tmp_path / "run"), (1,), SCORES)
+
+    def stop(*files):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfileobj", stop)
+        with pytest.raises(KeyboardInterrupt):
+            copy_coalitions(tmp_path / "run", tmp_path / "copy")
+
+    store = make_store_of_two_rounds(tmp_path / "copy")
+    assert missing_of(store, (1,)) == [(1,)]
+    copy_coalitions(tmp_path / "run", tmp_path / "copy")
+    assert missing_of(make_store_of_two_rounds(tmp_path / "copy"), (1,)) == []
 
 
 def test_discarded_coalitions_are_not_read_again(tmp_path):

@@ -49,6 +49,10 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert "no batch norm" in record["why_no_values"]
 
 
+def fail_to_write(*args, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("members", "coalition"),
@@ -70,7 +74,7 @@ def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(coalition_store, "write_coalition", write_on_full_disk)
-        with warns(f"could not be stored: {coalition} with seed .*No space left"):
+        with warns(f"could not be stored: the scores of {coalition} with seed .*No space left"):
             loop = fit_valued(tmp_path / "full", Base())
 
     values = expected.contributions["shadow"]
@@ -78,10 +82,21 @@ def test_a_coalition_that_cannot_be_stored_has_a_value_and_is_named(
     assert torch.equal(loop.contributions["shadow"], values)
 
 
-def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
-    def fail_to_write(*args, **options):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.fast_rows
+@pytest.mark.parametrize("name", ["write_settings", "write_untrained", "write_labels"])
+def test_other_files_of_coalitions_that_cannot_be_written_end_no_run(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(coalition_store, name, fail_to_write)
 
+    with warns("could not be stored: .*No space left"):
+        loop = fit_valued(tmp_path, Base())
+
+    assert loop.contributions["shadow"].isfinite().all()
+    has_settings = name != "write_settings"
+    # Without settings nobody could tell which training the scores are of.
+    assert bool(stored_coalitions(tmp_path)) is has_settings
+
+
+def test_a_table_of_coalitions_that_cannot_be_written_ends_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(coalition_store, "write_table", fail_to_write)
     with warns("table of the coalitions' scores could not be written.*No space left"):
         loop = fit_valued(tmp_path, Base())

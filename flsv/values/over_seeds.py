@@ -1,0 +1,60 @@
+"""Mean values over seeds, and their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsv.functional.intervals import half_width, interval_over_seeds, prediction_stderr
+from flsv.utilities.display import INTERVAL_LEVEL
+
+
+class Estimates(NamedTuple):
+    """Values ``[n]``, and both ends of their 90 % intervals."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def mean_with_interval(
+    values: Tensor,
+    evidence: Sequence[Mapping[str, Any]] | None = None,
+) -> Estimates:
+    """Compute mean values over several seeds.
+
+    Args:
+        values: ``[S, n]``, each seed's values. A client that is NaN with some seeds has the mean over the others.
+        evidence: for values of trained coalitions, the facts on those of each seed, see
+            :func:`flsv.values.evidence.evidence_of`. None: intervals are Student's t.
+    """
+    mean = values.nanmean(0)
+    is_known = ~values.isnan()
+    if evidence is None:
+        num_seeds = is_known.sum(0)
+        squared_deviations = (values - mean).square().nansum(0)
+        variances_of_means = squared_deviations / (num_seeds - 1) / num_seeds
+        half_widths = half_width(
+            variances_of_means,
+            num_seeds - 1,
+            confidence_level=INTERVAL_LEVEL,
+        )
+    else:
+        # The usual difference between seeds and the error of predicted utilities are known.
+        has_all = is_known.all(0)
+        stderr = stderr_over_seeds(evidence)
+        half_widths = torch.full_like(mean, torch.nan)
+        half_widths[has_all] = interval_over_seeds(values[:, has_all], stderr[has_all])
+    return Estimates(mean, mean - half_widths, mean + half_widths)
+
+
+def stderr_over_seeds(evidence: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Return the standard error ``[n]`` of mean values over seeds that comes from coalitions that were not trained."""
+    is_predicted = "disagreement" in evidence[0]
+    name = "disagreement" if is_predicted else "stderr"
+    by_seed = [seed_evidence[name] for seed_evidence in evidence]  # [s, n]
+    means = torch.tensor(by_seed, dtype=torch.float64).mean(0)
+    return prediction_stderr(means) if is_predicted else means
