@@ -6,10 +6,10 @@ trained.
 
 Reads the section "data" of a configuration of flsv fit and shows each client's
 samples and classes, how each column of a table is used, and the fraction of
-its values that each client lacks. A table of doubts compares each client's
+its values that each client lacks. A table of data_warnings compares each client's
 columns with the others': other units, more missing values, rows twice.
 Notes tell of problems, such as a rare class. With --write, the data dictionary
-of the tables is drafted into this file. A site drafts its part with
+of the tables is drafted into this file. A site dictionary_by_site its part with
 --data.partitioner OneClient, and
 
     flsv data --merge boston.yaml lyon.yaml --write dictionary.yaml
@@ -17,7 +17,7 @@ of the tables is drafted into this file. A site drafts its part with
 joins the parts to one, which all sites and the server need. It prints where
 they disagree.
 With --out, the folder gets the same tables as samples.csv, columns.csv and
-doubts.csv. Every image file is opened. Nothing is trained, and other sections
+data_warnings.csv. Every image file is opened. Nothing is trained, and other sections
 of the file are ignored.
 """
 
@@ -36,7 +36,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.sources.named import unreadable_images
 from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.drafts import TableDoubt
+from flsv.data.tables.inference import TableWarning
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
@@ -92,7 +92,7 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
 
 def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, or asks for it."""
-    if data.lacks_pos_label:
+    if data.needs_pos_label:
         names = " or ".join(data.class_names)
         return (
             f"Positive class: set data.pos_label to {names} before you use average precision or F1."
@@ -144,7 +144,7 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
     return texts
 
 
-def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
+def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
     """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
     frame = sample_table(data)
     fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
@@ -172,9 +172,9 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
             .reset_index(READ_AS)
         )
         print(f"\nColumns\n\n{missing_fractions.to_string(line_width=width())}\n")
-    if len(doubts):
-        shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
-        count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""
+    if len(data_warnings):
+        shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
+        count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})" if len(data_warnings) > _MAX_SHOWN else ""
         print(f"Doubts{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(describe_positive_class(data))
@@ -200,14 +200,14 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def write_dictionary(
-    file: Path, dictionary: Dictionary | None, doubts: Sequence[TableDoubt]
+    file: Path, dictionary: Dictionary | None, data_warnings: Sequence[TableWarning]
 ) -> None:
     """Write a data dictionary into a file, with the doubts beside the columns."""
     if dictionary is None:
         raise ConfigurationError("--write: only tables have a data dictionary. Set labels.")
     texts_by_column: dict[str, list[str]] = {}
     for doubt in doubts:
-        texts_by_column.setdefault(doubt.column, []).append(f"{doubt.site}: {doubt.text}")
+        texts_by_column.setdefault(data_warning.column, []).append(f"{data_warning.site}: {data_warning.text}")
     comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
         stream.write(dictionary.to_text(comments).encode())
@@ -219,20 +219,20 @@ def write_dictionary(
 
 def merge_files(files: Sequence[Path], file: Path | None) -> None:
     """Merge the dictionaries that sites have drafted, and print where they disagree."""
-    drafts = {draft_file.stem: Dictionary.from_file(draft_file) for draft_file in files}
-    if len(drafts) < 2 or len(drafts) < len(files):
+    dictionary_by_site = {draft_file.stem: Dictionary.from_file(draft_file) for draft_file in files}
+    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(files):
         names = listed(file.name for file in files)
         raise ConfigurationError(
             f"--merge: expected at least 2 files, each named after its site, but got {names}."
         )
-    dictionary, doubts = merge(drafts)
+    dictionary, data_warnings = merge(dictionary_by_site)
     for doubt in doubts:
-        print(filled(f"{doubt.column} of {doubt.site}: {doubt.text}"))
+        print(filled(f"{data_warning.column} of {data_warning.site}: {data_warning.text}"))
     if file is None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary, doubts)
+        write_dictionary(file, dictionary, data_warnings)
     if dictionary.questions:
         print(filled(_ANSWERS_TO_MERGER))
 
@@ -243,7 +243,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--out",
         type=Path | None,
-        help="folder of samples.csv, columns.csv and doubts.csv",
+        help="folder of samples.csv, columns.csv and data_warnings.csv",
     )
     parser.add_argument(
         "--write",
@@ -273,30 +273,30 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     except OpenQuestions as questions:
         if objects.write is None:
             raise
-        write_dictionary(objects.write, questions.dictionary, questions.doubts)
+        write_dictionary(objects.write, questions.dictionary, questions.data_warnings)
         return
     check_images(data)
     if objects.write is not None:
-        write_dictionary(objects.write, data.dictionary, data.table_doubts)
-    doubts = doubt_table(data)
+        write_dictionary(objects.write, data.dictionary, data.table_warnings)
+    data_warnings = data_warning_table(data)
     if not quiet:
-        show(data, doubts)
+        show(data, data_warnings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", sample_table(data).reset_index())
         if data.column_cards:
             save_table(out / "columns.csv", missing_table(data).reset_index())
-        if len(doubts):
-            save_table(out / "doubts.csv", doubts)
+        if len(data_warnings):
+            save_table(out / "data_warnings.csv", data_warnings)
         print(f"Written: {display_path(out)}")
 
 
-def doubt_table(data: FederatedDataModule) -> pd.DataFrame:
+def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:
     """Return a table of the doubts about tables, and of samples that are there twice."""
     rows = []
-    for doubt in data.table_doubts:
-        rows.append((doubt.site, doubt.column, doubt.text))
+    for data_warning in data.table_warnings:
+        rows.append((data_warning.site, data_warning.column, data_warning.text))
     for copies in copies_in(data):
         client_name = data.client_names[copies.client]
         rows.append((client_name, SAMPLES, copies.text(data.client_names)))
-    return pd.DataFrame(rows, columns=["site", "column", "doubt"])
+    return pd.DataFrame(rows, columns=["site", "column", "data_warning"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
 #: Strength from which on a doubt about data is strong. It is 1 where a doubt begins.
-STRONG_DOUBT = 2.0
+STRONG_WARNING = 2.0
 #: What a doubt about copies is about, in the place of a table's column.
 SAMPLES = "samples"
 #: Smallest number of a client's samples that are compared.
@@ -54,7 +54,7 @@ class Copies:
     @property
     def strength(self) -> float:
         """How strong the doubt is, beyond 1."""
-        return STRONG_DOUBT * self.excess / MAX_SHARE_OF_COPIES
+        return STRONG_WARNING * self.excess / MAX_SHARE_OF_COPIES
 
     def text(self, client_names: Sequence[str]) -> str:
         """Return what is told of the client's samples."""
@@ -139,8 +139,8 @@ def _own_copies(
         usual_share = max(usual_shares[client], share_by_chance)
         excess = shares_twice[client] - usual_share
         count = len(samples) - len(np.unique(samples))
-        is_doubt = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
-        if is_doubt and len(samples) >= MIN_SAMPLES:
+        is_conspicuous = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
+        if is_conspicuous and len(samples) >= MIN_SAMPLES:
             copies.append(Copies(client, None, count, len(samples), excess))
     return copies
 
@@ -177,11 +177,11 @@ def _shared_copies(
     deviation = np.sqrt(share_by_chance / num_samples)
     usual_shares = np.maximum(usual_share, share_by_chance + _NUM_DEVIATIONS * deviation)
     excess = counts / num_samples - usual_shares
-    is_doubt = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
+    is_conspicuous = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
 
     columns = [clients, other_clients, counts, num_samples, excess]
-    doubts = [column[is_doubt].tolist() for column in columns]
-    return list(starmap(Copies, zip(*doubts)))
+    data_warnings = [column[is_conspicuous].tolist() for column in columns]
+    return list(starmap(Copies, zip(*data_warnings)))
 
 
 def _common_samples(

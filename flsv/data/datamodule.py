@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
 #: Largest number of doubts in a warning.
-_MAX_DOUBTS = 3
+_MAX_WARNINGS = 3
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -299,7 +299,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._divided = divided
         self._needs_setup = False
         if source.dictionary is not None:
-            self._tell_doubts()
+            self._show_table_warnings()
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -307,15 +307,18 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._divided = without_flagged(divided, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
-    def _tell_doubts(self) -> None:
+    def _show_table_warnings(self) -> None:
         """Warn of the doubts about the tables."""
-        doubts = self._source.doubts
-        if doubts:
+        data_warnings = self._source.data_warnings
+        if data_warnings:
             texts = [
-                f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in doubts[:_MAX_DOUBTS]
+                f"{data_warning.column} of {data_warning.site}: {data_warning.text}"
+                for data_warning in data_warnings[:_MAX_WARNINGS]
             ]
-            if len(doubts) > _MAX_DOUBTS:
-                texts.append(f"and {len(doubts) - _MAX_DOUBTS} more, which flsv data shows")
+            if len(data_warnings) > _MAX_WARNINGS:
+                texts.append(
+                    f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data shows"
+                )
             rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:

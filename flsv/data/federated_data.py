@@ -30,7 +30,7 @@ from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import ColumnCard, TableDoubt
+    from flsv.data.tables.inference import ColumnCard, TableWarning
 
 
 class FederatedData:
@@ -149,7 +149,7 @@ class FederatedData:
         )
 
     @property
-    def lacks_pos_label(self) -> bool:
+    def needs_pos_label(self) -> bool:
         """Return whether the user has to name the positive one of two classes, whose names are words."""
         return self._source.pos_label is None and are_two_words(self.class_names)
 
@@ -174,19 +174,19 @@ class FederatedData:
         return self._source.dictionary
 
     @property
-    def has_draft(self) -> bool:
+    def has_inferred_dictionary(self) -> bool:
         """Return whether the data dictionary was drafted from the samples."""
-        return self._source.is_draft
+        return self._source.is_inferred
 
     @property
-    def dictionary_lacks(self) -> str:
+    def missing_from_dictionary(self) -> str:
         """What the data dictionary that the user gave lacks, if it is not complete. Empty without one."""
-        return self._source.dictionary_lacks
+        return self._source.missing_from_dictionary
 
     @property
-    def table_doubts(self) -> tuple[TableDoubt, ...]:
+    def table_warnings(self) -> tuple[TableWarning, ...]:
         """Doubts about the clients' tables."""
-        return self._source.doubts
+        return self._source.data_warnings
 
     @property
     def server_val_indices(self) -> Tensor:

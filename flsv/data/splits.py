@@ -127,7 +127,7 @@ def _names_of(values: Sequence[Any]) -> Any:
     """Return values as a Series of texts: 17.0 as 17, gaps as NaN."""
     import pandas as pd
 
-    from flsv.data.tables.cells import texts_of
+    from flsv.data.tables.table import texts_of
 
     names = texts_of(pd.Series(list(values), dtype=object)).astype(object)
     return names.where(names != "")  # a blank of a text file

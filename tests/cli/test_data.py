@@ -176,12 +176,12 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     dictionary = "--data.dictionary={excluded: [case]}"
     assert main(["data", *options, dictionary, "--out=cards"]) == 0
 
-    doubts = pd.read_csv("cards/doubts.csv")
-    named_columns = [(row.site, row.column) for row in doubts.itertuples()]
+    data_warnings = pd.read_csv("cards/data_warnings.csv")
+    named_columns = [(row.site, row.column) for row in data_warnings.itertuples()]
 
     assert ("Celle", "creatinine") in named_columns
     assert ("Bonn", "samples") in named_columns
-    texts = "; ".join(doubts["doubt"])
+    texts = "; ".join(data_warnings["data_warning"])
     assert re.search(r"values are \d+\.?\d* times those elsewhere: another unit", texts)
     assert re.search(r"\d+ of \d+ are there twice", texts)
     assert "are there twice" in capsys.readouterr().out

@@ -289,7 +289,7 @@ def with_labels(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
+def test_rows_that_are_equal_by_chance_make_no_data_warning(seed: int) -> None:
     rows = []
     for index in range(3):
         rows.append(draw_ages_and_wards(72, 3 * seed + index))
@@ -305,7 +305,7 @@ def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
 
 
 @pytest.mark.parametrize("num_values", [2, 4, 16])
-def test_clients_with_few_different_rows_are_no_doubt(num_values: int) -> None:
+def test_clients_with_few_different_rows_make_no_data_warning(num_values: int) -> None:
     """All rows are of a few values, so that every client has the others' rows."""
     rows = []
     for seed in range(4):

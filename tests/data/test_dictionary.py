@@ -12,7 +12,7 @@ import yaml
 
 from flsv.cli import main
 from flsv.data import Dictionary, FederatedDataModule, Splits
-from flsv.data.tables.drafts import wide_range
+from flsv.data.tables.inference import wide_range
 from flsv.data.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 from helpers.hospitals import make_hospital_tables
@@ -266,9 +266,9 @@ def test_merged_drafts_of_sites_are_nearly_the_dictionary_of_one_process(
                 f"--write={name}.yaml",
             ]
         )
-    drafts = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
+    dictionary_by_site = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
     capsys.readouterr()
-    main(["data", "--merge", *drafts, "--write=merged.yaml"])
+    main(["data", "--merge", *dictionary_by_site, "--write=merged.yaml"])
 
     assert "lab of Osaka: 100% are missing" in capsys.readouterr().out
     draft = Dictionary.from_file("Boston.yaml")
@@ -316,14 +316,14 @@ def test_drafts_that_disagree_are_merged_with_questions(
 
 
 def test_drafts_with_two_codings_of_the_classes_are_refused_by_site() -> None:
-    drafts = {}
+    dictionary_by_site = {}
     for name, classes in {"Boston": ["0", "1"], "Lyon": ["2", "1"]}.items():
         plain = make_dictionary(classes=classes, positive="1", class_counts=[40, 60])
-        drafts[name] = Dictionary.from_plain(plain)
+        dictionary_by_site[name] = Dictionary.from_plain(plain)
 
     message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon.* Two codings"
     with pytest.raises(ConfigurationError, match=message):
-        merge(drafts)
+        merge(dictionary_by_site)
 
 
 def test_drafted_dictionary_of_a_regression_gives_the_same_targets(

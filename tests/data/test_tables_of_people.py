@@ -199,7 +199,7 @@ class Look:
     """What the features are, and what is doubted."""
 
     features: torch.Tensor
-    doubts: list[str]
+    data_warnings: list[str]
 
 
 def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
@@ -226,39 +226,39 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    doubts = [f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in data._source.doubts]
-    return Look(data._source.tensors[0], doubts)
+    data_warnings = [f"{data_warning.column} of {data_warning.site}: {data_warning.text}" for data_warning in data._source.data_warnings]
+    return Look(data._source.tensors[0], data_warnings)
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
     """Merge the dictionaries that all sites draft and send as texts, and return the doubts."""
-    drafts = {}
-    doubts = []
+    dictionary_by_site = {}
+    data_warnings = []
     for number, (site, source) in enumerate(sources.items()):
         data = data_of(source, number, dictionary={})
         assert data.dictionary is not None
-        drafts[site] = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
-        doubts += [f"{doubt.column}: {doubt.text}" for doubt in data._source.doubts]
-    dictionary, disagreements = merge(drafts)
+        dictionary_by_site[site] = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
+        data_warnings += [f"{data_warning.column}: {data_warning.text}" for data_warning in data._source.data_warnings]
+    dictionary, disagreements = merge(dictionary_by_site)
     if dictionary.questions:
         raise ConfigurationError("\n".join(dictionary.questions))
-    doubts += [f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in disagreements]
-    return dictionary, doubts
+    data_warnings += [f"{data_warning.column} of {data_warning.site}: {data_warning.text}" for data_warning in disagreements]
+    return dictionary, data_warnings
 
 
 def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
-    doubts: list[str] = []
+    data_warnings: list[str] = []
     if dictionary is None:
-        dictionary, doubts = merged_dictionary(sources)
+        dictionary, data_warnings = merged_dictionary(sources)
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
         inputs.append(data._source.tensors[0])
-        doubts += [f"{doubt.column} at the site: {doubt.text}" for doubt in data._source.doubts]
+        data_warnings += [f"{data_warning.column} at the site: {data_warning.text}" for data_warning in data._source.data_warnings]
     if val is not None:
         data = data_of(val, 0, dictionary)
-        doubts += [f"{doubt.column} of val: {doubt.text}" for doubt in data._source.doubts]
-    return Look(torch.cat(inputs), doubts)
+        data_warnings += [f"{data_warning.column} of val: {data_warning.text}" for data_warning in data._source.data_warnings]
+    return Look(torch.cat(inputs), data_warnings)
 
 
 LOOKS = {"one process": look_in_one_process, "sites": look_at_sites}
@@ -282,15 +282,15 @@ def sources_of(change: Change, folder: Path) -> Sources:
 
 
 def outcome(change: Change, look: Any, dictionary: Any, folder: Path) -> str:
-    """Return "right", or what is said: "refused: ...", "doubted: ...", or "silent"."""
+    """Return "right", or what is said: "refused: ...", "warned: ...", or "silent"."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about doubts, which are looked at
+        warnings.simplefilter("ignore")  # about data_warnings, which are looked at
         try:
             answer = look(sources_of(change, folder), dictionary)
         except ConfigurationError as error:
             return f"refused: {error}"
-        if answer.doubts:
-            return f"doubted: {'; '.join(answer.doubts)}"
+        if answer.data_warnings:
+            return f"warned: {'; '.join(answer.data_warnings)}"
         usual_features = look(sources_of(no_change, folder), dictionary).features
     num_features = usual_features.shape[1]
     is_right = len(answer.features) == 3 * ROWS and answer.features[:, :num_features].equal(
@@ -299,7 +299,7 @@ def outcome(change: Change, look: Any, dictionary: Any, folder: Path) -> str:
     return "right" if is_right else "silent"
 
 
-MISFIT = r"refused: .*Cells that do not fit the data dictionary \w+: "
+MISFIT = r"refused: .*Table that do not fit the data dictionary \w+: "
 COMMA = r"refused: .*Lyon.csv, line 2: '\S+' is a number in another notation"
 POINT = "refused: .*Lyon.csv, line 2: does the point of '25.548' separate thousands"
 DATES = "refused: .*came: dates, such as .*Days since what"
@@ -345,7 +345,7 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     ),
     "codes from 1": (
         CODES_FROM_1,
-        "doubted: smoker of Lyon: 1 or 2, elsewhere 0 or 1",
+        "warned: smoker of Lyon: 1 or 2, elsewhere 0 or 1",
         rf"{MISFIT}\d+\n.*Lyon.csv, line \d+: '2' in 'smoker'",
     ),
     "marks of gaps": (
@@ -386,8 +386,8 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     ),
     "another unit": (
         OTHER_UNIT,
-        "doubted: hb of Lyon: mean 20.4[56], elsewhere 12.89",
-        "doubted: hb (of Lyon|at the site): mean 20.45, in the dictionary 13",
+        "warned: hb of Lyon: mean 20.4[56], elsewhere 12.89",
+        "warned: hb (of Lyon|at the site): mean 20.45, in the dictionary 13",
     ),
     # What none can see stands on the page about own data: values that are possible in their column.
     "some weights in pounds": (scaled("weight", 2.2046, rows=36), "silent", "silent"),
@@ -535,7 +535,7 @@ def test_what_is_said_of_the_servers_table(kind: str, look: str, tmp_path: Path)
     table.to_csv(tmp_path / "val.csv", index=False)
     try:
         answer = LOOKS[look](sources, None, val=str(tmp_path / "val.csv"))
-        words = "; ".join(answer.doubts) or "silent"
+        words = "; ".join(answer.data_warnings) or "silent"
     except ConfigurationError as error:
         words = str(error)
 
@@ -589,4 +589,4 @@ def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path: Path) -> None:
         answer = look_in_one_process(sources, {**dictionary, "read": read})
         usual_look = look_in_one_process(usual_sources, dictionary or None)
         assert answer.features.equal(usual_look.features)
-        assert not answer.doubts
+        assert not answer.data_warnings

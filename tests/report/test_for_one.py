@@ -247,7 +247,7 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
         make_fault_event(graz, times=1, num_rounds=2),
         {
             "client": oslo,
-            "what": "doubt",
+            "what": "data_warning",
             "first": 0,
             "last": 0,
             "others": [graz],

@@ -35,7 +35,7 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import ColumnCard, TableDoubt
+    from flsv.data.tables.inference import ColumnCard, TableWarning
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any
@@ -87,9 +87,9 @@ class SourceData:
         fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
             features.
         dictionary: the data dictionary by which a table is read, incomplete before the features are made.
-        is_draft: whether the dictionary was drafted from the samples.
-        dictionary_lacks: what the columns of the user's dictionary lack.
-        doubts: doubts about the clients' tables.
+        is_inferred: whether the dictionary was drafted from the samples.
+        missing_from_dictionary: what the columns of the user's dictionary lack.
+        data_warnings: data_warnings about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         classes: labels and names of the classes, after corruptions.
         splits: who has which of the samples.
@@ -114,9 +114,9 @@ class SourceData:
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
-    is_draft: bool = False
-    dictionary_lacks: str = ""
-    doubts: tuple[TableDoubt, ...] = ()
+    is_inferred: bool = False
+    missing_from_dictionary: str = ""
+    data_warnings: tuple[TableWarning, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)
     splits: FederatedSplits = NOT_DIVIDED

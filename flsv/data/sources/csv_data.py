@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.places import find_place, looked_at
-from flsv.data.tables.cells import Cells, read_cells
 from flsv.data.tables.dictionary import Dictionary
 from flsv.data.tables.source import classes_of, group_values, rows_with_target
+from flsv.data.tables.table import Table, open_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -70,7 +70,7 @@ class CSVData(L.LightningDataModule):
         self.test_set: Any = None
 
     @abstractmethod
-    def encode(self, rows: Cells) -> TensorDataset:
+    def encode(self, rows: Table) -> TensorDataset:
         """Return the samples of a file's rows. The training file's come first."""
 
     def setup(self, stage: str | None = None) -> None:
@@ -80,13 +80,13 @@ class CSVData(L.LightningDataModule):
             if self.test_path is not None:
                 self.test_set = self.encode(self._read(self.test_path))
 
-    def _read(self, path: str) -> Cells:
+    def _read(self, path: str) -> Table:
         file = find_place(path, self.root)
         if file is None:
             raise ConfigurationError(
                 f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
             )
-        return read_cells(file)
+        return open_table(file)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
@@ -156,7 +156,7 @@ class TextData(CSVData):
         self.label = label
         self.max_words = max_words
 
-    def encode(self, rows: Cells) -> TensorDataset:
+    def encode(self, rows: Table) -> TensorDataset:
         rows = rows_with_target(rows, self.label)
         if self.train_set is None:
             classes = classes_of({"train": rows}, self.label, self.pos_label)
@@ -224,7 +224,7 @@ class CharacterData(CSVData):
         self.text = text
         self.length = length
 
-    def encode(self, rows: Cells) -> TensorDataset:
+    def encode(self, rows: Table) -> TensorDataset:
         rows.check_has(self.text, "text")
         pieces_of_rows = [windows(text, self.length) for text in rows.frame[self.text]]
         pieces = np.concatenate(pieces_of_rows).astype(np.int64)

@@ -86,7 +86,7 @@ def server_data(dictionary=MERGED):
 
 @pytest.mark.slow
 def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
-    """With the dictionary that is merged of the sites' drafts, to the bit."""
+    """With the dictionary that is merged of the sites' dictionary_by_site, to the bit."""
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
@@ -130,7 +130,7 @@ def test_site_without_a_dictionary_is_refused(tmp_path):
         assert "patient" not in str([reply.plain for reply in federation.replies])
 
 
-def test_site_whose_dictionary_lacks_a_columns_categories_names_it(tmp_path):
+def test_site_whose_dictionary_gaps_a_columns_categories_names_it(tmp_path):
     columns = {**MERGED.columns, "ward": Column(kind="categories")}
     federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
     with refused("Boston' cannot take part: .*it lacks categories of 'ward'.* merge again"):
@@ -173,7 +173,7 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
         Packet("summary", {"client": 0}),
         Packet("handshake", {"client": 1, "dictionary": other_dictionary}),
         Packet(
-            "query", {"client": 0, "function": "flsv.data.tables.drafts:draft", "arguments": {}}
+            "query", {"client": 0, "function": "flsv.data.tables.inference:draft", "arguments": {}}
         ),
     ]
     federation = Hospitals(tmp_path)

@@ -12,7 +12,7 @@ import torch
 
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
-from flsv.data.copies import STRONG_DOUBT
+from flsv.data.copies import STRONG_WARNING
 from flsv.federation.data_events import events_of_copies, events_of_tables
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
@@ -108,30 +108,30 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     return events
 
 
-def make_run_with_doubt(folder: Path, kind: str) -> Path:
+def make_run_with_data_warning(folder: Path, kind: str) -> Path:
     run = make_game(folder, {"sv": [0.3, 0.2, 0.1]})
     return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
+def test_each_data_warning_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
     tmp_path, kind
 ):
-    folder = make_run_with_doubt(tmp_path, kind)
-    (doubt,) = open_run(folder).record["events"]
+    folder = make_run_with_data_warning(tmp_path, kind)
+    (data_warning,) = open_run(folder).record["events"]
 
     page = text_of_page(write_report(folder, budget=BUDGET))
     row_of_bilbao, *_ = read_rows(folder / "shares.csv")
     verdict = shares_of(open_run(folder), BUDGET).verdict
     reasons = verdict.reasons
 
-    assert doubt.text in page
-    assert doubt.text in row_of_bilbao["finding"]
+    assert data_warning.text in page
+    assert data_warning.text in row_of_bilbao["finding"]
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
-    is_strong = doubt.strength >= STRONG_DOUBT
+    is_strong = data_warning.strength >= STRONG_WARNING
     assert ("data_warnings" in reasons) == (is_strong and kind != "shared")
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
@@ -141,7 +141,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
         page = text_of_page(write_report(folder, client=client, budget=BUDGET))
 
         assert verdict.title in page
-        assert doubt.text not in page
+        assert data_warning.text not in page
         for name, text in reasons.items():
             assert sentences_for_one.get(name, text) in page, name
         for other_client in set(CLIENTS) - {client}:
@@ -149,7 +149,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
 
 
 def test_both_partners_with_the_same_rows_are_named(tmp_path):
-    folder = make_run_with_doubt(tmp_path, "shared")
+    folder = make_run_with_data_warning(tmp_path, "shared")
 
     shares = shares_of(open_run(folder), BUDGET)
 
@@ -173,7 +173,7 @@ def write_table_with_shared_samples(folder: Path):
 
 
 @pytest.mark.slow
-def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
+def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
     write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(
         tmp_path / "federation.yaml",
@@ -197,7 +197,7 @@ def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
     assert "Bilbao and Lyon (" in " ".join(printed_words)
     record = json.loads((run / "run.json").read_text())
     (event,) = record["events"]
-    assert event["what"] == "doubt"
+    assert event["what"] == "data_warning"
     assert event["kind"] == "shared"
     assert [event["client"], *event["others"]] == [0, 1]
     verdict = shares_of(open_run(run), Budget(900.0)).verdict

@@ -10,7 +10,7 @@ import pytest
 
 from flsv.cli import main
 from flsv.data import Column, Dictionary, FederatedDataModule, OneClient, Splits
-from flsv.data.tables.drafts import apart, drafted_column
+from flsv.data.tables.inference import apart, inferred_column
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.utilities.errors import ConfigurationError
@@ -36,7 +36,7 @@ def draft_of(
     dictionary: Any = None,
     pos_label: Any = None,
 ) -> Dictionary:
-    """Return what a site drafts of its table."""
+    """Return what a site dictionary_by_site of its table."""
     data = FederatedDataModule(
         table if isinstance(table, str) else pd.DataFrame(table),
         OneClient(),
@@ -269,12 +269,12 @@ def draft_with_words(words: list[str], **options: Any) -> Dictionary:
 def test_categories_that_tell_the_site_are_asked_about(
     words_of_sites: list[list[str]], is_asked: bool
 ) -> None:
-    drafts = {}
+    dictionary_by_site = {}
     for number, words in enumerate(words_of_sites):
-        drafts[f"site {number}"] = draft_with_words(words)
+        dictionary_by_site[f"site {number}"] = draft_with_words(words)
 
-    merged, _ = merge(drafts)
-    in_other_order, _ = merge(dict(reversed(drafts.items())))
+    merged, _ = merge(dictionary_by_site)
+    in_other_order, _ = merge(dict(reversed(dictionary_by_site.items())))
 
     assert bool(merged.questions) == is_asked
     assert sorted(merged.questions) == sorted(in_other_order.questions)
@@ -282,19 +282,19 @@ def test_categories_that_tell_the_site_are_asked_about(
         assert "tell the model where a row is from" in merged.questions[0]
         all_words = sorted({word for words in words_of_sites for word in words})
         for number, words in enumerate(words_of_sites):
-            drafts[f"site {number}"] = draft_with_words(words, categories=all_words)
-        merged, _ = merge(drafts)
+            dictionary_by_site[f"site {number}"] = draft_with_words(words, categories=all_words)
+        merged, _ = merge(dictionary_by_site)
         assert not merged.questions
 
 
 def test_sites_with_several_units_are_asked() -> None:
-    drafts = {}
+    dictionary_by_site = {}
     for number, unit in enumerate(["mg/l", "mg/dl"]):
         table = table_of(make_columns(number)["hb"])
         dictionary = {"columns": {"x": {"unit": unit}}}
-        drafts[f"site {number}"] = draft_of(table, dictionary)
+        dictionary_by_site[f"site {number}"] = draft_of(table, dictionary)
 
-    merged, _ = merge(drafts)
+    merged, _ = merge(dictionary_by_site)
 
     (question,) = merged.questions
     assert "mg/l at site 0 and mg/dl at site 1" in question
@@ -313,7 +313,7 @@ def test_site_with_one_class_is_told_how_to_name_both() -> None:
 def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A column may be left out there. Its kind needs new drafts, by which the sites' columns are read."""
+    """A column may be left out there. Its kind needs new dictionary_by_site, by which the sites' columns are read."""
     monkeypatch.chdir(tmp_path)
     for name, words in {"Boston": ["0", "1"], "Lyon": ["no", "yes"]}.items():
         columns = {**make_columns(), "smoker": np.resize(words, NUM_ROWS)}
@@ -351,8 +351,8 @@ def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
 
     completed = {**merged.to_plain(), "excluded": {}}
     completed["columns"]["smoker"] = {"kind": "categories"}
-    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(completed).lacks
-    assert "merge again" in Dictionary.from_plain(completed).lacks
+    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(completed).missing_parts
+    assert "merge again" in Dictionary.from_plain(completed).missing_parts
 
     draft_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
     assert Dictionary.from_file("merged.yaml").is_complete
@@ -441,7 +441,7 @@ def test_draft_tells_the_largest_value_by_its_first_digit_only() -> None:
 def test_means_and_scales_of_drafts_have_three_digits() -> None:
     draw = np.random.default_rng(0)
     numbers = draw.normal(62, 14, 20_000)
-    column = drafted_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
+    column = inferred_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
     deviation = numbers.std()
     assert column.mean == pytest.approx(numbers.mean(), abs=deviation / 1000)
     assert column.scale == pytest.approx(deviation, rel=1 / 1000)

@@ -1,4 +1,4 @@
-"""Cells of tables: how files are read, which notation is obeyed, and which kinds columns are taken for."""
+"""Table of tables: how files are read, which notation is obeyed, and which kinds columns are taken for."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from flsv.data import Column
-from flsv.data.tables.cells import Cells, FileFormat, read_cells
+from flsv.data.tables.table import Table, FileFormat, open_table
 from flsv.data.tables.dictionary import NUMBERS
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
@@ -26,14 +26,14 @@ from helpers.data import set_up_data
 def test_read_csv_of_a_broken_table_raises(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
-        read_cells(tmp_path / "table.csv")
+        open_table(tmp_path / "table.csv")
 
 
 def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('\na,b\n1,"x\ny"\n\n2,z\n')
 
-    lines = read_cells(path).lines()
+    lines = open_table(path).lines()
     assert lines.tolist() == [4, 6]
 
 
@@ -48,7 +48,7 @@ def numbers_in(
     table.to_csv(path, index=False, sep=";")
 
     file_format = FileFormat(**notation)
-    cells = read_cells(path, file_format=file_format)
+    cells = open_table(path, file_format=file_format)
     values, is_misfit = column.values(cells, "x")
     assert not is_misfit.any(), values[is_misfit]
     return values.tolist()
@@ -121,7 +121,7 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
     is_second = [False, True, False]
 
     for source, num_usual_gaps in ((frame, 0), (path, 1)):
-        cells = read_cells(source)
+        cells = open_table(source)
         for marks in (["-99"], ["-99.0"]):
             column = Column(NUMBERS, gaps=marks)
             lab, _ = column.values(cells, "lab")
@@ -257,7 +257,7 @@ def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
 
 def test_version_numbers_keep_their_zero() -> None:
     versions = ["1.0", "1.1", "2.0"]
-    cells = Cells(pd.DataFrame({"x": versions}))
+    cells = Table(pd.DataFrame({"x": versions}))
     assert cells.words("x").tolist() == versions
 
 
