@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
-#: Largest number of doubts in a warning.
+#: Largest number of data warnings about tables that one warning of Python's lists.
 _MAX_WARNINGS = 3
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
@@ -299,7 +299,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._divided = divided
         self._needs_setup = False
         if source.dictionary is not None:
-            self._show_table_warnings()
+            self._warn_about_tables()
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -307,19 +307,13 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._divided = without_flagged(divided, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
-    def _show_table_warnings(self) -> None:
-        """Warn of the doubts about the tables."""
+    def _warn_about_tables(self) -> None:
         data_warnings = self._source.data_warnings
         if data_warnings:
-            texts = [
-                f"{data_warning.column} of {data_warning.site}: {data_warning.text}"
-                for data_warning in data_warnings[:_MAX_WARNINGS]
-            ]
+            texts = list(map(str, data_warnings[:_MAX_WARNINGS]))
             if len(data_warnings) > _MAX_WARNINGS:
-                texts.append(
-                    f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data shows"
-                )
-            rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
+                texts.append(f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data prints")
+            rank_zero_warn(f"flsv: the tables may contain errors. {'; '.join(texts)}.")
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, preload, tensors_of
@@ -18,7 +17,7 @@ from flsv.data.partition import OneClient, Partitioner
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, in_words, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
 MIN_EVAL_BATCH_SIZE = 256
+#: Number of samples that are checked at once, since isfinite needs several times the memory of its argument.
+_ROWS_AT_ONCE = 1024
 
 
 def divide(
@@ -73,7 +74,7 @@ def divide(
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
 
     source = _with_options(source, loader, batch_size)
-    check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
+    _check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, source)
     source = _apply_corruptions(source, splits, corruptions)
     return replace(
@@ -185,6 +186,51 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
         raise ConfigurationError(
             f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
         )
+
+
+def _check_inputs(
+    train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
+) -> None:
+    """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
+    held_out_indices = [splits.server_val]
+    for client_split in splits.clients:
+        held_out_indices += [client_split["val"], client_split["test"]]
+    broken = not_finite(train)
+    is_held_out = torch.isin(broken, torch.cat(held_out_indices))
+    broken_by_part = {"the held-out": broken[is_held_out]}
+    for name, data in held_out.items():
+        if data is not None:
+            broken_by_part[f"the {name}"] = not_finite(data)
+
+    for part, indices in broken_by_part.items():
+        if len(indices):
+            raise ConfigurationError(
+                f"{len(indices)} samples of {part} data have NaN or infinite inputs: {in_words(indices.tolist())}. "
+                "Correct or remove them."
+            )
+
+
+def not_finite(dataset: Dataset[Any]) -> Tensor:
+    """Return the indices of samples with NaN or infinite inputs, int64 ``[n]``. Labels are not checked."""
+    tensors, rows = tensors_of(dataset)
+    if not tensors or not len(tensors[0]):
+        return torch.empty(0, dtype=torch.long)
+
+    num_samples = len(tensors[0])
+    is_finite = torch.ones(num_samples, dtype=torch.bool)
+    # The last tensor has the labels.
+    num_inputs = max(1, len(tensors) - 1)
+    for inputs in tensors[:num_inputs]:
+        if not (inputs.is_floating_point() or inputs.is_complex()):
+            continue
+        row_masks = []
+        for block in inputs.split(_ROWS_AT_ONCE):
+            flat_block = block.reshape(len(block), -1)
+            row_masks.append(flat_block.isfinite().all(1).cpu())
+        is_finite &= torch.cat(row_masks)
+    if rows is not None:
+        is_finite = is_finite[rows]
+    return (~is_finite).nonzero().flatten()
 
 
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:

@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
-from flsv.data.contents import loader_hash, loader_rows
+from flsv._lightning.evaluation import list_loaders
 from flsv.data.labels import are_two_words
-from flsv.data.loaders import TensorBatches, drawn_order, make_loader
+from flsv.data.loaders import TensorBatches, drawn_order, make_loader, rows_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sample_hashes import content_hash
+from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
 from flsv.data.sources.base import SourceData
 from flsv.data.sources.source import source_name
@@ -381,3 +381,19 @@ def _current_length(dataset: Any) -> int:
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)
+
+
+def loader_rows(loaders: Any) -> int | None:
+    """Count the samples that one or several loaders read. Return None if a data set has no length."""
+    num_rows = 0
+    for loader in list_loaders(loaders):
+        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
+        if isinstance(loader, TensorBatches):
+            num_rows += len(loader.indices)
+        elif isinstance(loader, DataLoader) and has_length:
+            num_rows += len(rows_of(loader))
+        elif has_length:
+            num_rows += len(loader.dataset)
+        else:
+            return None
+    return num_rows

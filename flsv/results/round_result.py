@@ -42,7 +42,7 @@ class Event:
     of: int | None = None
     #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a data-quality warning, its kind (of samples "shared", "twice" or "empty"), the column, and a
+    #: For a data-quality warning, its kind (of samples "shared", "repeated" or "empty"), the column, and a
     #: description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
@@ -75,9 +75,9 @@ def data_warnings_in(events: Iterable[Event]) -> list[Event]:
     """Return the data-quality warnings about the clients' tables.
 
     Example:
-        >>> events = [Event(3, "large", 0, 2), Event(1, "data_warning", 0, 0, text="9 of 80 are there twice")]
+        >>> events = [Event(3, "large", 0, 2), Event(1, "data_warning", 0, 0, text="9 of 80 occur more than once")]
         >>> [event.text for event in data_warnings_in(events)]
-        ['9 of 80 are there twice']
+        ['9 of 80 occur more than once']
     """
     return [event for event in events if event.what == DATA_WARNING]
 

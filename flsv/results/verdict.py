@@ -263,9 +263,9 @@ def inputs_of_events(
     """Return the inputs of :class:`PaymentInputs` that follow from a run's events.
 
     Example:
-        >>> shared = Event(0, "data_warning", 0, 0, others=[1], text="80 of 80 are samples of Lyon, too", strength=40.0)
+        >>> shared = Event(0, "data_warning", 0, 0, others=[1], text="80 of 80 are also samples of Lyon", strength=40.0)
         >>> inputs_of_events([shared], ["Graz", "Lyon"])["shared_samples"]
-        'Graz and Lyon (80 of 80 are samples of Lyon, too)'
+        'Graz and Lyon (80 of 80 are also samples of Lyon)'
     """
     shared_samples = []
     descriptions = []

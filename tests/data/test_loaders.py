@@ -24,7 +24,7 @@ from flsv.data import (
     TensorBatches,
     make_loader,
 )
-from flsv.data.contents import not_finite
+from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
 from flsv.federation import FederatedLoop

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from flsv.data import Column
-from flsv.data.tables.table import Table, FileFormat, open_table
 from flsv.data.tables.dictionary import NUMBERS
+from flsv.data.tables.table import FileFormat, Table, open_table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 

@@ -66,7 +66,7 @@ def copy_lyons_rows(tables: Tables):
 FAULTS = {
     "missing": remove_half_of_ages,
     "unit": count_age_in_months,
-    "twice": repeat_rows,
+    "repeated": repeat_rows,
     "shared": copy_lyons_rows,
 }
 
@@ -92,7 +92,7 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
     """The events of the one doubt about tables with a fault."""
     tables = make_tables()
     FAULTS[kind](tables)
-    if kind in ("twice", "shared"):
+    if kind in ("repeated", "shared"):
         data = make_data(tables)
         return [asdict(event) for event in events_of_copies(data)]
 
@@ -157,7 +157,7 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path):
     assert first_reason == "shared_samples"  # it forbids a payment
     assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_samples"]
     finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
-    assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"
+    assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are also samples of Lyon"
     assert finding_of_lyon == "samples: some are also samples of Bilbao"
     assert finding_of_turin == ""
 
@@ -190,7 +190,7 @@ def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
         },
     )
 
-    with warns("are samples of Lyon, too"):
+    with warns("are also samples of Lyon"):
         run = fit_by_command(tmp_path, config)
 
     printed_words = capsys.readouterr().out.split()
@@ -207,4 +207,4 @@ def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
-    assert "are samples of Lyon, too" in verdict.reasons["shared_samples"]
+    assert "are also samples of Lyon" in verdict.reasons["shared_samples"]

@@ -252,7 +252,7 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
             "last": 0,
             "others": [graz],
             "column": "samples",
-            "text": "60 of 60 are samples of Graz, too",
+            "text": "60 of 60 are also samples of Graz",
             "strength": 40.0,
         },
     ]

@@ -109,7 +109,7 @@ def share_rows(run: Path) -> Path:
         client=0,
         what="data_warning",
         others=[1],
-        text="9 of 9 are samples of Lyon, too",
+        text="9 of 9 are also samples of Lyon",
     )
 
 

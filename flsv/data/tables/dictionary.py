@@ -1,7 +1,7 @@
 """The data dictionary: what each column of a federation's tables means.
 
-Tables are read by their data dictionary alone. An error names file, line and column of a field that does not fit it. All
-sites have the same dictionary, so that they have the same features. ``inference`` infers what it does not say.
+Tables are read by their data dictionary alone. An error names file, line and column of a field that does not fit it.
+All sites have the same dictionary, so that they have the same features. ``inference`` infers what it does not say.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ class Column:
         return texts.get(self.kind, self.kind)
 
     def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
-        """Return the texts that mean a missing value. The usual ones hold for text files: in a DataFrame, NA is a word."""
+        """Return the texts that mean a missing value. The usual ones hold for text files: in a DataFrame, NA is a
+        word.
+        """
         if not isinstance(self.gaps, bool):
             return ("", *self.gaps)
         return USUAL_GAPS if is_text_file else ("",)

@@ -91,6 +91,9 @@ class TableWarning:
     column: str
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.column} of {self.site}: {self.text}"
+
 
 def infer(
     table: Table,
@@ -209,9 +212,9 @@ def _read_column(
         row = int(np.argmax(is_misfit))
         value = str(table.frame[name].iloc[row])
         raise Question(
-            f"{table.where([row])}: the other fields are {kind}, but this one is {value!r}. Does it mean a missing value "
-            "(add it to gaps), is it a number in another format (set read) or with a unit (set unit), or are these "
-            "categories (set kind)?"
+            f"{table.where([row])}: the other fields are {kind}, but this one is {value!r}. Does it mean a missing "
+            "value (add it to gaps), is it a number in another format (set read) or with a unit (set unit), or are "
+            "these categories (set kind)?"
         )
 
     if not column.kind:
@@ -239,8 +242,8 @@ def _check_no_identifier(table: Table, name: str, kind: str, values: pd.Series) 
         )
     if kind == CATEGORIES and num_values > MAX_CATEGORIES:
         raise Question(
-            f"{table.title} has {num_values} different words, as an identifier or free text has. Exclude the column, or "
-            "set kind: categories, which makes a feature of each"
+            f"{table.title} has {num_values} different words, as an identifier or free text has. Exclude the column, "
+            "or set kind: categories, which makes a feature of each"
         )
 
 
@@ -256,8 +259,9 @@ def _check_no_isolated_value(table: Table, name: str, column: Column, values: pd
     row = int(np.argmax(values == isolated_values[0]))
     value = str(table.frame[name].iloc[row])
     raise Question(
-        f"{table.where([row])}: {value!r} is farther from all other values than these are from each other. Does it mean "
-        f"a missing value (add it to gaps), is it in another unit (correct it), or does it fit (set {bound_name})?"
+        f"{table.where([row])}: {value!r} is farther from all other values than these are from each other. Does it "
+        "mean a missing value (add it to gaps), is it in another unit (correct it), or does it fit (set "
+        f"{bound_name})?"
     )
 
 

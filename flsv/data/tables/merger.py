@@ -112,8 +112,8 @@ def _check_same_meaning(
     """Raise Question if a column is missing at a site, or sites have several kinds or spellings of it."""
     if sites_without:
         raise Question(
-            f"the column is missing at {listed(sorted(sites_without))}, but {listed(column_by_site)} have it. Exclude it, "
-            "or add it to all tables"
+            f"the column is missing at {listed(sorted(sites_without))}, but {listed(column_by_site)} have it. Exclude "
+            "it, or add it to all tables"
         )
 
     sites_by_kind: dict[str, list[str]] = {}
@@ -332,8 +332,8 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
     is_compact = usual_scale < abs(usual_mean) / 2
     if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
         text = (
-            f"the standard deviation is {scale:.3g}, {usual_source} {usual_scale:.3g}: are some values in another unit, "
-            "or codes of missing values?"
+            f"the standard deviation is {scale:.3g}, {usual_source} {usual_scale:.3g}: are some values in another "
+            "unit, or codes of missing values?"
         )
         return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
 
@@ -359,7 +359,8 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
         for name, file_format in dictionary.read.items():
             if read.setdefault(name, file_format) != file_format:
                 raise ConfigurationError(
-                    f"read: the sites' dictionaries have two formats for {name!r}. Give the sites' files different names."
+                    f"read: the sites' dictionaries have two formats for {name!r}. Give the sites' files different "
+                    "names."
                 )
     merged = replace(first_dictionary, read=read)
     if first_dictionary.task == "regression":
@@ -415,9 +416,9 @@ def classes_by_site(
         if positive is not None and len(classes) > 2:
             classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
             raise ConfigurationError(
-                f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} needs "
-                "exactly two. If sites code the same classes in two ways, use the same words in all tables. If not, "
-                "remove pos_label."
+                f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} "
+                "needs exactly two. If sites code the same classes in two ways, use the same words in all tables. If "
+                "not, remove pos_label."
             )
     return positive_last(classes, positive)
 
@@ -426,8 +427,8 @@ def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> Non
     """Raise ConfigurationError if more than half of the rows have a class of their own."""
     if num_classes > max(2, num_rows / 2):
         raise ConfigurationError(
-            f"The target {target!r} has {num_classes} different values in {num_rows} rows, too many for classes. If they "
-            "are numbers to predict, set task: regression in the data dictionary."
+            f"The target {target!r} has {num_classes} different values in {num_rows} rows, too many for classes. If "
+            "they are numbers to predict, set task: regression in the data dictionary."
         )
 
 
@@ -453,8 +454,9 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
         if has_class.any() and not (has_class & is_at_others).any():
             classes = listed(counts.index[has_class], 8, repr)
             raise ConfigurationError(
-                f"The target {target!r} is {classes} at {site}, and no other site has these classes. If the same classes "
-                "are coded in two ways, use the same words in all tables. If not, name all classes in the data "
+                f"The target {target!r} is {classes} at {site}, and no other site has these classes. If the same "
+                "classes are coded in two ways, use the same words in all tables. If not, name all classes in the "
+                "data "
                 'dictionary: classes: ["no", "yes"].'
             )
 
@@ -563,8 +565,8 @@ def compare(
     for name, column in dictionary.columns.items():
         if has_codes.get(name):
             raise ConfigurationError(
-                f"{site}: the values of {name} begin with a zero or a plus, as codes do, but the data dictionary expects "
-                f"{column.kind}. Set kind: categories, or exclude the column.",
+                f"{site}: the values of {name} begin with a zero or a plus, as codes do, but the data dictionary "
+                f"expects {column.kind}. Set kind: categories, or exclude the column.",
                 without_data=dictionary.message_without_values(
                     [f"{name!r} ({column.description})"]
                 ),

@@ -62,8 +62,8 @@ def group_values(table: Table, name: str) -> np.ndarray:
     empty_rows = np.flatnonzero(words.isna() | (words == "")).tolist()
     if empty_rows:
         raise ConfigurationError(
-            f"{table.where(empty_rows)}: {len(empty_rows)} of {len(table)} rows have no value in {name!r} (groups), but "
-            "each row needs a client. Fill the values in, or remove the rows."
+            f"{table.where(empty_rows)}: {len(empty_rows)} of {len(table)} rows have no value in {name!r} (groups), "
+            "but each row needs a client. Fill the values in, or remove the rows."
         )
     names = list(words.cat.categories)
     check_spelling(names, f"{table.name}: {name!r} (groups)")
@@ -94,8 +94,8 @@ def _warn_of_target(table: Table, target: str) -> None:
     isolated_values = isolated_numbers(table.numbers(target))
     if len(isolated_values):
         rank_zero_warn(
-            f"flsv: {table.title}: {isolated_values[0]:g} in the target {target!r} is farther from all other values than "
-            "these are from each other. If it means a missing value, leave the field empty."
+            f"flsv: {table.title}: {isolated_values[0]:g} in the target {target!r} is farther from all other values "
+            "than these are from each other. If it means a missing value, leave the field empty."
         )
 
 
@@ -156,7 +156,8 @@ class _TablesSource:
             )
         if reading.group == target or reading.group in dictionary.columns:
             raise ConfigurationError(
-                f"{reading.group!r} (groups) is also the target or one of the dictionary's columns, which become features."
+                f"{reading.group!r} (groups) is also the target or one of the dictionary's columns, which become "
+                "features."
             )
         dictionary = replace(dictionary, target=target)
 
@@ -211,8 +212,8 @@ class _TablesSource:
             positive = named_class(classes, pos_label)
             if dictionary.is_complete and dictionary.positive not in (None, positive):
                 raise ConfigurationError(
-                    f"pos_label={pos_label!r}, but the data dictionary has positive: {dictionary.positive!r}. Make them "
-                    "equal, or remove pos_label."
+                    f"pos_label={pos_label!r}, but the data dictionary has positive: {dictionary.positive!r}. Make "
+                    "them equal, or remove pos_label."
                 )
             return replace(dictionary, classes=classes).with_positive(positive)
 

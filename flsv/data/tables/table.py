@@ -240,8 +240,8 @@ def _check_distinct(names: Sequence[str], table_name: str) -> None:
     invalid_names = [name for name in names if not name or names.count(name) > 1]
     if invalid_names:
         raise ConfigurationError(
-            f"{table_name} has columns with the names {listed(invalid_names, show=repr)}. Give each column a name of its "
-            "own."
+            f"{table_name} has columns with the names {listed(invalid_names, show=repr)}. Give each column a name of "
+            "its own."
         )
 
 
