@@ -96,12 +96,8 @@ def describe_positive_class(data: FederatedDataModule) -> str:
     """Return a sentence that names the positive class, or says how to name it."""
     if data.needs_pos_label:
         names = " or ".join(data.class_names)
-        return (
-            f"Positive class: not known. Set data.pos_label to {names} before you use average precision or F1."
-        )
-    return (
-        f"Positive class: {data.positive_class}, class 1. Average precision and F1 are scores of this class."
-    )
+        return f"Positive class: not known. Set data.pos_label to {names} before you use average precision or F1."
+    return f"Positive class: {data.positive_class}, class 1. Average precision and F1 are scores of this class."
 
 
 def notes_on_data(data: FederatedDataModule) -> list[str]:
@@ -178,7 +174,9 @@ def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
         print(f"\nColumns\n\n{missing_fractions.to_string(line_width=width())}\n")
     if len(data_warnings):
         shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
-        count_note = f" ({_MAX_SHOWN} of {len(data_warnings)})" if len(data_warnings) > _MAX_SHOWN else ""
+        count_note = (
+            f" ({_MAX_SHOWN} of {len(data_warnings)})" if len(data_warnings) > _MAX_SHOWN else ""
+        )
         print(f"Data warnings{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(describe_positive_class(data))
@@ -209,12 +207,14 @@ def write_dictionary(
     """Write a data dictionary into a file, with data warnings beside the columns, and print its questions."""
     if dictionary is None:
         raise ConfigurationError(
-            "--write: only tables have a data dictionary, and these data are not a table. Set data.labels to the column "
-            "to predict."
+            "--write: only tables have a data dictionary, and these data are not a table. Set data.labels to the "
+            "column to predict."
         )
     texts_by_column: dict[str, list[str]] = {}
     for data_warning in data_warnings:
-        texts_by_column.setdefault(data_warning.column, []).append(f"{data_warning.site}: {data_warning.text}")
+        texts_by_column.setdefault(data_warning.column, []).append(
+            f"{data_warning.site}: {data_warning.text}"
+        )
     comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
         stream.write(dictionary.to_text(comments).encode())
