@@ -182,7 +182,7 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     assert ("Celle", "creatinine") in named_columns
     assert ("Bonn", "samples") in named_columns
     texts = "; ".join(data_warnings["data_warning"])
-    assert re.search(r"values are \d+\.?\d* times those elsewhere: another unit", texts)
+    assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another unit", texts)
     assert re.search(r"\d+ of \d+ occur more than once", texts)
     assert "occur more than once" in capsys.readouterr().out
 
@@ -196,7 +196,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     file = tmp_path / "t.csv"
     options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
 
-    with warns("are left out") as records:
+    with warns("are excluded") as records:
         assert main(["data", *options]) == 0
 
     (record,) = records
@@ -204,7 +204,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     printed = warnings.formatwarning(
         record.message, record.category, record.filename, record.lineno
     )
-    message = "1 of 60 rows have no 'ill' (labels) and are left out."
+    message = "1 of 60 rows have no value in the target 'ill' (labels) and are excluded."
     assert printed == f"warning: {file}: {message}\n"
 
 

@@ -227,7 +227,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     assert data.class_names == ("ill", "well")
     assert (
         describe_positive_class(data)
-        == "Positive class: well, class 1. Average precision and F1 are its scores."
+        == "Positive class: well, class 1. Average precision and F1 are scores of this class."
     )
     for wrong, message in (
         ("ill", "'ill' is class 0"),

@@ -1,4 +1,4 @@
-"""Table of tables: how files are read, which notation is obeyed, and which kinds columns are taken for."""
+"""Tables: how files are read, which number formats are recognized, and which kinds columns are taken for."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from helpers.data import set_up_data
     [
         ("", "table.csv is empty"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the header has 2 names"),
-        ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
+        ("a,b\n1,2\na , b\n", "line 3: the header is repeated"),
         ('a,b\n"x" y,2\n"x,2\n', "line 3: 1 values, but the header has 2 names"),
     ],
 )
@@ -141,12 +141,15 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "question"),
     [
-        (["81,5", "78.0", "90"], "line 2: '81,5' is a number in another notation"),
-        (["1 234,5", "78,5", "1\u202f250"], "is a number in another notation"),
-        (["1'234.5", "78.5", "90"], "is a number in another notation"),
+        (["81,5", "78.0", "90"], "line 2: is '81,5' a number in another format"),
+        (["1 234,5", "78,5", "1\u202f250"], "a number in another format"),
+        (["1'234.5", "78.5", "90"], "a number in another format"),
         (POINTS, "does the point of '25.548' separate thousands"),
         (["-1.412", "", "0"], "does the point of '-1.412' separate thousands"),
-        ([*map(str, range(20)), "<1.5"], "line 22: '<1.5' is none of whole numbers"),
+        (
+            [*map(str, range(20)), "<1.5"],
+            "line 22: the other fields are whole numbers, but this one is '<1.5'",
+        ),
         (["31.12.2023", "1.2.2024", ""], "dates, such as '31.12.2023'"),
         (["2023-12-31 10:00", ""], "dates, such as '2023-12-31 10:00'"),
         (["Male", "male", "other"], "Boston.csv has 'Male', 'male', which look like spellings"),
@@ -273,7 +276,7 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
 
     formats = {"Lyon.csv": {"encoding": "cp1252"}}
     dictionary = {"read": formats}
-    with pytest.raises(ConfigurationError, match='Osaka.csv has zero bytes, .*"utf-16"'):
+    with pytest.raises(ConfigurationError, match='Osaka.csv contains zero bytes, .*"utf-16"'):
         set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
     formats["Osaka"] = {"encoding": "utf-16"}

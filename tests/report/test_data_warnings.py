@@ -1,4 +1,4 @@
-"""What the data have said reaches the record, the page, the shares and the verdict, for each kind of doubt."""
+"""What the data have said reaches the record, the page, the shares and the verdict, for each kind of data warning."""
 
 import json
 from dataclasses import asdict
@@ -89,7 +89,7 @@ def make_data(tables: Tables) -> FederatedDataModule:
 
 
 def events_of_fault(kind: str) -> list[dict[str, Any]]:
-    """The events of the one doubt about tables with a fault."""
+    """The events of the one data warning about tables."""
     tables = make_tables()
     FAULTS[kind](tables)
     if kind in ("repeated", "shared"):
@@ -101,7 +101,7 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
         labels="died",
         splits=Splits(server_val=0.0),
     )
-    with warns("the tables are doubtful"):
+    with warns("the tables may contain errors"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
     assert len(events) == 1
