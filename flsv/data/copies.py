@@ -111,7 +111,6 @@ def _sort_key(copies: Copies) -> tuple[float, int, int]:
 
 
 def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
-    """Find samples whose inputs are all NaN."""
     copies = []
     for client, samples in enumerate(hashes):
         num_empty = int((samples == NO_VALUES).sum())
@@ -229,7 +228,6 @@ def _share_repeated(samples: np.ndarray) -> float:
 
 
 def _chance_of_equality(samples: np.ndarray) -> float:
-    """Return the share of pairs of samples that are equal."""
     _, counts = np.unique(samples, return_counts=True)
     num_equal_pairs = (counts * (counts - 1) // 2).sum()
     num_pairs = len(samples) * (len(samples) - 1) // 2

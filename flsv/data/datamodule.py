@@ -444,7 +444,6 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
 
     def _count_batches(self) -> int:
-        """Count the batches of all clients, or of a coalition's members."""
         return len(self._train_loader(self.members, None))
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
@@ -555,7 +554,6 @@ def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dic
 
 
 def _target(labels: Any, dictionary: Dictionary) -> str:
-    """Return the column to predict, which the user or the data dictionary names."""
     target = dictionary.target or labels
     if labels is None and target:
         return dictionary.target

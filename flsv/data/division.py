@@ -123,7 +123,6 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
 def _split(
     source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Check the arguments, and return the indices of the server's and each client's samples."""
     if source.clients and not partitioner.keeps_groups:
         names_of_clients = listed(source.group_names, show=repr)
         raise ConfigurationError(
@@ -164,7 +163,6 @@ def _split(
 
 
 def _check_no_labels(labels: Any) -> None:
-    """Raise ConfigurationError if labels are given beside a stream."""
     if labels is not None and labels is not False:
         raise ConfigurationError(
             "The labels of a stream are read with its samples during training. Remove labels."
@@ -172,7 +170,6 @@ def _check_no_labels(labels: Any) -> None:
 
 
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
-    """Raise ConfigurationError if streams would have to be divided."""
     is_of_one_client = isinstance(partitioner, OneClient)
     if not source.clients and not is_of_one_client:
         raise ConfigurationError(
@@ -194,7 +191,6 @@ def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits
 def _check_inputs(
     train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
 ) -> None:
-    """Raise ConfigurationError if validation or test samples have NaN or infinite inputs."""
     held_out_indices = [splits.server_val]
     for client_split in splits.clients:
         held_out_indices += [client_split["val"], client_split["test"]]
@@ -371,7 +367,6 @@ def _without_unknown(
 
 
 def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
-    """Remove the samples of ``unknown`` classes from a held-out set."""
     if dataset is None or not len(unknown):
         return dataset
     is_known = ~torch.isin(dataset_labels(dataset), unknown)

@@ -50,7 +50,6 @@ def named_groups(
 
 
 def _group_kind(dataset: Dataset[Any]) -> str | None:
-    """Return the attribute ``group_kind`` of a data set, or of the one under its Subsets."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
         dataset = dataset.dataset
     return getattr(dataset, "group_kind", None)

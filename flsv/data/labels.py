@@ -163,7 +163,6 @@ def whole_numbers(labels: np.ndarray) -> np.ndarray:
 
 
 def _labels_of_user(dataset: Dataset[Any], labels: Any) -> Tensor:
-    """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if isinstance(labels, str):
         labels = column(dataset, labels, "labels")
@@ -278,7 +277,6 @@ def _read_classes(
     class_names: Sequence[str],
     parts_that_need_classes: Sequence[Any],
 ) -> Tensor:
-    """Return each training sample's class, int64 ``[N]``. Raise _NoClassError if samples have none."""
     if labels is False:
         raise _NoClassError("labels=False")
     if labels is not None:

@@ -282,7 +282,6 @@ def _seed_worker(
     users_init: Callable[[int], None] | None,
     worker: int,
 ) -> None:
-    """Seed the generators of a worker process, then call the user's ``worker_init_fn``."""
     generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
     seed_generators(generators, seed, worker)
     if users_init is not None:

@@ -113,7 +113,6 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
 
 
 def _are_all_nan(columns: list[Any], indices: Tensor) -> np.ndarray:
-    """Return whether all inputs of each sample are NaN, bool ``[n]``."""
     are_nan = np.ones(len(indices), dtype=bool)
     for column in filter(_may_be_inputs, columns):
         if isinstance(column, np.ndarray):
@@ -204,7 +203,6 @@ def _is_column(value: Any, length: int) -> bool:
 
 
 def _bytes_of_rows(column: Any, rows: Tensor) -> list[bytes]:
-    """Return the bytes of a column's items at ``rows``."""
     if isinstance(column, list | tuple):
         items = [column[index] for index in rows.tolist()]
         return [_bytes_of_item(item) for item in items]

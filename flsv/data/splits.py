@@ -322,8 +322,6 @@ def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> t
 
 
 class _Division:
-    """Division of the server's and of each client's samples into training and held-out sets."""
-
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options
         self._held_out_masks: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
@@ -457,7 +455,6 @@ class _Division:
 
 
 def _num_held_out(choice: Choice, num_samples: int) -> int:
-    """Return how many samples a share or a number holds out, or all samples for a column."""
     if isinstance(choice, HeldOut):
         return num_samples
     return int(choice * num_samples + 0.5) if isinstance(choice, float) else choice

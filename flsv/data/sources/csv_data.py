@@ -98,7 +98,6 @@ class CSVData(L.LightningDataModule):
         return DataLoader(self.test_set, batch_size=self.batch_size)
 
     def _with_groups(self, dataset: Any, groups: np.ndarray) -> Any:
-        """Set each sample's group, ``[N]``."""
         dataset.groups = groups
         dataset.group_kind = self.group
         return dataset

@@ -56,7 +56,6 @@ def load_pixels() -> Any:
 
 
 def _digit_images(pixels: Any, labels: Any) -> TensorDataset:
-    """Return images ``[N, 1, 8, 8]`` of pixels ``[N, 64]`` in 0 .. 16."""
     brightness = torch.tensor(pixels, dtype=torch.float32) / 16
     images = brightness.view(-1, 1, 8, 8)
     return tensor_set(images, labels)
@@ -278,7 +277,6 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Return one split's images, float32 ``[N, C, H, W]``, and classes."""
     images = arrays[f"{split}_images"]
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)

@@ -201,7 +201,6 @@ def _combine_sets(
     reading: Reading,
     clients: bool = False,
 ) -> SourceData:
-    """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
         train = dict(zip(client_names_of(train, "site"), train.values()))
     parts: dict[str, Any] = {}
@@ -273,13 +272,11 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
-    """Return the numbers of the classes that a data module declares, some of which may have no samples."""
     num_classes = getattr(module, "num_classes", None)
     return tuple(map(str, range(num_classes))) if isinstance(num_classes, int) else ()
 
 
 def _training_source(loader: Any, name: str) -> SourceData:
-    """Return the source of a data module's training loader. ``name`` is the data module's, for messages."""
     if not _makes_usual_batches(loader):
         raise ConfigurationError(
             f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients. "

@@ -61,7 +61,6 @@ def _are_distinct(words: Sequence[str] | None) -> bool:
 
 @cache
 def _numbers_among(marks: tuple[str, ...]) -> np.ndarray:
-    """Return the numbers among the texts that mean a missing value."""
     numbers = numbers_of(pd.Series(marks, dtype=object), FileFormat())
     return numbers[np.isfinite(numbers)]
 
@@ -389,7 +388,6 @@ class Dictionary:
         return f"its table does not fit the data dictionary {self.hash} in {columns}; the site's own log says more"
 
     def _check_readable(self, table: Table) -> None:
-        """Raise ConfigurationError if the dictionary is not complete, or a column is missing in the table."""
         if self.questions:
             raise ConfigurationError(
                 "The data dictionary has questions that nobody has answered:\n  "

@@ -327,7 +327,6 @@ def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _is_code(numbers: np.ndarray) -> bool:
-    """Return whether all numbers are equal and a code of missing values."""
     distinct_numbers = set(numbers.tolist())
     return len(distinct_numbers) == 1 and bool(_NINES.fullmatch(f"{distinct_numbers.pop():.15g}"))
 
@@ -383,7 +382,6 @@ def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False
 
 
 def _moments(numbers: np.ndarray) -> tuple[float, float]:
-    """Return mean and standard deviation, rounded to few digits."""
     deviation = float(numbers.std())
     return rounded(float(numbers.mean()), deviation), rounded(deviation, deviation)
 
@@ -442,7 +440,6 @@ def kind_of(table: Table, name: str, column: Column) -> str:
 
 
 def _kind_of_texts(table: Table, name: str, column: Column) -> str:
-    """Infer the kind of a column with texts or dates. Raise Question if it is not clear."""
     words = table.words(name)
     gap_marks = column.gap_marks(table.is_text_file)
     texts = [text for text in words.cat.categories if text not in gap_marks]
@@ -476,7 +473,6 @@ def _are_codes(texts: Collection[str]) -> bool:
 
 
 def _check_units(texts: Sequence[str]) -> None:
-    """Raise Question if all texts are numbers with units."""
     matches = [match for text in texts if (match := _WITH_UNIT.fullmatch(text))]
     if len(matches) < len(texts):
         return

@@ -137,7 +137,6 @@ def _check_same_meaning(
 
 
 def _check_units(column_by_site: Mapping[str, Column]) -> None:
-    """Raise Question if the sites' dictionaries have several units."""
     site_by_unit: dict[str, str] = {}
     for site in sorted(column_by_site):
         unit = column_by_site[site].unit
@@ -299,7 +298,6 @@ def _disagreements(
 
 
 def _difference(column: Column, usual_column: Column, usual_source: str) -> _Difference:
-    """Compare a site's numbers with the usual ones by bounds, means and deviations."""
     low, high = column.bounds
     usual_low, usual_high = usual_column.bounds
     if high - low == usual_high - usual_low == 1 and low != usual_low:
@@ -394,7 +392,6 @@ def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Diction
 
 
 def _counts_by_class(dictionary_by_site: Mapping[str, Dictionary]) -> pd.DataFrame:
-    """Return each site's number of rows of each class, indexed by the class."""
     counts_by_site = {}
     for site, dictionary in dictionary_by_site.items():
         classes = dictionary.classes or ()

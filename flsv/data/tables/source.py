@@ -90,7 +90,6 @@ def rows_with_target(table: Table, target: str) -> Table:
 
 
 def _warn_of_target(table: Table, target: str) -> None:
-    """Warn of isolated numbers to predict, which may be codes of missing values."""
     isolated_values = isolated_numbers(table.numbers(target))
     if len(isolated_values):
         rank_zero_warn(
@@ -135,8 +134,6 @@ def tables_source(
 
 
 class _TablesSource:
-    """Tables with their data dictionary."""
-
     def __init__(
         self,
         tables: Mapping[str, Table],
@@ -289,7 +286,6 @@ class _TablesSource:
     def _infer(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> tuple[Dictionary, list[TableWarning]]:
-        """Infer what is missing in the dictionary, and log how the columns are read."""
         rows_by_table = self._rows_by_table(samples_by_client)
         tables = [(table, rows_by_table[name]) for name, table in self._tables.items()]
         dictionary, data_warnings = infer_all(
@@ -311,7 +307,6 @@ class _TablesSource:
     def _rows_by_table(
         self, samples_by_client: Mapping[str, Tensor]
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Return the positions of each client's training rows in each table."""
         rows_by_table: dict[str, dict[str, np.ndarray]] = {}
         num_rows_before = 0
         for name, table in self._tables.items():
@@ -368,7 +363,6 @@ class _TablesSource:
 
 
 def _log(dictionary: Dictionary) -> None:
-    """Log how columns are read by an inferred dictionary."""
     names_by_kind: dict[str, list[str]] = {}
     for name, column in dictionary.columns.items():
         names_by_kind.setdefault(column.kind, []).append(name)

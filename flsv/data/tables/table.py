@@ -236,7 +236,6 @@ def open_table(
 
 
 def _check_distinct(names: Sequence[str], table_name: str) -> None:
-    """Raise ConfigurationError if a column has no name, or the name of another."""
     invalid_names = [name for name in names if not name or names.count(name) > 1]
     if invalid_names:
         raise ConfigurationError(
