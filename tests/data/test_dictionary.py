@@ -90,7 +90,7 @@ def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
         read_clinics(tmp_path, dictionary, age=["61", "44.5", "57.0", "38"])
 
 
-def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
+def test_error_names_ten_fields_and_the_number_of_all(tmp_path: Path) -> None:
     ages = [str(age) for age in range(200, 240)]
     rows = {name: [*cells] * 10 for name, cells in ROWS.items()}
     rows["age"] = ages
@@ -100,10 +100,10 @@ def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
 
     lines = str(error.value).splitlines()
     assert lines[0].endswith(": 40")
-    assert len(lines) == 12  # a summary, ten cells, and what to do
+    assert len(lines) == 12  # a summary, ten fields, and what to do
 
 
-def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
+def test_missing_column_of_a_table_is_refused(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["weight"] = {"mean": 70, "scale": 12}
 
@@ -220,7 +220,7 @@ def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> No
     for client in range(data.num_clients):
         assert held_out.isdisjoint((data.client_indices(client) // 3).tolist())
     assert held_out
-    with pytest.raises(ConfigurationError, match="splits.together is 'ward', and the data dict"):
+    with pytest.raises(ConfigurationError, match="splits.together is 'ward', but the data dict"):
         read(together="ward")
 
 
@@ -270,7 +270,7 @@ def test_merged_dictionaries_of_sites_are_nearly_the_dictionary_of_one_process(
     capsys.readouterr()
     main(["data", "--merge", *dictionary_by_site, "--write=merged.yaml"])
 
-    assert "lab of Osaka: 100% are missing" in capsys.readouterr().out
+    assert "lab of Osaka: 100% of the values are missing" in capsys.readouterr().out
     inferred = Dictionary.from_file("Boston.yaml")
     assert "rare" not in inferred.columns["ward"].categories  # two rows
     merged = Dictionary.from_file("merged.yaml")
@@ -308,10 +308,10 @@ def test_dictionaries_that_disagree_are_merged_with_questions(
 
     merged = Dictionary.from_file("merged.yaml")
     first_question, second_question = sorted(merged.questions)
-    assert first_question.startswith("age: numbers at Boston and categories at Lyon")
+    assert first_question.startswith("age: the sites have numbers at Boston and categories at Lyon")
     assert second_question.startswith("lab: the column is missing at Lyon")
     printed = capsys.readouterr().out.replace("\n", " ")
-    assert "? age: numbers at Boston" in printed
+    assert "? age: the sites have numbers at Boston" in printed
     assert "answered by each site in its own dictionary" in printed
 
 
@@ -321,7 +321,7 @@ def test_dictionaries_with_two_codings_of_the_classes_are_refused_by_site() -> N
         plain = make_dictionary(classes=classes, positive="1", class_counts=[40, 60])
         dictionary_by_site[name] = Dictionary.from_plain(plain)
 
-    message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon.* Two codings"
+    message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon, but pos_label='1' needs"
     with pytest.raises(ConfigurationError, match=message):
         merge(dictionary_by_site)
 

@@ -150,14 +150,14 @@ def test_date_that_is_isolated_is_asked_about() -> None:
     days = dates.strftime("%Y-%m-%d").tolist()
     days[3] = "9999-12-31"
     (question,) = questions_of(days, kind="days since 1970")
-    assert "'9999-12-31' lies farther" in question
+    assert "'9999-12-31' is farther" in question
 
 
 def test_number_to_predict_that_is_isolated_is_warned_of() -> None:
     columns = make_columns()
     columns["died"] = columns["hb"].copy()
     columns["died"][5] = -999
-    with pytest.warns(UserWarning, match="-999 in the target 'died' lies farther"):
+    with pytest.warns(UserWarning, match="-999 in the target 'died' is farther"):
         infer_of(columns, {"task": "regression"})
 
 
@@ -214,7 +214,7 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
     assert column.mean == pytest.approx(np.mean(numbers), abs=0.1)
 
 
-def test_cell_with_another_unit_does_not_fit() -> None:
+def test_field_with_another_unit_does_not_fit() -> None:
     texts = ["4.2 mg/l", "0.4 mg/dl"]
     (question,) = questions_of(texts, unit="mg/l")
     assert "the other fields are numbers, but this one is '0.4 mg/dl'" in question
@@ -313,7 +313,7 @@ def test_site_with_one_class_is_told_how_to_name_both() -> None:
 def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A column may be left out there. Its kind needs new dictionaries, by which the sites' columns are read."""
+    """A column may be excluded there. Its kind needs new dictionaries, by which the sites' columns are read."""
     monkeypatch.chdir(tmp_path)
     for name, words in {"Boston": ["0", "1"], "Lyon": ["no", "yes"]}.items():
         columns = {**make_columns(), "smoker": np.resize(words, NUM_ROWS)}
@@ -343,9 +343,9 @@ def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
     printed = " ".join(capsys.readouterr().out.split())
     assert "You can exclude a column in the merged dictionary" in printed
 
-    left_out = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
-    Path("left_out.yaml").write_text(left_out)
-    answers = Dictionary.from_file("left_out.yaml")
+    excluded = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
+    Path("excluded.yaml").write_text(excluded)
+    answers = Dictionary.from_file("excluded.yaml")
     assert answers.is_complete
     assert not answers.questions
 

@@ -139,7 +139,7 @@ def make_objects(values: list[Any]) -> pd.Series:
 @pytest.mark.parametrize(
     ("values", "question"),
     [
-        (make_dates, "dates, such as '2020-01-01'"),
+        (make_dates, "has dates, such as '2020-01-01'"),
         (lambda: make_objects([1, "1"]), "has values of several types"),
         (lambda: ["1,5", "2,5"] * 30, "row 0: is '1,5' a number in another format"),
         (
@@ -327,7 +327,7 @@ def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: 
     ("target", "message"),
     [
         ([0.1] * ROWS, "All training rows have the same value of the target 'y'"),
-        ([1e300, *range(1, ROWS)], "'1e.300' in target 'y', expected a number"),
+        ([1e300, *range(1, ROWS)], "'1e.300' in the target 'y', expected a number"),
     ],
 )
 def test_targets_that_would_be_nan_or_infinite_are_refused(
@@ -375,7 +375,7 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: 
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
     dictionary = {"columns": {"code": {"kind": "categories"}}}
-    with pytest.warns(UserWarning, match="10 of 40 rows have no 'ill'"):
+    with pytest.warns(UserWarning, match="10 of 40 rows have no value in the target 'ill'"):
         data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
     code_column = data.dictionary.columns["code"]

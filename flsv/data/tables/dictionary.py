@@ -374,7 +374,7 @@ class Dictionary:
                 misfits.append(f"{line}: {description} in {name!r}, expected {column.description}")
 
         if misfits:
-            title = f"{num_misfits} fields do not fit the data dictionary {self.hash}:"
+            title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
             remedy = "Correct the fields, or the dictionary, which all sites share."
             raise ConfigurationError(
                 "\n".join([title, *misfits, remedy]),

@@ -408,7 +408,7 @@ def classes_by_site(
     classes = in_order(list(counts.index))
     if are_compared:
         owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-        check_spelling(classes, f"the target {target!r}", owners=lambda: owners)
+        check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
         _check_classes(counts, target)
         if positive is not None and len(classes) > 2:
             classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]

@@ -114,7 +114,7 @@ def classes_of(
         return classes_by_site(counts, target, pos_label)
 
     classes = in_order(list(counts.index))
-    check_spelling(classes, f"the target {target!r}")
+    check_spelling(classes, f"The target {target!r}")
     check_number_of_classes(len(classes), int(counts.to_numpy().sum()), target=target)
     return classes
 
