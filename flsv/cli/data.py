@@ -4,21 +4,22 @@ trained.
     flsv data --config federation.yaml
     flsv data --config quickstart --data.source patients.csv --data.labels died
 
-Reads the section "data" of a configuration of flsv fit and shows each client's
-samples and classes, how each column of a table is used, and the fraction of
-its values that each client lacks. A table of doubts compares each client's
-columns with the others': other units, more missing values, rows twice.
-Notes tell of problems, such as a rare class. With --write, the data dictionary
-of the tables is drafted into this file. A site drafts its part with
---data.partitioner OneClient, and
+Reads the section "data" of a configuration of flsv fit. Shows each client's
+samples and classes, how each column of a table is read, and the share of each
+client's values that are missing. Data warnings name columns that differ from
+the other clients', such as numbers in another unit, and samples that occur
+more than once. Notes name problems, such as a rare class. Nothing is trained,
+and other sections of the file are ignored, but every image file is opened.
+
+With --write, the data dictionary of the tables is inferred and written into
+this file. A site infers its own with --data.partitioner OneClient, and
 
     flsv data --merge boston.yaml lyon.yaml --write dictionary.yaml
 
-joins the parts to one, which all sites and the server need. It prints where
-they disagree.
-With --out, the folder gets the same tables as samples.csv, columns.csv and
-doubts.csv. Every image file is opened. Nothing is trained, and other sections
-of the file are ignored.
+merges the dictionaries of several sites and prints where they differ. All
+sites and the server need the merged dictionary.
+With --out, the folder gets the tables samples.csv, columns.csv and
+data_warnings.csv.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from flsv.data import FederatedDataModule
 from flsv.data.copies import SAMPLES, copies_in
 from flsv.data.sources.named import unreadable_images
 from flsv.data.tables.dictionary import Dictionary
-from flsv.data.tables.drafts import TableDoubt
+from flsv.data.tables.inference import TableWarning
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.results.terminal import filled, width
@@ -47,16 +48,17 @@ from flsv.utilities.errors import ConfigurationError, listed
 #: A class with at most this fraction of the samples is rare: a model that never predicts it has a high accuracy.
 RARE_FRACTION = 0.2
 READ_AS = "is read as"
-_ANSWERS_TO_MERGER = (
-    "Leave a column out in the merged file, where its reason may then begin without a question mark. Whatever else a "
-    "question asks, each site says in its own data.dictionary. Then all sites draft again, and you merge again."
+_HOW_TO_ANSWER = (
+    "You can exclude a column in the merged dictionary: delete the question mark at the beginning of its reason. All "
+    "other questions are answered by each site in its own dictionary. Then all sites run flsv data --write again, and "
+    "you merge again."
 )
-#: Tables have at most this many classes, columns for clients, and rows of doubts.
+#: Largest number of classes, of columns for clients, and of data warnings that are printed.
 _MAX_SHOWN = 10
 
 
 def sample_table(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of each client's numbers of samples by split, and fractions of the classes."""
+    """Return a table of each client's numbers of samples, and the fractions of its classes."""
     clients = pd.Index(data.client_names, name="client")
     frame = pd.DataFrame({"samples": data.num_samples.tolist()}, index=clients)
     titles: dict[Literal["val", "test"], str] = {"val": "own validation", "test": "own test"}
@@ -76,7 +78,7 @@ def sample_table(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def missing_table(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of each column's kind, and the fraction of its values that each client lacks."""
+    """Return a table of each column's features, and the fraction of its values that are missing at each client."""
     cards = data.column_cards
     column_names = pd.Index([card.name for card in cards], name="column")
     frame = pd.DataFrame(index=column_names)
@@ -91,30 +93,27 @@ def missing_table(data: FederatedDataModule) -> pd.DataFrame:
 
 
 def describe_positive_class(data: FederatedDataModule) -> str:
-    """Return a sentence that names the positive class, or asks for it."""
-    if data.lacks_pos_label:
+    """Return a sentence that names the positive class, or says how to name it."""
+    if data.needs_pos_label:
         names = " or ".join(data.class_names)
-        return (
-            f"Positive class: set data.pos_label to {names} before you use average precision or F1."
-        )
-    return (
-        f"Positive class: {data.positive_class}, class 1. Average precision and F1 are its scores."
-    )
+        return f"Positive class: not known. Set data.pos_label to {names} before you use average precision or F1."
+    return f"Positive class: {data.positive_class}, class 1. Average precision and F1 are scores of this class."
 
 
 def notes_on_data(data: FederatedDataModule) -> list[str]:
-    """Return notes on possible problems with the data, each a sentence or two."""
+    """Return notes on possible problems with the data."""
     texts = []
     if data.no_classes is None and len(data.class_names) <= _MAX_SHOWN:
         texts += _notes_on_classes(data)
     missing_fractions = missing_table(data).drop(columns=READ_AS)
     for column, fractions in missing_fractions.iterrows():
-        excess = fractions - fractions.min()  # over the client with the fewest missing values
-        is_mostly_missing = excess > 0.5
+        # Compared with the client that has the fewest missing values.
+        is_mostly_missing = fractions - fractions.min() > 0.5
         clients = fractions.index[is_mostly_missing]
         if len(clients):
             texts.append(
-                f"{column} is missing mostly at {listed(clients)}: missing values tell the model where a row is from."
+                f"{column} is missing mostly at {listed(clients)}, so that the model may learn from a missing value "
+                "which client a row is from."
             )
     return texts
 
@@ -131,21 +130,22 @@ def _notes_on_classes(data: FederatedDataModule) -> list[str]:
         for name, fraction in fractions.items()
         if fraction <= RARE_FRACTION
     ]
-    has_few_classes = len(fractions) <= 1 / RARE_FRACTION  # of more, even equal fractions are rare
+    # With more classes, even equal fractions would count as rare.
+    has_few_classes = len(fractions) <= 1 / RARE_FRACTION
     if rare_classes and has_few_classes:
         texts.append(
-            f"Rare: {listed(rare_classes)}. Accuracy is not informative. Use performance: auroc, average_precision or "
-            "balanced_accuracy, and train with class_weights: balanced."
+            f"Rare: {listed(rare_classes)}. A model that never predicts a rare class has a high accuracy. Use "
+            "performance: auroc, average_precision or balanced_accuracy, and train with class_weights: balanced."
         )
     for name in counts:
         clients_without = counts.index[counts[name] == 0]
         if len(clients_without):
-            texts.append(f"No training sample of {name}: {listed(clients_without)}.")
+            texts.append(f"No training sample has the class {name} at {listed(clients_without)}.")
     return texts
 
 
-def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
-    """Print the tables of samples and columns, the server's validation set, the doubts, and the notes."""
+def show(data: FederatedDataModule, data_warnings: pd.DataFrame) -> None:
+    """Print the tables of samples and columns, the server's validation set, data warnings, and notes."""
     frame = sample_table(data)
     fractions = frame.columns.difference(["samples", "own validation", "own test", "classes"])
     text = _in_percent(frame, fractions).to_string(max_rows=40, line_width=width())
@@ -172,10 +172,12 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
             .reset_index(READ_AS)
         )
         print(f"\nColumns\n\n{missing_fractions.to_string(line_width=width())}\n")
-    if len(doubts):
-        shown = doubts.head(_MAX_SHOWN)[["column", "site", "doubt"]]
-        count_note = f" ({_MAX_SHOWN} of {len(doubts)})" if len(doubts) > _MAX_SHOWN else ""
-        print(f"Doubts{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
+    if len(data_warnings):
+        shown = data_warnings.head(_MAX_SHOWN)[["column", "site", "data_warning"]]
+        count_note = (
+            f" ({_MAX_SHOWN} of {len(data_warnings)})" if len(data_warnings) > _MAX_SHOWN else ""
+        )
+        print(f"Data warnings{count_note}: ask the sites\n\n{shown.to_string(index=False)}\n")
     if data.positive_class is not None:
         print(describe_positive_class(data))
     for note in notes_on_data(data):
@@ -183,12 +185,12 @@ def show(data: FederatedDataModule, doubts: pd.DataFrame) -> None:
 
 
 def check_images(data: FederatedDataModule) -> None:
-    """Raise ConfigurationError if image files cannot be read, which would end a fit in its first round."""
+    """Raise ConfigurationError if image files cannot be read, since a fit would end at the first of them."""
     validation_loader = data.val_dataloader()
     validation_set = getattr(validation_loader, "dataset", None)
     errors = unreadable_images(data._source.train, validation_set, data.test_set)
     if errors:
-        raise ConfigurationError(f"{len(errors)} files: {listed(errors, 4)}")
+        raise ConfigurationError(f"{len(errors)} image files cannot be read: {listed(errors, 4)}")
 
 
 def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
@@ -200,41 +202,46 @@ def _in_percent(frame: pd.DataFrame, columns: pd.Index) -> pd.DataFrame:
 
 
 def write_dictionary(
-    file: Path, dictionary: Dictionary | None, doubts: Sequence[TableDoubt]
+    file: Path, dictionary: Dictionary | None, data_warnings: Sequence[TableWarning]
 ) -> None:
-    """Write a data dictionary into a file, with the doubts beside the columns."""
+    """Write a data dictionary into a file, with data warnings beside the columns, and print its questions."""
     if dictionary is None:
-        raise ConfigurationError("--write: only tables have a data dictionary. Set labels.")
+        raise ConfigurationError(
+            "--write: only tables have a data dictionary, and these data are not a table. Set data.labels to the "
+            "column to predict."
+        )
     texts_by_column: dict[str, list[str]] = {}
-    for doubt in doubts:
-        texts_by_column.setdefault(doubt.column, []).append(f"{doubt.site}: {doubt.text}")
+    for data_warning in data_warnings:
+        texts_by_column.setdefault(data_warning.column, []).append(
+            f"{data_warning.site}: {data_warning.text}"
+        )
     comments = {name: "; ".join(texts) for name, texts in texts_by_column.items()}
     with replacing(file) as stream:
         stream.write(dictionary.to_text(comments).encode())
     print(f"Written: {display_path(file)}.")
     for question in dictionary.questions:
         print(filled(f"? {question}"))
-    print("Read and correct it, and set data.dictionary to it.")
+    print("Read and correct it, then set data.dictionary to this file.")
 
 
 def merge_files(files: Sequence[Path], file: Path | None) -> None:
-    """Merge the dictionaries that sites have drafted, and print where they disagree."""
-    drafts = {draft_file.stem: Dictionary.from_file(draft_file) for draft_file in files}
-    if len(drafts) < 2 or len(drafts) < len(files):
+    """Merge several sites' dictionaries, and print where they differ."""
+    dictionary_by_site = {site_file.stem: Dictionary.from_file(site_file) for site_file in files}
+    if len(dictionary_by_site) < 2 or len(dictionary_by_site) < len(files):
         names = listed(file.name for file in files)
         raise ConfigurationError(
-            f"--merge: expected at least 2 files, each named after its site, but got {names}."
+            f"--merge: expected at least 2 files with different names, each named after its site, but got {names}."
         )
-    dictionary, doubts = merge(drafts)
-    for doubt in doubts:
-        print(filled(f"{doubt.column} of {doubt.site}: {doubt.text}"))
+    dictionary, data_warnings = merge(dictionary_by_site)
+    for data_warning in data_warnings:
+        print(filled(str(data_warning)))
     if file is None:
         for question in dictionary.questions:
             print(filled(f"? {question}"))
     else:
-        write_dictionary(file, dictionary, doubts)
+        write_dictionary(file, dictionary, data_warnings)
     if dictionary.questions:
-        print(filled(_ANSWERS_TO_MERGER))
+        print(filled(_HOW_TO_ANSWER))
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -243,12 +250,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--out",
         type=Path | None,
-        help="folder of samples.csv, columns.csv and doubts.csv",
+        help="folder of samples.csv, columns.csv and data_warnings.csv",
     )
     parser.add_argument(
         "--write",
         type=Path | None,
-        help="file of the drafted data dictionary, which data.dictionary takes",
+        help="file into which the inferred data dictionary is written, for data.dictionary",
     )
     parser.add_argument(
         "--merge",
@@ -256,7 +263,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         type=Path,
         nargs="+",
         default=[],
-        help="files of the dictionaries that sites have drafted",
+        help="files of the sites' data dictionaries, each named after its site",
     )
     objects = instantiated(parser, args)
     out, data = objects.out, objects.data
@@ -273,30 +280,30 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     except OpenQuestions as questions:
         if objects.write is None:
             raise
-        write_dictionary(objects.write, questions.dictionary, questions.doubts)
+        write_dictionary(objects.write, questions.dictionary, questions.data_warnings)
         return
     check_images(data)
     if objects.write is not None:
-        write_dictionary(objects.write, data.dictionary, data.table_doubts)
-    doubts = doubt_table(data)
+        write_dictionary(objects.write, data.dictionary, data.table_warnings)
+    data_warnings = data_warning_table(data)
     if not quiet:
-        show(data, doubts)
+        show(data, data_warnings)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         save_table(out / "samples.csv", sample_table(data).reset_index())
         if data.column_cards:
             save_table(out / "columns.csv", missing_table(data).reset_index())
-        if len(doubts):
-            save_table(out / "doubts.csv", doubts)
+        if len(data_warnings):
+            save_table(out / "data_warnings.csv", data_warnings)
         print(f"Written: {display_path(out)}")
 
 
-def doubt_table(data: FederatedDataModule) -> pd.DataFrame:
-    """Return a table of the doubts about tables, and of samples that are there twice."""
+def data_warning_table(data: FederatedDataModule) -> pd.DataFrame:
+    """Return a table of the data warnings about tables, and about samples that occur more than once."""
     rows = []
-    for doubt in data.table_doubts:
-        rows.append((doubt.site, doubt.column, doubt.text))
+    for data_warning in data.table_warnings:
+        rows.append((data_warning.site, data_warning.column, data_warning.text))
     for copies in copies_in(data):
         client_name = data.client_names[copies.client]
         rows.append((client_name, SAMPLES, copies.text(data.client_names)))
-    return pd.DataFrame(rows, columns=["site", "column", "doubt"])
+    return pd.DataFrame(rows, columns=["site", "column", "data_warning"])

@@ -1,4 +1,4 @@
-"""Copies of samples: equal samples of two clients, or of one, found by their hashes."""
+"""Equal samples of two clients, or of one client, found by the samples' hashes."""
 
 from __future__ import annotations
 
@@ -14,63 +14,62 @@ from flsv.data.sample_hashes import NO_VALUES
 if TYPE_CHECKING:
     from flsv.data.federated_data import FederatedData
 
-#: Strength from which on a doubt about data is strong. It is 1 where a doubt begins.
-STRONG_DOUBT = 2.0
-#: What a doubt about copies is about, in the place of a table's column.
+#: A data warning of at least this strength is strong. Weaker ones have a strength of at least 1.
+STRONG_WARNING = 2.0
+#: Name in data warnings about equal samples, instead of a table's column.
 SAMPLES = "samples"
-#: Smallest number of a client's samples that are compared.
+#: A client with fewer samples is not compared.
 MIN_SAMPLES = 10
-#: Smallest number of copies that are told.
+#: Fewer copies are not reported.
 MIN_COPIES = 5
-#: Largest share of a client's samples that are copies, beyond what is usual or chance.
+#: A larger share of a client's samples that are copies, beyond what is usual or due to chance, is reported.
 MAX_SHARE_OF_COPIES = 0.05
-#: Largest number of other clients with a same sample with which a client is compared.
+#: Largest number of other clients that have the same sample with which a client is compared.
 MAX_COMPARED = 50
-#: How far beyond chance, in standard deviations, a share of copies is.
+#: Number of standard deviations by which a share of copies has to be above what is due to chance.
 _NUM_DEVIATIONS = 3
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Samples of a client that another client has, too, or that the client has twice or without a value."""
+    """Samples of a client that another client also has, that the client has more than once, or whose inputs are NaN."""
 
     client: int
-    #: None: the client has them twice, or they have no value.
+    #: None: the client has them more than once, or all their inputs are NaN.
     other_client: int | None
     count: int
     num_samples: int
-    #: The share of the client's samples that is more than usual.
+    #: Share of the client's samples beyond what is usual or due to chance.
     excess: float
-    #: Whether all inputs of the samples are NaN.
     are_empty: bool = False
 
     @property
     def kind(self) -> str:
-        """Return the kind of the event: ``empty``, ``twice`` or ``shared``."""
+        """Return the kind of the event: ``empty``, ``repeated`` or ``shared``."""
         if self.are_empty:
             return "empty"
-        return "twice" if self.other_client is None else "shared"
+        return "repeated" if self.other_client is None else "shared"
 
     @property
     def strength(self) -> float:
-        """How strong the doubt is, beyond 1."""
-        return STRONG_DOUBT * self.excess / MAX_SHARE_OF_COPIES
+        """Strength of the data warning, see :data:`STRONG_WARNING`."""
+        return STRONG_WARNING * self.excess / MAX_SHARE_OF_COPIES
 
     def text(self, client_names: Sequence[str]) -> str:
-        """Return what is told of the client's samples."""
+        """Return the text of the data warning."""
         part = f"{self.count} of {self.num_samples}"
         if self.are_empty:
             return f"{part} have no value: all their inputs are NaN"
         if self.other_client is None:
-            return f"{part} are there twice"
-        return f"{part} are samples of {client_names[self.other_client]}, too"
+            return f"{part} occur more than once"
+        return f"{part} are also samples of {client_names[self.other_client]}"
 
 
 def copies_in(data: FederatedData) -> list[Copies]:
-    """Return the copies among the clients' training samples, most of a client's samples first.
+    """Return the copies among the clients' training samples, the largest excess first.
 
-    Tables, arrays, texts and image folders are compared. Other data sets' samples would have to be read one by one,
-    and a stream's cannot be read twice: of these nothing is returned.
+    Tables, arrays, texts and image folders are compared. For other data sets the list is empty, since their samples
+    would have to be read one by one.
     """
     hashes = data.hashes_of_samples()
     if hashes is None:
@@ -79,9 +78,9 @@ def copies_in(data: FederatedData) -> list[Copies]:
 
 
 def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
-    """Return the copies among clients' samples, by each client's hashes of its samples, most copies first.
+    """Return the copies among clients' samples, by the hashes of each client's samples, the largest excess first.
 
-    If more than 51 clients have a sample, each of them is compared with the 50 that follow it.
+    If more than 51 clients have a sample, each of them is compared with the next 50.
 
     Example:
         >>> lyon, graz = np.arange(40), np.arange(100, 140)
@@ -92,15 +91,15 @@ def find_copies(hashes: Sequence[np.ndarray]) -> list[Copies]:
     if not hashes:
         return []
     copies = _without_values(hashes)
-    # These are no copies of each other.
+    # Samples without values have equal hashes, but are no copies of each other.
     hashes = [samples[samples != NO_VALUES] for samples in hashes]
-    shares_twice = [_share_twice(samples) for samples in hashes]
+    shares_repeated = [_share_repeated(samples) for samples in hashes]
     chances = [_chance_of_equality(samples) for samples in hashes]
 
-    copies += _own_copies(hashes, shares_twice, chances)
+    copies += _own_copies(hashes, shares_repeated, chances)
     copies += _shared_copies(
         hashes,
-        usual_share=float(np.median(shares_twice)),
+        usual_share=float(np.median(shares_repeated)),
         chance_of_equality=float(np.median(chances)),
     )
     return sorted(copies, key=_sort_key)
@@ -112,7 +111,6 @@ def _sort_key(copies: Copies) -> tuple[float, int, int]:
 
 
 def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
-    """Find samples whose inputs are all NaN."""
     copies = []
     for client, samples in enumerate(hashes):
         num_empty = int((samples == NO_VALUES).sum())
@@ -125,11 +123,11 @@ def _without_values(hashes: Sequence[np.ndarray]) -> list[Copies]:
 
 def _own_copies(
     hashes: Sequence[np.ndarray],
-    shares_twice: Sequence[float],
+    shares_repeated: Sequence[float],
     chances: Sequence[float],
 ) -> list[Copies]:
-    """Find samples that a client has twice, beyond the share that other clients have twice."""
-    usual_shares = _medians_of_others(shares_twice)
+    """Find samples that a client has more than once, beyond the share that is usual at other clients."""
+    usual_shares = _medians_of_others(shares_repeated)
     usual_chances = _medians_of_others(chances)
 
     copies = []
@@ -137,10 +135,10 @@ def _own_copies(
         # The more samples of few values a client has, the more of them are equal by chance.
         share_by_chance = usual_chances[client] * len(samples)
         usual_share = max(usual_shares[client], share_by_chance)
-        excess = shares_twice[client] - usual_share
+        excess = shares_repeated[client] - usual_share
         count = len(samples) - len(np.unique(samples))
-        is_doubt = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
-        if is_doubt and len(samples) >= MIN_SAMPLES:
+        is_conspicuous = excess > MAX_SHARE_OF_COPIES and count >= MIN_COPIES
+        if is_conspicuous and len(samples) >= MIN_SAMPLES:
             copies.append(Copies(client, None, count, len(samples), excess))
     return copies
 
@@ -168,7 +166,7 @@ def _shared_copies(
     usual_share: float,
     chance_of_equality: float,
 ) -> list[Copies]:
-    """Find a client's samples that another one has, too, beyond the share that is usual or chance."""
+    """Find a client's samples that another client also has, beyond the share that is usual or due to chance."""
     clients, other_clients, counts = _common_samples(hashes)
     sizes = np.array([len(samples) for samples in hashes])
     num_samples = sizes[clients]
@@ -177,18 +175,18 @@ def _shared_copies(
     deviation = np.sqrt(share_by_chance / num_samples)
     usual_shares = np.maximum(usual_share, share_by_chance + _NUM_DEVIATIONS * deviation)
     excess = counts / num_samples - usual_shares
-    is_doubt = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
+    is_conspicuous = (excess > MAX_SHARE_OF_COPIES) & (counts >= MIN_COPIES)
 
     columns = [clients, other_clients, counts, num_samples, excess]
-    doubts = [column[is_doubt].tolist() for column in columns]
-    return list(starmap(Copies, zip(*doubts)))
+    conspicuous_pairs = zip(*(column[is_conspicuous].tolist() for column in columns))
+    return list(starmap(Copies, conspicuous_pairs))
 
 
 def _common_samples(
     hashes: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pairs of clients that have samples in common: the first client of each of P pairs, the second, and how
-    many of the first one's samples the second has, int ``[P]`` each. The second client has the higher number.
+    """Return the P pairs of clients that have samples in common: each pair's clients, the lower id first, and how many
+    of the first one's samples the second one has, int ``[P]`` each.
     """
     num_clients = len(hashes)
     compared_clients = [
@@ -201,7 +199,7 @@ def _common_samples(
     owners = np.repeat(compared_clients, list(map(len, hashes_by_client)))
     _, samples = np.unique(np.concatenate(hashes_by_client), return_inverse=True)
 
-    # An index: each sample's owners, ascending, and how often each of them has it.
+    # Each sample's owners in ascending order, and how often each of them has it.
     keys, counts = np.unique(samples * num_clients + owners, return_counts=True)
     samples, owners = np.divmod(keys, num_clients)
 
@@ -224,13 +222,12 @@ def _common_samples(
     return clients, other_clients, common_counts.astype(int)
 
 
-def _share_twice(samples: np.ndarray) -> float:
+def _share_repeated(samples: np.ndarray) -> float:
     num_copies = len(samples) - len(np.unique(samples))
     return num_copies / max(len(samples), 1)
 
 
 def _chance_of_equality(samples: np.ndarray) -> float:
-    """Return the share of pairs of samples that are equal."""
     _, counts = np.unique(samples, return_counts=True)
     num_equal_pairs = (counts * (counts - 1) // 2).sum()
     num_pairs = len(samples) * (len(samples) - 1) // 2

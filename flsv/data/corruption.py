@@ -2,11 +2,11 @@
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3.
 
-Data noise: malicious clients' data D_m are the honest data D_h plus Gaussian noise, D_m = D_h + N(0, I). Guo et al.
-have a scenario in which the clients have 0, 5, 10, 15 and 20 % of Gaussian noise, but do not define this percentage. In
-the code of GTG-Shapley (Liu et al. 2022), from which the scenario comes, the percentage is the standard deviation of
-noise on every pixel. It could also be the share of noisy pixels, which is ``pixel_rate``. FedBary adds standard
-Gaussian noise to 5, 15 or 30 % of the samples (``sample_rate``).
+Data noise: malicious clients' data D_m are the honest data D_h plus Gaussian noise, D_m = D_h + N(0, I). In a scenario
+of Guo et al., the clients have 0, 5, 10, 15 and 20 % of Gaussian noise. The paper does not define this percentage. In
+the code of GTG-Shapley (Liu et al. 2022), from which the scenario comes, it is the standard deviation of the noise on
+every pixel (``std``). It could also be the share of noisy pixels (``pixel_rate``). FedBary adds standard Gaussian noise
+to 5, 15 or 30 % of the samples (``sample_rate``).
 
 Closed-set label noise: the label of each training sample of a malicious client is flipped from L to (L + 1) mod C,
 where C is the number of classes. FedBary's "noisy labels" flip only a share of each client's samples (0, 5, 10, 15 and
@@ -36,9 +36,8 @@ from flsv.utilities.seeding import generator_for
 class ClientChoice(ValidatedArguments):
     """Choice of clients: given ids, a random share, or all clients.
 
-    The choice depends only on its arguments and the number of clients. So a corruption and an attack with the same
-    ``fraction`` and ``seed`` concern the same clients, and a larger fraction chooses the same clients as a smaller one,
-    and more.
+    The choice depends only on its arguments and the number of clients, so that a corruption and an attack with the same
+    ``fraction`` and ``seed`` choose the same clients. A larger fraction chooses all clients of a smaller one, and more.
 
     Args:
         clients: ids of the clients, from 0. None: see ``fraction``.
@@ -58,7 +57,10 @@ class ClientChoice(ValidatedArguments):
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: a.clients is None or a.fraction is None, "set clients or fraction, not both."),
+        (
+            lambda a: a.clients is None or a.fraction is None,
+            "expected clients or fraction, not both.",
+        ),
         (
             lambda a: a.clients is None or len({*a.clients}) == len(a.clients),
             "expected different clients.",
@@ -81,17 +83,17 @@ class ClientChoice(ValidatedArguments):
             largest_id = max(self.clients, default=0)
             if largest_id >= num_clients:
                 raise ConfigurationError(
-                    f"{self!r}: there is no client {largest_id}; clients are 0 .. {num_clients - 1}."
+                    f"{self!r}: there is no client {largest_id}. The clients are 0 .. {num_clients - 1}."
                 )
             return sorted(self.clients)
         if self.fraction is None:
             return list(range(num_clients))
-        count = int(self.fraction * num_clients + 0.5)  # halves are rounded up
+        count = int(self.fraction * num_clients + 0.5)  # 0.5 is rounded up
         if self.fraction > 0 and count == 0:
-            # A silent choice of no client would make a robust method look good.
+            # Without an error, results of a federation without malicious clients would be taken for those with them.
             raise ConfigurationError(
-                f"{self!r} selects none of {num_clients} clients. The smallest fraction that selects one is "
-                f"{rounded_up(0.5 / num_clients)}; 0 selects none."
+                f"{self!r} chooses none of {num_clients} clients. The smallest fraction that chooses one is "
+                f"{rounded_up(0.5 / num_clients)}. If you want none, set fraction=0."
             )
         order = torch.randperm(num_clients, generator=generator_for(self.seed, "chosen clients"))
         return sorted(order[:count].tolist())
@@ -100,9 +102,9 @@ class ClientChoice(ValidatedArguments):
 class Corruption(ClientChoice, ABC):
     """Base class of corruptions, which change some clients' training data once, after partitioning.
 
-    Subclasses override :meth:`corrupt`, which is called for each chosen client with its training samples. All
-    validation and test samples and the other clients' data stay unchanged. So does the source's data set: the changed
-    samples are stored in a copy.
+    Subclasses override :meth:`corrupt`, which is called for each chosen client with its training samples. The other
+    clients' data, and all validation and test samples, are not changed. Changed samples are stored in a copy of the
+    data set.
 
     Args:
         clients: numbers of the clients whose data are changed, see :class:`~flsv.data.ClientChoice`.
@@ -123,15 +125,14 @@ class Corruption(ClientChoice, ABC):
     #: Classes that are not part of the task, see :class:`~flsv.data.OpenSetLabelNoise`.
     unknown_classes: Sequence[int] = ()
 
-    #: Whether :meth:`corrupt` uses or changes the labels. If False, data without classes are accepted; their labels are
-    #: all 0.
+    #: Whether :meth:`corrupt` uses or changes the labels. If False, the data need no classes, and ``y`` is 0 then.
     needs_classes: bool = True
 
     @abstractmethod
     def corrupt(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return one client's training samples after the corruption, in the same number and order.
+        """Return one client's corrupted training samples, in the same number and order.
 
         Args:
             x: inputs ``[n, ...]`` on the CPU, a copy that may be changed in place.
@@ -143,22 +144,21 @@ class Corruption(ClientChoice, ABC):
     def __call__(
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Call :meth:`corrupt` and convert its results to the types of the inputs."""
+        """Call :meth:`corrupt`, and convert its results to the types of ``x`` and ``y``."""
         new_x, new_y = self.corrupt(x, y, num_classes, generator)
         return new_x.to(x.dtype), new_y.to(y.dtype)
 
 
 def draw_share(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw ``round(rate * count)`` different indices from 0 to ``count`` - 1, int64 ``[n]``. Halves are rounded up."""
+    """Draw ``round(rate * count)`` different indices from 0 to ``count`` - 1, int64 ``[n]``. 0.5 is rounded up."""
     return torch.randperm(count, generator=generator)[: int(rate * count + 0.5)]
 
 
 class GaussianNoise(Corruption):
     """Gaussian noise ``N(0, std^2)`` on the inputs, drawn once and the same in every round.
 
-    The standard deviation is in the unit of the inputs as the network gets them. torchvision's images then have a
-    standard deviation of 1, 8-bit images of an ``.npz`` file lie in -1 .. 1, digits in 0 .. 1. Noisy inputs are not
-    clipped to these ranges.
+    ``std`` is in the unit of the network's inputs: torchvision's images have a standard deviation of 1, 8-bit images of
+    an ``.npz`` file lie in -1 .. 1, digits in 0 .. 1. Noisy inputs are not clipped to these ranges.
 
     Args:
         std: standard deviation of the noise, at least 0.
@@ -200,7 +200,7 @@ class GaussianNoise(Corruption):
     ) -> tuple[Tensor, Tensor]:
         if not x.is_floating_point():
             raise ConfigurationError(
-                f"{self!r} needs floating-point inputs, and these are {x.dtype}."
+                f"{self!r} needs floating-point inputs, but these are {x.dtype}."
             )
         noisy_rows = draw_share(len(x), self.sample_rate, generator)
         noise_shape = [len(noisy_rows), *x.shape[1:]]
@@ -220,9 +220,7 @@ class ClosedSetLabelNoise(Corruption):
     """Label noise that flips labels to other classes of the task.
 
     With ``C`` classes, label ``y`` becomes ``(y + 1) mod C`` or a random other class.
-
-    A flip never keeps the label. :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were
-    flipped.
+    :meth:`flsv.data.FederatedDataModule.corrupted_samples` returns which samples were flipped.
 
     Args:
         rate: share of each client's samples whose label is flipped, rounded to a whole number of samples.
@@ -257,7 +255,9 @@ class ClosedSetLabelNoise(Corruption):
         self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         if num_classes < 2:
-            raise ConfigurationError(f"{self!r}: with {num_classes} class there is no other label.")
+            raise ConfigurationError(
+                f"{self!r} needs at least 2 classes, but the data have {num_classes}."
+            )
         flipped_rows = draw_share(len(y), self.rate, generator)
         true_labels = y[flipped_rows]
         if self.to == "random":
@@ -273,10 +273,8 @@ class OpenSetLabelNoise(Corruption):
     """Label noise in which chosen clients train on images of unknown classes under known labels.
 
     Unknown classes are not part of the task, so their samples are removed from all other clients and from all
-    validation and test sets. ``num_classes`` stays unchanged. The outputs for unknown classes are never trained.
-
-    An image of an unknown class has the label of the next known class, cyclically. In the authors' code, images of an
-    even class get the next odd class.
+    validation and test sets. ``num_classes`` stays unchanged. At the chosen clients, an image of an unknown class gets
+    the label of the next known class, cyclically. In the authors' code, images of an even class get the next odd class.
 
     Args:
         unknown_classes: the classes that are not part of the task. At least one known class must be left.
@@ -313,7 +311,7 @@ class OpenSetLabelNoise(Corruption):
         known_classes = all_classes[~torch.isin(all_classes, unknown_classes)]
         if unknown_classes[-1] >= num_classes or len(known_classes) == 0:
             raise ConfigurationError(
-                f"{self!r}: the data have the classes 0 .. {num_classes - 1}, and at least one of them must stay known."
+                f"{self!r}: expected classes in 0 .. {num_classes - 1}, of which at least one is not unknown."
             )
         samples = torch.isin(y, unknown_classes).nonzero().flatten()
         # The next larger known class, and the first one after the last.

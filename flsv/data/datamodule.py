@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from flsv.data.corruption import Corruption
     from flsv.data.tables.dictionary import Dictionary, DictionaryOptions
 
-#: Largest number of doubts in a warning.
-_MAX_DOUBTS = 3
+#: Largest number of data warnings about tables that one warning of Python's lists.
+_MAX_WARNINGS = 3
 #: Largest number of classes' or clients' names that a description of a run lists.
 _MAX_LISTED_NAMES = 20
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
@@ -50,10 +50,8 @@ _DEFAULT_LOADER = Loader()
 class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModule):
     """Data module that partitions a data set among a federation's clients.
 
-    Attributes are read-only, except ``batch_size``.
-
     Every sample is in exactly one set: the server's validation set, or one client's training, validation or test set.
-    They depend only on the seeds and the data.
+    The sets depend only on the seeds and the data. Attributes are read-only, except ``batch_size``.
 
     Args:
         source: the data to partition, one of
@@ -62,9 +60,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
               ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images, a CSV file; or a folder
               with one subfolder (``<client>/<class>/*.png``, or one CSV file in it) or one CSV file per client, which
               is named after it; ``val`` and ``test`` go to the server;
-            - a ``LightningDataModule``, used as it is: its training loader gives the data set and the loaders' options
-              (batch size, ``collate_fn``, workers), its validation loader is the server's, and its test loader is used
-              for tests;
+            - a ``LightningDataModule``: its training loader has the data set and the loaders' options (batch size,
+              ``collate_fn``, workers), its validation loader is the server's, its test loader is used for tests;
             - a map-style data set, also a list of samples, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.base.array_set`;
             - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set.
@@ -88,7 +85,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             its samples (``"meta.site"``: the field ``site`` of the field ``meta``) or of a column that has the groups.
             By default the attribute ``groups``, if any.
         dictionary: what the columns of tables mean: a data dictionary, its options, or the path of its file, see
-            :class:`~flsv.data.Dictionary`. What it does not say is drafted from the training rows of all clients.
+            :class:`~flsv.data.Dictionary`. What is missing is inferred from the training rows of all clients.
         splits: shares of the samples for validation and test sets of the server and the clients, see
             :class:`~flsv.data.Splits`.
         corruptions: changes to some clients' training data, in this order, such as
@@ -156,7 +153,10 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             splits = replace(splits, together=dictionary.patient)
             labels = _target(labels, dictionary)
             if isinstance(source, L.LightningDataModule):
-                raise ConfigurationError("dictionary: a data module reads its data itself.")
+                raise ConfigurationError(
+                    "dictionary: a LightningDataModule reads its data itself, without a data dictionary. Remove "
+                    "dictionary, or give the table as source."
+                )
         elif splits.together is not None and isinstance(labels, str):
             dictionary = _checked_dictionary(None, splits.together)
         label = labels if isinstance(labels, str) else None
@@ -169,7 +169,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         has_other_source = source_name(source) != "digits" or groups is not None
         if clients is not None and (len(clients) < 2 or has_other_source):
             raise ConfigurationError(
-                "clients: expected data of at least 2 clients by name, and no source or groups."
+                "clients: expected the data of at least 2 clients by name, without source and groups."
             )
         # Whether a folder has data by client is known only when it is read.
         by_client = clients is not None or groups is not None
@@ -196,7 +196,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             check("corruptions", corruption, Corruption)
             if corruption.unknown_classes and isinstance(source, L.LightningDataModule):
                 raise ConfigurationError(
-                    f"{corruption!r} needs data sets, (train, test), not a data module's loaders."
+                    f"{corruption!r} removes classes from all data sets, which is not possible in the loaders of a "
+                    "LightningDataModule. Give the data sets as source=(train, test)."
                 )
         self.splits, self.files, self.loader = splits, files, loader
         self.source = source
@@ -204,7 +205,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self.groups = groups
         self.labels = labels
         self.pos_label = pos_label
-        #: Set by the loop: returns a loader of the samples of the client that trains, or of all.
+        #: Set by the loop: returns a loader of the samples of the client that trains, or of all clients.
         self.loader_in_fit: Callable[[], Any] | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
@@ -216,7 +217,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._read_only = _ARGUMENTS - {"batch_size"}
 
     def __copy__(self) -> FederatedDataModule:
-        """Copy this data module for another fit. A wrapped data module is copied, too, without its data."""
+        """Copy this data module for another fit. A wrapped data module is copied, but not its samples."""
         copied: FederatedDataModule = object.__new__(type(self))
         vars(copied).update(vars(self), trainer=None)
         if self._module is not None:
@@ -261,7 +262,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         trainer = self.trainer
         if trainer is None or not trainer.training:
             return
-        if data_of(trainer) is self:  # a server's own data are set up by those of its sites
+        # Not so if this is the server's own data module, which the RemoteData of the sites contains.
+        if data_of(trainer) is self:
             loops: list[Any] = list(filter(is_loop, callbacks_of(trainer)))
             for loop in loops:
                 loop.prepare(trainer)
@@ -279,7 +281,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
         source = open_source(self.source, self._reading, self._held_out, self._clients)
         if self._is_partitioner_undecided and source.clients:
-            vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
+            vars(self)["partitioner"] = GroupPartitioner()
         self._is_partitioner_undecided = False
         # A table's labels are those that its samples have.
         labels = None if source.labeled else self.labels
@@ -299,7 +301,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         self._divided = divided
         self._needs_setup = False
         if source.dictionary is not None:
-            self._tell_doubts()
+            self._warn_about_tables()
         if self.splits.detector is not None:
             num_samples = int(self.num_samples.sum())
             generator = generator_for(self.seed, "flagged samples")
@@ -307,34 +309,34 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._divided = without_flagged(divided, unflagged_by_client)
             self._num_dropped = num_samples - int(self.num_samples.sum())
 
-    def _tell_doubts(self) -> None:
-        """Warn of the doubts about the tables."""
-        doubts = self._source.doubts
-        if doubts:
-            texts = [
-                f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in doubts[:_MAX_DOUBTS]
-            ]
-            if len(doubts) > _MAX_DOUBTS:
-                texts.append(f"and {len(doubts) - _MAX_DOUBTS} more, which flsv data shows")
-            rank_zero_warn(f"the tables are doubtful: {'; '.join(texts)}.")
+    def _warn_about_tables(self) -> None:
+        data_warnings = self._source.data_warnings
+        if data_warnings:
+            texts = list(map(str, data_warnings[:_MAX_WARNINGS]))
+            if len(data_warnings) > _MAX_WARNINGS:
+                texts.append(
+                    f"and {len(data_warnings) - _MAX_WARNINGS} more, which flsv data prints"
+                )
+            rank_zero_warn(f"flsv: the tables may contain errors. {'; '.join(texts)}.")
 
     def _set_up_module(self, module: L.LightningDataModule, stage: str | None) -> None:
         """Set up a wrapped data module, once for each stage, and let the Trainer show it from now on."""
         if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0) and stage == "fit":
             raise ConfigurationError(
-                f"reload_dataloaders_every_n_epochs: the loaders of {self._source_name} are read once, when its "
-                "samples are partitioned. Leave it at 0, and change the samples in the data set."
+                f"Trainer(reload_dataloaders_every_n_epochs=...): flsv reads the loaders of {self._source_name} once, "
+                "to divide the samples among the clients. Set it to 0, and change the samples in the data set instead."
             )
         trainer: Any = self.trainer
         is_new_run = trainer is not None and trainer.datamodule is self
         if is_new_run:
-            if self._is_shown and is_overridden("teardown", module):  # at the end of an earlier run
+            # If the module has torn its data down after an earlier run, it has to set them up again.
+            if self._is_shown and is_overridden("teardown", module):
                 self._stages.clear()
                 self._needs_setup = True
             self._is_shown = True
             show_data_module(trainer, self, module)
 
-        # Training data are always needed: the clients' samples are known in every stage.
+        # Training data are needed in every stage, since the samples are divided among the clients.
         needed_stages = ["fit"]
         if stage:
             stage_name = str(getattr(stage, "value", stage))  # Lightning's enumeration, or a word
@@ -355,26 +357,24 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             self._batch_size = None
 
     def deal_from(self, first_client: int) -> None:
-        """Set up the data at a participant's own site, where the first client has the id ``first_client``.
+        """Set up the data at a site, whose first client has the id ``first_client`` in the federation.
 
-        They are set up again if it has another id in another run.
+        They are set up again if the id differs from that of an earlier run.
         """
         self._needs_setup |= self.partitioner.first_client != first_client
         self.partitioner.first_client = first_client
         self.setup("fit")
 
     def train_dataloader(self) -> Any:
-        """Return a loader of all clients' samples, shuffled, or of the members' while a coalition is trained.
-
-        In a federated fit it is ``trainer.train_dataloader``.
-        """
+        """Return a shuffled loader of the samples of all clients, or of a coalition's members while it is trained."""
         if self.loader_in_fit is not None:
             return self.loader_in_fit()
         if self._module is not None and self.trainer is not None:
             self._read_batch_size(self._module)
         if self.has_streams and self.num_clients > 1:
             raise ConfigurationError(
-                "streams of several clients are trained on in a federation: add a FederatedLoop to the callbacks."
+                "One model cannot be trained on the streams of several clients together. Add a FederatedLoop to the "
+                "Trainer's callbacks."
             )
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
         generator = generator_for(self.splits.seed, "pooled", epoch)
@@ -391,7 +391,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         test = self._source.test
         if test is None:
             raise ConfigurationError(
-                f"{self._source_name} has no test data: set test=, or source=(train, test)."
+                f"{self._source_name} has no test data. Set test=, or source=(train, test)."
             )
         return make_loader(test, **self._source.eval_options)
 
@@ -401,7 +401,7 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             return self._module.predict_dataloader()
         return self.test_dataloader()
 
-    # What Lightning's objects ask before and during a fit
+    # Used before and during a fit
 
     @property
     def num_clients(self) -> int:
@@ -414,10 +414,8 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
 
     @property
     def num_classes(self) -> int:
-        """Number of classes.
-
-        Before ``setup`` it is the attribute ``num_classes`` of a wrapped data module, and for data without classes this
-        or 1.
+        """Number of classes. Before ``setup``, and for data without classes, it is the attribute ``num_classes`` of a
+        wrapped data module, if any.
         """
         if self._divided is None or self.no_classes:
             num_classes = getattr(self._module, "num_classes", None)
@@ -426,12 +424,14 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
         return super().num_classes
 
     def restrict_to(self, members: Sequence[int]) -> None:
-        """Leave out all other clients in :attr:`class_counts`, and in the training samples of a wrapped module."""
+        """Exclude all clients but ``members`` from :attr:`class_counts` and from a wrapped module's training
+        samples.
+        """
         self.counted_clients = members
         if self._module is None:
             return
         assert self._source.train_loader is not None
-        # A module may have made its loader before.
+        # The module may have made its loader already, so its method is replaced.
         vars(self._module)["train_dataloader"] = partial(
             self.shown_loader, members, self._count_batches
         )
@@ -444,13 +444,12 @@ class FederatedDataModule(ReadOnlyArguments, FederatedData, L.LightningDataModul
             restrict_to_rows(self._module, self._source.train_loader.dataset, rows)
 
     def _count_batches(self) -> int:
-        """Count the batches of all clients' samples, or in a coalition of the members'."""
         return len(self._train_loader(self.members, None))
 
     def to_device(self, trainer: L.Trainer) -> SourceData | None:
-        """Return the samples, or None before ``setup``.
+        """Return the samples, on the trainer's accelerator if ``Loader.on_device`` is set and there is memory for them.
 
-        They are moved to the trainer's accelerator if ``Loader.on_device`` is set and they fit there.
+        Return None before ``setup``.
         """
         source = self._divided
         device = trainer.strategy.root_device
@@ -540,7 +539,7 @@ _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dictionary:
-    """Return a data dictionary, whose class is loaded for tables only, with its patient."""
+    """Make a data dictionary with the patient ``together``. Its class is imported for tables only."""
     from flsv.data.tables.source import as_dictionary
 
     dictionary = as_dictionary(options)
@@ -548,28 +547,26 @@ def _checked_dictionary(options: DictionaryOptions, together: str | None) -> Dic
         return dictionary
     if dictionary.patient is not None or dictionary.is_complete:
         raise ConfigurationError(
-            f"splits.together is {together!r}, and the data dictionary has patient: {dictionary.patient!r}."
+            f"splits.together is {together!r}, but the data dictionary has patient: {dictionary.patient!r}. Set one of "
+            "them only."
         )
     return replace(dictionary, patient=together)
 
 
 def _target(labels: Any, dictionary: Dictionary) -> str:
-    """Return the column to predict, which the user or the data dictionary names."""
     target = dictionary.target or labels
     if labels is None and target:
         return dictionary.target
     if labels != target or not isinstance(labels, str):
         raise ConfigurationError(
-            f"labels={labels!r}, and the data dictionary has target: {dictionary.target!r}. Name the column to predict "
-            "in one of them."
+            f"labels={labels!r}, but the data dictionary has target: {dictionary.target!r}. Name the column to predict "
+            "in one of them only."
         )
     return labels
 
 
 def _name(name: Any) -> Any:
-    """Convert a column's name, a text or a number, to text. Return any other argument unchanged."""
-    return (
-        str(name).strip()
-        if isinstance(name, Integral | str) and not isinstance(name, bool)
-        else name
-    )
+    """Convert the name of a column, which may be a number, to text. Return any other argument unchanged."""
+    if isinstance(name, Integral | str) and not isinstance(name, bool):
+        return str(name).strip()
+    return name

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from flsv.data.contents import check_inputs
 from flsv.data.groups import client_called, column, named_groups
 from flsv.data.labels import check_positive, dataset_labels, find_classes
 from flsv.data.loaders import Loader, preload, tensors_of
@@ -18,7 +17,7 @@ from flsv.data.partition import OneClient, Partitioner
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import HELD_OUT, FederatedSplits, Splits, split_federation
 from flsv.data.streams import has_streams
-from flsv.utilities.errors import ConfigurationError, listed
+from flsv.utilities.errors import ConfigurationError, in_words, listed
 from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Smallest default size of batches of tensors in an evaluation. They cost no time to make.
 MIN_EVAL_BATCH_SIZE = 256
+#: Number of samples that are checked at once, since isfinite needs several times the memory of its argument.
+_ROWS_AT_ONCE = 1024
 
 
 def divide(
@@ -41,7 +42,7 @@ def divide(
     corruptions: Sequence[Corruption] = (),
     batch_size: int | None = None,
 ) -> SourceData:
-    """Return a source whose samples are divided among server and clients, with classes and loaders' options."""
+    """Find the classes of a source, divide its samples among the server and the clients, and apply corruptions."""
     dealing_parts: list[Any] = [partitioner, *corruptions]
     parts_that_need_classes = [part for part in dealing_parts if part.needs_classes]
     if options.detector:
@@ -73,21 +74,21 @@ def divide(
     splits = _without_unknown(splits, classes.labels, unknown, corruptions)
 
     source = _with_options(source, loader, batch_size)
-    check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
+    _check_inputs(source.train, splits, {"validation": source.val, "test": source.test})
     check_full_batches(splits, source)
     source = _apply_corruptions(source, splits, corruptions)
     return replace(
         source,
         val=_of_known_classes(source.val, unknown),
         test=_of_known_classes(source.test, unknown),
-        split_columns={},  # which are no longer needed
+        split_columns={},  # not needed any more
         splits=splits,
     )
 
 
 def _with_options(source: SourceData, loader: Loader, batch_size: int | None) -> SourceData:
-    """Return the source with its loaders' options, in memory if ``loader.preload``."""
-    # The batch size comes before the loader's options, these before the source's, and these before the defaults.
+    """Return the source with its loaders' options, and with its samples in memory if ``loader.preload``."""
+    # batch_size replaces the options of loader, these replace the source's, and these the defaults.
     changes = loader.changes()
     train_options = {"batch_size": 32, "drop_last": False, **source.train_options, **changes}
     eval_options = {**source.eval_options, **changes, "drop_last": False}
@@ -97,8 +98,8 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
         collate_fns = [train_options.get("collate_fn"), eval_options.get("collate_fn")]
         if any(collate_fn not in (None, default_collate) for collate_fn in collate_fns):
             raise ConfigurationError(
-                "preload: a collate_fn may sort, mix or leave out samples of a batch, and samples are read one by one. "
-                "Leave preload out, or change samples in the data set."
+                "Loader(preload=True) reads samples without the loader's collate_fn, which may sort, mix or drop the "
+                "samples of a batch. Set preload=False, or do this in the data set instead of in collate_fn."
             )
         workers = train_options.get("num_workers", 0)
         source = replace(
@@ -122,12 +123,11 @@ def _with_options(source: SourceData, loader: Loader, batch_size: int | None) ->
 def _split(
     source: SourceData, partitioner: Partitioner, options: Splits, groups: Any
 ) -> FederatedSplits:
-    """Return the indices of the server's and each client's samples, after checking the arguments."""
     if source.clients and not partitioner.keeps_groups:
         names_of_clients = listed(source.group_names, show=repr)
         raise ConfigurationError(
-            f"The data are given by client ({names_of_clients}), so no partitioner is needed: leave {partitioner!r} "
-            "out (null)."
+            f"The data are given by client ({names_of_clients}), so that they need no partitioner. Remove "
+            f"{partitioner!r} (in a configuration: null)."
         )
     group_numbers = source.groups
     group_names = source.group_names
@@ -163,32 +163,77 @@ def _split(
 
 
 def _check_no_labels(labels: Any) -> None:
-    """Raise ConfigurationError if labels are given beside a stream."""
     if labels is not None and labels is not False:
-        raise ConfigurationError("The labels of a stream are in its samples: leave labels out.")
+        raise ConfigurationError(
+            "The labels of a stream are read with its samples during training. Remove labels."
+        )
 
 
 def _check_streams(source: SourceData, partitioner: Partitioner, options: Splits) -> None:
-    """Raise ConfigurationError if streams would have to be divided."""
     is_of_one_client = isinstance(partitioner, OneClient)
     if not source.clients and not is_of_one_client:
         raise ConfigurationError(
-            "A stream cannot be divided among clients. Give each client its own: clients={'Boston': stream, ...}."
+            "A stream cannot be divided among clients. Give each client its own stream: clients={'Boston': stream, "
+            "...}."
         )
     if options.max_samples is not None:
         raise ConfigurationError(
-            "A stream is read as far as it says: leave max_samples out, and announce fewer samples."
+            "Splits(max_samples=...) cannot shorten a stream. Remove it, and set Stream(samples=...) instead."
         )
     held_out = [name for name in HELD_OUT if getattr(options, name)]
     if held_out:
         names = ", ".join(f"{name}=0" for name in held_out)
         raise ConfigurationError(
-            f"No sample of a stream can be held out. Set splits to Splits({names}), and give validation data as val."
+            f"Samples of a stream cannot be held out. Set splits=Splits({names}), and give validation data as val."
         )
 
 
+def _check_inputs(
+    train: Dataset[Any], splits: FederatedSplits, held_out: dict[str, Dataset[Any] | None]
+) -> None:
+    held_out_indices = [splits.server_val]
+    for client_split in splits.clients:
+        held_out_indices += [client_split["val"], client_split["test"]]
+    broken = not_finite(train)
+    is_held_out = torch.isin(broken, torch.cat(held_out_indices))
+    broken_by_part = {"the held-out": broken[is_held_out]}
+    for name, data in held_out.items():
+        if data is not None:
+            broken_by_part[f"the {name}"] = not_finite(data)
+
+    for part, indices in broken_by_part.items():
+        if len(indices):
+            raise ConfigurationError(
+                f"{len(indices)} samples of {part} data have NaN or infinite inputs: {in_words(indices.tolist())}. "
+                "Correct or remove them."
+            )
+
+
+def not_finite(dataset: Dataset[Any]) -> Tensor:
+    """Return the indices of samples with NaN or infinite inputs, int64 ``[n]``. Labels are not checked."""
+    tensors, rows = tensors_of(dataset)
+    if not tensors or not len(tensors[0]):
+        return torch.empty(0, dtype=torch.long)
+
+    num_samples = len(tensors[0])
+    is_finite = torch.ones(num_samples, dtype=torch.bool)
+    # The last tensor has the labels.
+    num_inputs = max(1, len(tensors) - 1)
+    for inputs in tensors[:num_inputs]:
+        if not (inputs.is_floating_point() or inputs.is_complex()):
+            continue
+        row_masks = []
+        for block in inputs.split(_ROWS_AT_ONCE):
+            flat_block = block.reshape(len(block), -1)
+            row_masks.append(flat_block.isfinite().all(1).cpu())
+        is_finite &= torch.cat(row_masks)
+    if rows is not None:
+        is_finite = is_finite[rows]
+    return (~is_finite).nonzero().flatten()
+
+
 def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
-    """Raise ConfigurationError if ``drop_last`` or weights of 0 would leave a client without a training batch."""
+    """Raise ConfigurationError if a client has no training batch because of ``drop_last`` or weights of 0."""
     draws = source.draws
     batch_size = source.train_options["batch_size"]
     sample_counts = []
@@ -202,10 +247,10 @@ def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
         # Without replacement, torch.multinomial would draw samples of weight 0 as well.
         num_needed = 1 if client_draws.replacement else client_draws.count
         if num_weighted < num_needed:
-            client_name = client_called(client, splits.names, "Client")
+            client_name = client_called(client, splits.names)
             raise ConfigurationError(
-                f"{client_name} has too few samples with a weight above 0 for the WeightedRandomSampler of the "
-                f"training loader, which draws {client_draws.count} of them. Give more samples a weight, or "
+                f"The WeightedRandomSampler of the training loader draws {client_draws.count} samples of "
+                f"{client_name}, but only {num_weighted} have a weight above 0. Give more samples a weight, or set "
                 "replacement=True."
             )
 
@@ -213,15 +258,15 @@ def check_full_batches(splits: FederatedSplits, source: SourceData) -> None:
     if source.train_options["drop_last"] and fewest < batch_size:
         client_name = client_called(sample_counts.index(fewest), splits.names, "Client")
         raise ConfigurationError(
-            f"{client_name} has {fewest} samples, not one full batch of {batch_size}. Lower batch_size to {fewest}, "
-            "or set drop_last to false."
+            f"{client_name} has {fewest} samples, fewer than one batch of {batch_size}, and drop_last=True drops "
+            f"batches that are not full. Lower batch_size to {fewest}, or set drop_last=False."
         )
 
 
 def _apply_corruptions(
     source: SourceData, splits: FederatedSplits, corruptions: Sequence[Corruption]
 ) -> SourceData:
-    """Return the source after corruptions, with which samples they changed."""
+    """Apply the corruptions, and mark the samples that they changed in ``is_changed``."""
     classes = source.classes
     is_changed = torch.zeros(len(classes.labels), dtype=torch.bool)
     if not corruptions:
@@ -263,12 +308,13 @@ def _apply_corruptions(
 
 
 def _columns(source: SourceData) -> list[Tensor]:
-    """Return the training samples as tensors ``[N, ...]``: inputs first, labels last if there are any."""
+    """Return the training samples as tensors ``[N, ...]``, with the inputs first, and labels, if any, last."""
     collate_fn = source.train_options.get("collate_fn")
     tensors, rows = tensors_of(source.train, collate_fn=collate_fn)
     if tensors is None:
         raise ConfigurationError(
-            f"corruptions need tensors, and {type(source.train).__name__} has none: set preload: true."
+            f"corruptions need samples in tensors, but {type(source.train).__name__} reads its samples one by one. Set "
+            "Loader(preload=True)."
         )
     if rows is None:
         columns = list(tensors)
@@ -279,7 +325,8 @@ def _columns(source: SourceData) -> list[Tensor]:
     last_column = columns[-1].flatten().cpu().long()
     if len(columns) == 1 or not torch.equal(last_column, source.classes.labels):
         raise ConfigurationError(
-            "corruptions need samples (x, ..., label): their last element is not their label."
+            "corruptions need samples (x, ..., label), but the last part of these samples is not their label. Change "
+            "the order of the parts."
         )
     return columns
 
@@ -287,7 +334,7 @@ def _columns(source: SourceData) -> list[Tensor]:
 def _without_unknown(
     splits: FederatedSplits, labels: Tensor, unknown: Tensor, corruptions: Sequence[Corruption]
 ) -> FederatedSplits:
-    """Remove the samples of unknown classes from the splits, except from corrupted clients' training sets."""
+    """Remove the samples of ``unknown`` classes from all splits but the corrupted clients' training sets."""
     if not len(unknown):
         return splits
     corrupted_clients = set[int]()
@@ -313,13 +360,13 @@ def _without_unknown(
     if empty_clients or is_server_emptied:
         owners = listed(empty_clients) or "the server"
         raise ConfigurationError(
-            f"Without unknown_classes {unknown.tolist()} {owners} has no samples: choose other classes."
+            f"All samples of {owners} are of unknown_classes={unknown.tolist()}, which are removed. Choose other "
+            "classes."
         )
     return replace(splits, server_val=server_val, clients=tuple(clients))
 
 
 def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[Any] | None:
-    """Return a held-out set without the classes ``unknown``, int64 ``[n]``."""
     if dataset is None or not len(unknown):
         return dataset
     is_known = ~torch.isin(dataset_labels(dataset), unknown)
@@ -328,7 +375,7 @@ def _of_known_classes(dataset: Dataset[Any] | None, unknown: Tensor) -> Dataset[
 
 
 def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -> SourceData:
-    """Return a source with only the clients' training samples that are not flagged, bool ``[m]`` of each client."""
+    """Keep only the training samples that are not flagged, bool ``[m]`` for each client."""
     splits = source.splits
     client_splits = []
     for client, is_unflagged in enumerate(unflagged_by_client):
@@ -336,8 +383,8 @@ def without_flagged(source: SourceData, unflagged_by_client: Sequence[Tensor]) -
         unflagged_samples = client_split["train"][is_unflagged]
         if len(unflagged_samples) == 0:
             raise ConfigurationError(
-                f"drop_flagged: all training samples of {client_called(client, splits.names)} are flagged. "
-                "Leave it out."
+                f"Splits(drop_flagged=...) flags all training samples of {client_called(client, splits.names)}, so "
+                "that none is left. Remove this client's data, or drop_flagged."
             )
         client_splits.append({**client_split, "train": unflagged_samples})
 

@@ -1,4 +1,4 @@
-"""FederatedData: who has what, in sizes, names, samples and batches."""
+"""FederatedData: the samples of the server and the clients, with sizes, names, classes and batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 
-from flsv.data.contents import loader_hash, loader_rows
+from flsv._lightning.evaluation import list_loaders
 from flsv.data.labels import are_two_words
-from flsv.data.loaders import TensorBatches, drawn_order, make_loader
+from flsv.data.loaders import TensorBatches, drawn_order, make_loader, rows_of
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.sample_hashes import content_hash
+from flsv.data.sample_hashes import content_hash, loader_hash
 from flsv.data.shown import loader_as
 from flsv.data.sources.base import SourceData
 from flsv.data.sources.source import source_name
@@ -30,23 +30,23 @@ from flsv.utilities.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import ColumnCard, TableDoubt
+    from flsv.data.tables.inference import ColumnCard, TableWarning
 
 
 class FederatedData:
-    """Hold who has what: the samples of the server and of each client, with their names and classes.
+    """Samples of the server and of each client, with their names and classes.
 
-    It is the one owner of these. :class:`~flsv.data.FederatedDataModule` adds the user's arguments and what Lightning
-    calls. Its samples are set by ``setup``, those of a single client at a site.
+    :class:`~flsv.data.FederatedDataModule` adds the user's arguments and Lightning's hooks, and sets the samples in
+    ``setup``. At a site there is a single client.
     """
 
     partitioner: Partitioner
     splits: Splits
     _source_name: str
     _held_out: dict[str, Any]
-    #: All samples, and who has which of them. None before they are divided.
+    #: All samples, and the indices of each client's. None before ``setup``.
     _divided: SourceData | None = None
-    #: The clients whose samples :attr:`class_counts` counts, the members of a coalition. None: all.
+    #: The members of a coalition while it is trained, the only clients that :attr:`class_counts` counts. None: all.
     counted_clients: Sequence[int] | None = None
     trainer: L.Trainer | None
     _has_grown = False
@@ -55,7 +55,8 @@ class FederatedData:
     def _source(self) -> SourceData:
         if self._divided is None:
             raise RuntimeError(
-                "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
+                "The data are not loaded yet. Pass the data module to a Trainer, or call prepare_data() and "
+                "setup('fit') first."
             )
         return self._divided
 
@@ -66,7 +67,7 @@ class FederatedData:
 
     @property
     def members(self) -> Sequence[int]:
-        """All clients, or while a coalition is trained its members."""
+        """All clients, or the members of a coalition while it is trained."""
         return self.counted_clients or range(self.num_clients)
 
     @property
@@ -104,9 +105,9 @@ class FederatedData:
     def shown_loader(
         self, clients: Sequence[int] | None, num_batches: Callable[[], int]
     ) -> DataLoader[Any]:
-        """Return a loader of length ``num_batches()`` of some clients' training samples in the form of the user's own.
+        """Return a loader of some clients' training samples, of the class of the user's loader.
 
-        None: of all clients, or of the members while a coalition is trained.
+        Its length is ``num_batches()``. If ``clients`` is None, it has the samples of all :attr:`members`.
         """
         if clients is None:
             clients = self.members
@@ -149,13 +150,13 @@ class FederatedData:
         )
 
     @property
-    def lacks_pos_label(self) -> bool:
-        """Return whether the user has to name the positive one of two classes, whose names are words."""
+    def needs_pos_label(self) -> bool:
+        """Return whether the user has to name the positive one of two classes, since their names are words."""
         return self._source.pos_label is None and are_two_words(self.class_names)
 
     @property
     def client_names(self) -> tuple[str, ...]:
-        """Names of the clients: their keys, folders or groups, or else their numbers."""
+        """Names of the clients: keys of ``clients``, folders or groups, or else the clients' ids."""
         return self._source.splits.names
 
     @property
@@ -165,7 +166,7 @@ class FederatedData:
 
     @property
     def column_cards(self) -> tuple[ColumnCard, ...]:
-        """Record of each column of a table, with its kind. Empty for data that are not tables."""
+        """Description of each column of a table. Empty for data that are not tables."""
         return self._source.columns
 
     @property
@@ -174,19 +175,19 @@ class FederatedData:
         return self._source.dictionary
 
     @property
-    def has_draft(self) -> bool:
-        """Return whether the data dictionary was drafted from the samples."""
-        return self._source.is_draft
+    def has_inferred_dictionary(self) -> bool:
+        """Return whether the data dictionary, or a part of it, was inferred from the samples."""
+        return self._source.is_inferred
 
     @property
-    def dictionary_lacks(self) -> str:
-        """What the data dictionary that the user gave lacks, if it is not complete. Empty without one."""
-        return self._source.dictionary_lacks
+    def missing_from_dictionary(self) -> str:
+        """What is missing in the user's data dictionary. Empty if it is complete."""
+        return self._source.missing_from_dictionary
 
     @property
-    def table_doubts(self) -> tuple[TableDoubt, ...]:
-        """Doubts about the clients' tables."""
-        return self._source.doubts
+    def table_warnings(self) -> tuple[TableWarning, ...]:
+        """Data warnings about the clients' tables."""
+        return self._source.data_warnings
 
     @property
     def server_val_indices(self) -> Tensor:
@@ -225,7 +226,7 @@ class FederatedData:
     def corrupted_samples(self, client: int) -> Tensor:
         """Return whether corruptions changed each of a client's training samples, bool ``[n]``.
 
-        This is ground truth for tests and figures, which the server never receives.
+        This is the ground truth for tests and figures. The server never receives it.
         """
         return self._source.is_changed[self.client_indices(client)]
 
@@ -269,11 +270,11 @@ class FederatedData:
 
         Args:
             client: the client's number.
-            split: the client's set to read. ``train`` is shuffled (unless the trainer has ``overfit_batches``), ``val``
-                and ``test`` are read in order.
-            generator: generator that alone determines the order of the shuffled samples. By default it is seeded by
-                this module's seed and the client.
-            shuffle: whether training samples are shuffled. If False they are read in order, too.
+            split: the set to read. ``train`` is shuffled unless the trainer has ``overfit_batches``. ``val`` and
+                ``test`` are read in order.
+            generator: generator of the order of shuffled samples. By default it is seeded by this module's seed and the
+                client.
+            shuffle: whether training samples are shuffled.
         """
         if split != "train" or not shuffle:
             indices = self.client_indices(client, split)
@@ -289,14 +290,14 @@ class FederatedData:
         if num_samples > num_divided and not self._has_grown:
             self._has_grown = True
             rank_zero_warn(
-                f"flsv: {self._source_name} has grown from {num_divided} to {num_samples} samples since they were "
-                "divided among the clients. The new samples belong to nobody, and are not trained on."
+                f"flsv: {self._source_name} has grown from {num_divided} to {num_samples} samples since these were "
+                "divided among the clients. The new samples belong to no client and are not used."
             )
 
     def _train_loader(
         self, clients: Sequence[int], generator: torch.Generator | None
     ) -> TensorBatches | DataLoader[Any]:
-        """Return a loader of training batches, ordered with ``overfit_batches``."""
+        """Return a loader of training batches, not shuffled if the trainer has ``overfit_batches``."""
         if self._overfits:
             generator = None
         source = self._source
@@ -319,15 +320,16 @@ class FederatedData:
         return has_streams(self._source.train)
 
     def client_order(self, client: int, generator: torch.Generator) -> Tensor:
-        """Return the positions of a client's training samples, int64 ``[n]``, in the order in which its loader reads
-        them.
-        """
+        """Return the positions of a client's training samples in the order of its loader, int64 ``[n]``."""
         if self.has_streams:
-            raise ConfigurationError("A client's stream cannot be valued sample by sample.")
+            raise ConfigurationError(
+                "The samples of a stream have no numbers, so that they cannot be valued one by one. Give map-style "
+                "data sets."
+            )
         indices = self.client_indices(client)
         if self._overfits:
             return torch.arange(len(indices))
-        draws = self._source.draws  # by weights, if the loader has them
+        draws = self._source.draws
         if draws is not None:
             draws = draws.restricted_to(indices)
         return drawn_order(len(indices), generator, draws)
@@ -377,7 +379,23 @@ class FederatedData:
 
 
 def _current_length(dataset: Any) -> int:
-    """Return a data set's present length, also of a ``ConcatDataset``, which counts once."""
+    """Return a data set's present length. A ``ConcatDataset`` only knows the length that it had at first."""
     if isinstance(dataset, ConcatDataset):
         return sum(map(_current_length, dataset.datasets))
     return len(dataset)
+
+
+def loader_rows(loaders: Any) -> int | None:
+    """Count the samples that one or several loaders read. Return None if a data set has no length."""
+    num_rows = 0
+    for loader in list_loaders(loaders):
+        has_length = hasattr(getattr(loader, "dataset", None), "__len__")
+        if isinstance(loader, TensorBatches):
+            num_rows += len(loader.indices)
+        elif isinstance(loader, DataLoader) and has_length:
+            num_rows += len(rows_of(loader))
+        elif has_length:
+            num_rows += len(loader.dataset)
+        else:
+            return None
+    return num_rows

@@ -1,6 +1,7 @@
-"""Check of each client's first batch: it has as many rows and the same labels as flsv holds.
+"""Check of each client's first batch: its number of rows and its labels have to be those that flsv counts.
 
-Labels are known before samples are read, from a stored attribute. What a model is trained on is what the loader yields.
+flsv reads labels from an attribute of the data set, before it reads samples. The model is trained on what the loader
+yields.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MAX_SAMPLES_OF_CLIENT = 16
 
 
 def check_first_batches(source: SourceData, compare_labels: bool) -> None:
-    """Read a batch of each client, and compare its length and, with ``compare_labels``, its labels with the source.
+    """Read a batch of each client. Compare its length and, with ``compare_labels``, its labels with the source.
 
     Raises:
-        ConfigurationError: a batch has other labels, or ``collate_fn`` leaves samples out.
+        ConfigurationError: a batch has other labels, or fewer rows than samples.
     """
     classes = source.classes
     compare_labels = compare_labels and not classes.missing_reason
@@ -51,25 +52,26 @@ def check_first_batches(source: SourceData, compare_labels: bool) -> None:
         rows = rows_by_client[client]
         client_name = client_called(client, splits.names)
         description = f"{type(source.train).__name__}, {client_name}"
-        vectors = label_vectors(batch)  # [B] each, of which one has to be the labels
+        vectors = label_vectors(batch)  # [B] each, one of which should be the labels
         num_rows = max(map(len, vectors), default=len(rows))
         if batch is None:
             num_rows = 0
         if num_rows < len(rows):
             raise ConfigurationError(
-                f"{description}: a batch of {len(rows)} samples has {num_rows} rows. Samples that collate_fn leaves "
-                "out would count as trained: leave them out of the data set, as with torch.utils.data.Subset."
+                f"{description}: collate_fn makes a batch of {num_rows} rows of {len(rows)} samples, but the client's "
+                "weight would count all of them. Remove samples from the data set instead, for example with "
+                "torch.utils.data.Subset."
             )
         if compare_labels:
             labels = classes.labels[rows]
-            if not collates_by_default:  # it may sort samples, or repeat them
+            if not collates_by_default:  # collate_fn may sort or repeat samples
                 labels = labels.unique()
                 vectors = [vector.unique() for vector in vectors]
             _check_labels(vectors, labels, description)
 
 
 def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> None:
-    """Raise ConfigurationError if a batch has vectors of whole numbers, and none of them has these labels."""
+    """Raise ConfigurationError if a batch has vectors of whole numbers, but none of them equals the labels."""
     labels_of_batch = None
     for vector in vectors:
         numbers = vector.double()
@@ -80,32 +82,33 @@ def _check_labels(vectors: list[Tensor], labels: Tensor, description: str) -> No
     if labels_of_batch is None:
         return
     raise ConfigurationError(
-        f"{description}: flsv has the labels {listed(labels.tolist(), 20)} for samples that in a batch have "
-        f"{listed(labels_of_batch.tolist(), 20)}. Store the samples' own labels as `targets`, or give labels=[...], "
-        "one per sample."
+        f"{description}: flsv has read the labels {listed(labels.tolist(), 20)}, but in a batch the same samples have "
+        f"{listed(labels_of_batch.tolist(), 20)}. Set the attribute `targets` of the data set to the labels of its "
+        "samples, or give labels=[...], one for each sample."
     )
 
 
 def warn_of_random_evaluation(source: SourceData) -> None:
-    """Warn if samples that flsv has split off for evaluation are read with random changes, as those for training."""
+    """Warn if samples that flsv holds out for evaluation change at random, as by augmentation for training."""
     if source.tensors:
         return
     held_out = [source.splits.server_val]
     for client_split in source.splits.clients:
         held_out += [client_split["val"], client_split["test"]]
-    rows = torch.cat(held_out)[:8]  # a few suffice, since all samples are read alike
+    rows = torch.cat(held_out)[:8]  # a few are enough, since all samples are read in the same way
     if len(rows) == 0:
         return
     options = dict(source.eval_options)
     if has_default_collate(options):
-        options["collate_fn"] = list  # samples that it cannot collate are no concern here
+        options["collate_fn"] = list  # the samples need not be collated
     batch, batch_again = _read(source.train, [rows, rows], options)
     for value, value_again in zip(tree_leaves(batch), tree_leaves(batch_again)):
         if is_plain(value) and not are_equal(value, value_again):
             rank_zero_warn(
-                "flsv: the validation and test samples that were split off change at random whenever they are read, "
-                "by the data set's transforms or the training loader's collate_fn. Give validation data of their own "
-                "(val=, or a val_dataloader) and Splits(server_val=0), or change samples in the module's training_step."
+                "flsv: the validation and test samples that are held out of the training data change at random "
+                "whenever they are read, by the data set's transforms or the training loader's collate_fn. Give "
+                "separate validation data (val=, or a val_dataloader) with Splits(server_val=0), or augment samples "
+                "in the module's training_step."
             )
             return
 

@@ -1,7 +1,4 @@
-"""Natural groups of samples, such as hospitals or writers, and names of clients.
-
-Functions read one group or another value per sample from a data set, and make names from keys, folders or groups.
-"""
+"""Natural groups of samples, such as hospitals or writers, names of clients, and values of each sample."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ def named_groups(
 
     Without groups, return ``(None, ())``.
     """
-    kind = "group"  # stands before names that are numbers, as in "site 3"
+    kind = "group"  # precedes names that are numbers, as in "site 3"
     if groups is None:
-        ids_by_sample = entries(dataset, lambda part: entries_of_attribute(part, "groups"))
+        ids_by_sample = values_of_samples(dataset, lambda part: values_of_attribute(part, "groups"))
         if ids_by_sample is None:
             return None, ()
         kind = _group_kind(dataset) or kind
@@ -43,8 +40,9 @@ def named_groups(
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if ids.shape != (num_samples,) or _has_gaps(ids):
         raise ConfigurationError(
-            f"groups needs one entry per training sample, [{num_samples}], none of them None or NaN; got shape "
-            f"{list(ids.shape)}. Give each a group, or name a field of the samples, such as 'site' or 'meta.site'."
+            f"groups: expected a group for each of the {num_samples} training samples, none of them None or NaN, but "
+            f"got the shape {list(ids.shape)}. Give a list, or name a field of the samples, such as 'site' or "
+            "'meta.site'."
         )
     distinct_ids, numbers = np.unique(ids, return_inverse=True)
     group_numbers = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
@@ -52,21 +50,20 @@ def named_groups(
 
 
 def _group_kind(dataset: Dataset[Any]) -> str | None:
-    """Return the attribute ``group_kind`` of a data set, or of the one under its Subsets."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
         dataset = dataset.dataset
     return getattr(dataset, "group_kind", None)
 
 
 def _has_gaps(ids: np.ndarray) -> bool:
-    return any(entry is None or entry != entry for entry in ids)  # NaN is not equal to itself
+    return any(group is None or group != group for group in ids)  # NaN is not equal to itself
 
 
 _NUMBER_PATTERN = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
 def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
-    """Describe a client in a message: ``noun``, id and, if different, name."""
+    """Return ``noun``, the client's id and, if it differs, its name, for messages."""
     name = names[client] if client < len(names) else str(client)
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
@@ -74,10 +71,10 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
 def check_spelling(
     names: Iterable[str], where: str, owners: Callable[[], Mapping[str, Iterable[str]]] = dict
 ) -> None:
-    """Raise ConfigurationError if two names are spellings of one name.
+    """Raise ConfigurationError if two names are spellings of one name: equal numbers, or words that differ only in
+    case, white space and a full stop.
 
-    These are equal numbers, or words that are equal up to case, white space and a full stop. ``owners`` returns the
-    clients or files with each name, for the message.
+    ``where`` and the names' ``owners``, such as clients, are for the message.
     """
     spellings: dict[Any, list[str]] = {}
     for name in names:
@@ -94,7 +91,7 @@ def check_spelling(
                 description += f" ({listed(owners_by_name[name], 3)})"
             descriptions.append(description)
         raise ConfigurationError(
-            f"{where} has {', '.join(descriptions)}, which look like spellings of one name: use the same spelling "
+            f"{where} has {', '.join(descriptions)}, which look like spellings of one name. Use the same spelling "
             "everywhere."
         )
 
@@ -102,7 +99,7 @@ def check_spelling(
 def _normalized(name: str) -> Any:
     text = unicodedata.normalize("NFKC", name).casefold()
     text = " ".join(text.split()).rstrip(".")
-    if "_" in text:  # Decimal reads 1_000 as a number
+    if "_" in text:  # Decimal would read 1_000 as a number
         return text
     try:
         number = Decimal(text)
@@ -112,12 +109,12 @@ def _normalized(name: str) -> Any:
 
 
 def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """Return ``values`` as client names of one line. A number gets ``kind`` before it, as in "school 7"."""
+    """Make client names of ``values``, each in one line. ``kind`` precedes a number, as in "school 7"."""
     values = list(values)
     texts = list(map(str, values))
     client_ids = list(map(str, range(len(texts))))
     if kind in ("group", "site") and texts == client_ids:
-        return tuple(texts)  # groups and sites called 0, 1, 2, ... keep these names
+        return tuple(texts)  # they are equal to the clients' ids
 
     names = []
     for text in texts:
@@ -128,38 +125,38 @@ def client_names_of(values: Iterable[Any], kind: str) -> tuple[str, ...]:
         names.append(name)
     if "" in names or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"Clients are called {listed(values, limit=20, show=repr)}: names need a visible character, and must "
-            "differ."
+            f"The clients' names are {listed(values, limit=20, show=repr)}. Each name needs a visible character, and "
+            "all have to be different."
         )
     return tuple(names)
 
 
-def entries(dataset: Dataset[Any], find: Callable[[Dataset[Any]], Any]) -> Any:
-    """Return ``find(dataset)``, one entry per sample.
+def values_of_samples(dataset: Dataset[Any], find: Callable[[Dataset[Any]], Any]) -> Any:
+    """Return ``find(dataset)``, one value per sample.
 
     If that is None, look inside a ``Subset`` or ``ConcatDataset``.
     """
-    own_entries = find(dataset)
-    if own_entries is not None:
-        return own_entries
+    own_values = find(dataset)
+    if own_values is not None:
+        return own_values
     if isinstance(dataset, Subset):
-        all_entries = entries(dataset.dataset, find)
-        if all_entries is None:
+        all_values = values_of_samples(dataset.dataset, find)
+        if all_values is None:
             return None
         indices = np.asarray(dataset.indices, dtype=np.int64)
-        return np.asarray(all_entries)[indices]
+        return np.asarray(all_values)[indices]
     if isinstance(dataset, ConcatDataset):
-        parts = [entries(part, find) for part in dataset.datasets]
+        parts = [values_of_samples(part, find) for part in dataset.datasets]
         if any(part is None for part in parts):
             return None
         return np.concatenate(list(map(np.asarray, parts)))
     return None
 
 
-def entries_of_attribute(dataset: Dataset[Any], name: str) -> Any:
-    """Return the data set's attribute ``name`` if it has one entry per sample, or else None."""
+def values_of_attribute(dataset: Dataset[Any], name: str) -> Any:
+    """Return the data set's attribute ``name`` if it has one value per sample, or else None."""
     value = getattr(dataset, name, None)
-    # Tensors may live on another device, where numpy does not reach them.
+    # NumPy cannot read tensors on another device.
     if isinstance(value, Tensor):
         value = value.cpu()
     try:
@@ -172,10 +169,8 @@ def entries_of_attribute(dataset: Dataset[Any], name: str) -> Any:
 
 
 def column(dataset: Dataset[Any], name: str, argument: str) -> Any:
-    """Read one value per sample: the data set's attribute ``name``, or that field (``"meta.site"``) or position of each
-    sample.
-    """
-    values = entries(dataset, lambda part: entries_of_attribute(part, name))
+    """Return one value per sample: the data set's attribute ``name``, or that field or position of each sample."""
+    values = values_of_samples(dataset, lambda part: values_of_attribute(part, name))
     if values is None:
         values = []
         for index in range(len(dataset)):  # type: ignore[arg-type]  # map-style: has a length
@@ -186,13 +181,14 @@ def column(dataset: Dataset[Any], name: str, argument: str) -> Any:
     if any(value is None or callable(value) for value in values):
         owner = type(dataset).__name__
         raise ConfigurationError(
-            f"{argument}={name!r}: {owner} and its samples have no such field: give a list."
+            f"{argument}={name!r}: {owner} has no attribute, and its samples have no field, of this name. Name "
+            "another, or give a list with a value for each sample."
         )
     return values
 
 
 def _field(sample: Any, name: str) -> Any:
-    """Return the field ``name`` (or nested ``outer.inner``, or a position) of a sample, or None without it."""
+    """Return the field ``name`` of a sample, which may be a position or nested (``"meta.site"``), or None."""
     if isinstance(sample, list | tuple) and name.isdecimal():
         position = int(name)
         return sample[position] if position < len(sample) else None

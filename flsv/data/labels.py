@@ -1,14 +1,14 @@
-"""The samples' classes, read once when data are partitioned, if possible without decoding images, and the positive one
-of two classes.
+"""The samples' classes, and the positive one of two classes.
 
-Only some components need classes: partitioners and corruptions that use labels, and metrics per class. If the data have
-no classes (texts, images with masks, regression targets, graphs, inputs alone), all samples belong to one class, so
-that counts per client and class are counts per client.
+Classes are read once, when the data are divided among the clients, and if possible without decoding images. Only some
+components need them: partitioners and corruptions that use labels, and metrics per class. If the data have no classes
+(texts, images with masks, regression targets, graphs, inputs alone), all samples belong to one class, so that counts
+per client and class are counts per client.
 
-The positive class, to which average precision, F1 and similar scores refer, always has the number 1, so that every
-score of class 1 is its score. If flsv numbers the classes (words, folders of images), the class that ``pos_label``
-names gets the number 1. Without ``pos_label`` classes are numbered in sorted order, and two classes whose names are
-words have no such scores. Labels that are numbers and no texts stay as they are.
+The positive class, to which average precision, F1 and similar scores refer, always has the number 1. If flsv numbers
+the classes (words, folders of images), the class that ``pos_label`` names gets the number 1. Without ``pos_label``,
+classes are numbered in sorted order, and two classes whose names are words have no such scores. Labels that are numbers
+are not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import yaml
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.groups import column, entries, entries_of_attribute
+from flsv.data.groups import column, values_of_attribute, values_of_samples
 from flsv.utilities.errors import ConfigurationError, listed
 
 #: Letters of NumPy's kinds of dtypes (b: bool, i and u: integers, f: floats) that labels may have.
@@ -33,7 +33,7 @@ _INTEGER_KINDS = "biu"
 _NUMBER_KINDS = "biuf"
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
-#: In data with at least this many samples, labels with fewer than two samples per value on average are not classes.
+#: In data with at least this many samples, labels are classes only if their values occur twice on average.
 _MANY_SAMPLES = 100
 
 
@@ -42,7 +42,7 @@ class _NoClassError(Exception):
 
 
 def dataset_labels(dataset: Dataset[Any]) -> Tensor:
-    """Return every sample's class, int64 ``[N]``, read from a stored attribute or else from each sample."""
+    """Return each sample's class, int64 ``[N]``, from an attribute of the data set or else from the samples."""
     try:
         return torch.from_numpy(whole_numbers(_read_labels(dataset, _NUMBER_KINDS)))
     except _NoClassError as error:
@@ -50,9 +50,7 @@ def dataset_labels(dataset: Dataset[Any]) -> Tensor:
 
 
 def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
-    """Read labels ``[N]`` sample by sample, up to the first without one. ``dtype_kinds`` are NumPy kinds, as
-    ``"iu"``.
-    """
+    """Return the labels ``[N]``. Raise _NoClassError at the first whose NumPy kind is not in ``dtype_kinds``."""
     stored_labels = _stored_labels(dataset)
     if stored_labels is not None:
         return _as_vector(stored_labels, dtype_kinds)
@@ -65,10 +63,10 @@ def _read_labels(dataset: Dataset[Any], dtype_kinds: str) -> np.ndarray:
 
 
 def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
-    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError for other NumPy kinds."""
+    """Return labels ``[N]`` or ``[N, 1]`` as ``[N]``. Raise _NoClassError for other shapes or NumPy kinds."""
     try:
         array = np.asarray(labels)
-    except (TypeError, ValueError) as error:  # lists of several lengths, tensors elsewhere
+    except (TypeError, ValueError) as error:  # lists of several lengths, tensors on another device
         raise _NoClassError("the labels are of several lengths or kinds") from error
     label_shape = array.shape[1:]
     is_number_per_sample = label_shape in ((), (1,))
@@ -84,7 +82,7 @@ def _as_vector(labels: Any, dtype_kinds: str) -> np.ndarray:
 
 
 def _stored_labels(dataset: Dataset[Any]) -> Any:
-    return entries(dataset, _labels_beside_samples)
+    return values_of_samples(dataset, _labels_beside_samples)
 
 
 def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
@@ -92,8 +90,8 @@ def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
         labels = _second_part(dataset.tensors, _is_number_per_row)
         return None if labels is None else labels.cpu()
 
-    labels = entries_of_attribute(dataset, "targets")
-    # What a loader yields is the label after torchvision's target_transform.
+    labels = values_of_attribute(dataset, "targets")
+    # A loader yields labels after torchvision's target_transform.
     target_transform = getattr(dataset, "target_transform", None)
     if labels is None or target_transform is None:
         return labels
@@ -101,7 +99,7 @@ def _labels_beside_samples(dataset: Dataset[Any]) -> Any:
 
 
 def _second_part(sample: Any, is_number: Callable[[Any], bool]) -> Any:
-    """Return the label of a sample ``(x, y)``, or None. Further parts must not be numbers, which may be labels, too."""
+    """Return the second part of a sample ``(x, y)``, or None. Raise _NoClassError if a further part is a number."""
     if not isinstance(sample, list | tuple) or len(sample) < 2:
         return None
     positions_of_numbers = []
@@ -110,8 +108,8 @@ def _second_part(sample: Any, is_number: Callable[[Any], bool]) -> Any:
             positions_of_numbers.append(position)
     if positions_of_numbers not in ([], [1]):
         raise _NoClassError(
-            f"the parts {listed(positions_of_numbers)} of a sample are numbers, and any of them may be "
-            f"its label: name it, as in labels={positions_of_numbers[-1]}"
+            f"the parts {listed(positions_of_numbers)} of a sample are numbers, and each of them may be its label. "
+            f"Name it, as in labels={positions_of_numbers[-1]}"
         )
     return sample[1]
 
@@ -140,7 +138,7 @@ def batch_labels(batch: Any) -> Tensor | None:
 
 
 def label_vectors(batch: Any) -> list[Tensor]:
-    """Return the parts of a batch that may be its labels: one number for each row, ``[B]``."""
+    """Return the parts of a batch that may be its labels, because they have one number for each row, ``[B]``."""
     if not isinstance(batch, list | tuple):
         return []
     return [part.detach().cpu().flatten() for part in batch[1:] if _is_number_per_row(part)]
@@ -149,21 +147,22 @@ def label_vectors(batch: Any) -> list[Tensor]:
 def whole_numbers(labels: np.ndarray) -> np.ndarray:
     """Convert labels ``[N]`` of any type to int64."""
     if labels.dtype.kind not in _NUMBER_KINDS:
-        raise _NoClassError(f"found {labels.dtype}")
-    with np.errstate(invalid="ignore"):  # NaN and numbers that are too large
+        raise _NoClassError(f"the labels have the type {labels.dtype}")
+    with np.errstate(
+        invalid="ignore"
+    ):  # NaN and large numbers become other ones, and are found below
         classes = labels.astype(np.int64)
     wrong_rows = np.flatnonzero((classes != labels) | (classes < 0))
     if len(wrong_rows):
         row = wrong_rows[0]
         raise _NoClassError(
-            f"found values that are not whole numbers from 0 up, {len(wrong_rows)} of {len(labels)}, such as "
-            f"{labels[row]} at {row}"
+            f"{len(wrong_rows)} of {len(labels)} labels are not whole numbers of at least 0, such as {labels[row]} at "
+            f"index {row}"
         )
     return classes
 
 
 def _labels_of_user(dataset: Dataset[Any], labels: Any) -> Tensor:
-    """Convert the user's ``labels``, one class per sample or a column's name, to int64 ``[N]``."""
     num_samples = len(dataset)  # type: ignore[arg-type]  # map-style: has a length
     if isinstance(labels, str):
         labels = column(dataset, labels, "labels")
@@ -171,13 +170,15 @@ def _labels_of_user(dataset: Dataset[Any], labels: Any) -> Tensor:
     try:
         return torch.from_numpy(whole_numbers(label_vector))
     except _NoClassError as error:
-        raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
+        raise ConfigurationError(
+            f"labels: {error}. Expected one of the numbers 0 .. M-1 for each sample."
+        ) from error
 
 
 def count_classes(
     labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset[Any] | None]
 ) -> int:
-    """Count the classes, including those of held-out data whose labels are stored apart from samples."""
+    """Count the classes, including those of held-out data whose labels are in an attribute."""
     label_vectors = [labels]
     for data in held_out.values():
         if data is not None and _stored_labels(data) is not None:
@@ -188,22 +189,21 @@ def count_classes(
         return len(class_names)
     if _is_identifier(largest, len(distinct_labels)):
         raise ConfigurationError(
-            f"The data: the largest label is {largest}, and there are only {len(distinct_labels)} different ones: "
-            "number them 0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
+            f"The largest label is {largest}, but there are only {len(distinct_labels)} different labels. Number them "
+            "0 .. M-1 (numpy.unique with return_inverse=True), or set labels=False if they are not classes."
         )
     return largest + 1
 
 
 def _is_identifier(largest: int, distinct: int) -> bool:
-    """Return whether the ``largest`` label is far above the number of ``distinct`` ones."""
+    """Return whether labels look like identifiers: the ``largest`` is far above the number of ``distinct`` ones."""
     return largest >= 1000 and largest >= 10 * distinct
 
 
 def class_names_of(dataset: Any) -> tuple[str, ...]:
-    """Return the names of a data set's classes, or an empty tuple.
+    """Return the names of a data set's classes from its ``class_to_idx`` or ``classes``, or an empty tuple.
 
-    They are in its ``class_to_idx`` or its ``classes``, also where the data set is inside a ``Subset`` or every part of
-    a ``ConcatDataset``.
+    The data set may be inside a ``Subset``, or be every part of a ``ConcatDataset``.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -212,7 +212,7 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
         if len(names_of_parts) > 1:
             raise ConfigurationError(
                 "The parts of a ConcatDataset have different names for their classes: "
-                f"{listed(names_of_parts, 8)}. Give all of them the same."
+                f"{listed(names_of_parts, 8)}. Give all parts the same attribute `classes`."
             )
         return next(iter(names_of_parts), ())
 
@@ -228,9 +228,9 @@ def class_names_of(dataset: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of the training samples: labels int64 ``[N]``, names, and the reason if there are none.
+    """Classes of the training samples: labels int64 ``[N]``, names, and the reason if there are no classes.
 
-    Without classes all labels are 0.
+    Without classes, all labels are 0.
     """
 
     labels: Tensor = field(default_factory=partial(torch.zeros, 0, dtype=torch.long))
@@ -245,18 +245,19 @@ def find_classes(
     labels: Any = None,
     parts_that_need_classes: Sequence[Any] = (),
 ) -> Classes:
-    """Find the training samples' classes, or put all into one class.
+    """Find the training samples' classes. Without classes, put all samples into one class.
 
-    Without classes it raises an error if there are components ``parts_that_need_classes``.
+    Raises:
+        ConfigurationError: there are no classes, but ``parts_that_need_classes`` is not empty.
     """
     try:
         classes = _read_classes(train, labels, class_names, parts_that_need_classes)
         if labels is not None:
-            held_out = {}  # not counted: it need not have labels of the same name
+            held_out = {}  # held-out data need not have the field that labels names
         num_classes = count_classes(classes, class_names, held_out)
     except _NoClassError as error:
         if parts_that_need_classes:
-            requirement = f"{parts_that_need_classes[0]!r} needs each sample's class."
+            requirement = f"{parts_that_need_classes[0]!r} needs the class of each sample."
             raise ConfigurationError(
                 f"{requirement} {_message_of_no_labels(train, str(error))}"
             ) from error
@@ -264,7 +265,9 @@ def find_classes(
         return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, str(error))  # type: ignore[arg-type]
 
     if len(class_names) != num_classes:
-        class_names = list(map(str, range(num_classes)))  # in place of names that do not fit
+        class_names = list(
+            map(str, range(num_classes))
+        )  # there are no names, or another number of them
     return Classes(classes, tuple(class_names))
 
 
@@ -274,7 +277,6 @@ def _read_classes(
     class_names: Sequence[str],
     parts_that_need_classes: Sequence[Any],
 ) -> Tensor:
-    """Return each training sample's class, int64 ``[N]``. Raise _NoClassError if samples have none."""
     if labels is False:
         raise _NoClassError("labels=False")
     if labels is not None:
@@ -300,19 +302,19 @@ def _numbers_as_classes(numbers: np.ndarray, have_names: bool) -> Tensor:
 
 def _message_of_no_labels(dataset: Dataset[Any], why: str) -> str:
     return (
-        f"No class labels in {type(dataset).__name__}: {why}. One whole number per sample is needed: as the second "
-        "part of each sample (x, y), as an attribute `targets`, or by labels=, a list or the name of a field."
+        f"{type(dataset).__name__} has no class labels: {why}. Give one whole number for each sample: as the second "
+        "part of each sample (x, y), as the attribute `targets`, or by labels=, a list or the name of a field."
     )
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
-    """Sort class names by their numbers or truth values, or else alphabetically."""
+    """Sort class names that are all numbers or truth values by these, and others alphabetically."""
     numbers = dict(zip(names, _numbers(names)))
     return tuple(sorted(names, key=lambda name: (numbers.get(name, 0.0), name)))
 
 
 def _numbers(names: Collection[str]) -> list[float]:
-    """Convert names and truth values to numbers. Return an empty list if one is neither."""
+    """Convert names to numbers. Return an empty list if one is neither a number nor a truth value."""
     truths = {"false": 0.0, "true": 1.0}
     numbers = []
     for name in names:
@@ -324,7 +326,7 @@ def _numbers(names: Collection[str]) -> list[float]:
 
 
 def _number(name: str) -> float:
-    """Return the number that a name is, or NaN, also for Python's 1_000."""
+    """Convert a name to a number, or to NaN if it is none. 1_000 is none."""
     try:
         return math.nan if "_" in name else float(name)
     except ValueError:
@@ -332,7 +334,7 @@ def _number(name: str) -> float:
 
 
 def positive_last(names: Collection[str], pos_label: Any = None) -> tuple[str, ...]:
-    """Return the class names in sorted order, but the positive one of two last if ``pos_label`` names it."""
+    """Return the class names in sorted order, but with the positive one of two last if ``pos_label`` names it."""
     sorted_names = in_order(names)
     if pos_label is None:
         return sorted_names
@@ -345,7 +347,8 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
     """Return the class name that equals ``pos_label``, which YAML may have read as a number or truth value."""
     if len(names) != 2:
         raise ConfigurationError(
-            f"pos_label={pos_label!r}: only data of two classes have a positive class. Leave pos_label out."
+            f"pos_label={pos_label!r}: the data have {len(names)} classes, but only data of two classes have a "
+            "positive class. Remove pos_label."
         )
     for name in names:
         # A number or truth value is compared with the name as YAML reads it.
@@ -356,7 +359,7 @@ def named_class(names: Sequence[str], pos_label: Any) -> str:
 
 
 def are_two_words(names: Sequence[str]) -> bool:
-    """Return whether two classes have words for names, of which none says that it is the positive class."""
+    """Return whether there are two classes with words for names, which do not say which class is positive."""
     return len(names) == 2 and not _numbers(names)
 
 
@@ -365,6 +368,6 @@ def check_positive(names: Sequence[str], pos_label: Any) -> None:
     positive = named_class(names, pos_label)
     if positive != names[1]:
         raise ConfigurationError(
-            f"pos_label={pos_label!r}: in these data {positive!r} is class 0, and class 1 is positive. Labels that are "
-            "numbers stay as they are: swap 0 and 1, or give the labels as words."
+            f"pos_label={pos_label!r}: in these data {positive!r} is class 0, but class 1 is always positive, and "
+            "labels that are numbers are not changed. Swap 0 and 1, or give the labels as words."
         )

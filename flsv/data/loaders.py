@@ -1,11 +1,11 @@
 """Loaders of batches: one that gathers batches from tensors, and torch's DataLoader for all other data.
 
-Both kinds of loaders draw the same permutations from the same generator, so the kind of loader changes only the speed.
+Both draw the same permutations from the same generator, so that the kind of loader changes only the speed.
 
 A data set, its transforms or a collate_fn may have random generators, whose state depends on all samples read before. A
-resumed run has not read these samples. So these generators are seeded at the beginning of every pass over a loader: in
+resumed run has not read these samples. So these generators are seeded at the beginning of each pass over a loader: in
 training by the client, the round and the local epoch, in evaluation always with the same seed. Each worker has its own
-random stream.
+seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class WeightedDraws:
     replacement: bool
 
     def restricted_to(self, indices: Tensor) -> WeightedDraws:
-        """Return the draws restricted to the samples ``indices``. The epoch is shortened in proportion."""
+        """Restrict the draws to the samples ``indices``. The epoch is shortened in proportion."""
         count = round(self.count * len(indices) / len(self.weights))
         if len(indices):
             count = max(1, count)
@@ -54,7 +54,7 @@ class WeightedDraws:
 def drawn_order(
     length: int, generator: torch.Generator, draws: WeightedDraws | None = None
 ) -> Tensor:
-    """Return an epoch's sample indices in reading order, int64: a permutation of ``length``, or weighted ``draws``."""
+    """Draw the order of an epoch's samples, int64: a permutation of ``length``, or weighted ``draws``."""
     if draws is None:
         return torch.randperm(length, generator=generator)
     return torch.multinomial(draws.weights, draws.count, draws.replacement, generator=generator)
@@ -67,9 +67,9 @@ class TensorBatches:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
         indices: indices of the rows to read, int64 ``[n]``. None: all rows.
         batch_size: rows per batch.
-        drop_last: whether to leave out a last batch that is not full.
-        generator: CPU generator that draws a new order of the rows for every pass. None: the given order.
-        draws: weights by which the rows of a pass are drawn, with ``generator``. None: each row once.
+        drop_last: whether to drop a last batch that is not full.
+        generator: CPU generator that draws a new order of the rows for each pass. None: the order of ``indices``.
+        draws: weights with which ``generator`` draws the rows of a pass. None: each row once.
 
     Yields:
         Tuples of tensors, each ``[batch_size, ...]``. The last batch may be smaller.
@@ -104,7 +104,7 @@ class TensorBatches:
         return math.ceil(num_rows / self.batch_size)
 
     def rows(self) -> Sequence[Tensor]:
-        """Draw the order of one pass, and return each batch's row indices, int64 ``[batch_size]``."""
+        """Draw the order of one pass. Return the row indices of each batch, int64 ``[batch_size]``."""
         order = self.indices
         if self.generator is not None:
             order = order[drawn_order(len(order), self.generator, self.draws)]
@@ -130,17 +130,17 @@ def make_loader(
 ) -> TensorBatches | DataLoader[Any]:
     """Make a loader of a map-style data set, or of some of its samples.
 
-    A ``TensorDataset``, or a ``Subset`` of one, with the default ``collate_fn`` is read by :class:`TensorBatches` (then
-    ``options`` are ignored), any other data set by a ``DataLoader``. Both give the same samples in the same order.
+    It is a :class:`TensorBatches`, which ignores ``options``, for a ``TensorDataset`` or a ``Subset`` of one with the
+    default ``collate_fn``, and else a ``DataLoader``. Both give the same samples in the same order.
 
     Args:
         dataset: map-style data set to read.
         indices: indices of the samples to read, int64 ``[n]``. None: all samples.
-        batch_size: as the following three, see :class:`TensorBatches`.
+        batch_size: see :class:`TensorBatches`, as for the next three.
         drop_last: see there.
         generator: see there. The seeds of worker processes are derived from its initial seed.
         draws: see there.
-        collate_fn: makes a batch of a list of samples, as for ``DataLoader``. None: torch's default.
+        collate_fn: function that makes a batch of a list of samples. None: torch's default.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
@@ -177,7 +177,7 @@ def make_loader(
 def loader_of_batches(
     dataset: Dataset[Any], batches: list[list[int]], options: Mapping[str, Any]
 ) -> DataLoader[Any]:
-    """Make a loader of given batches, lists of indices, with those of a loader's ``options`` that concern samples."""
+    """Make a loader of given batches, lists of indices. Of ``options``, those are used that concern samples."""
     return SeededLoader(
         dataset,
         batch_sampler=batches,
@@ -193,11 +193,11 @@ def tensors_of(
     indices: Tensor | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
 ) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
-    """Return the tensors ``[N, ...]`` to gather batches from, and the row indices to read (None: all).
+    """Return the tensors ``[N, ...]`` of a data set, and the row indices to read (None: all).
 
-    Return ``(None, None)`` if samples are read one by one.
+    Return ``(None, None)`` if the data set has to be read sample by sample.
     """
-    # Exact types: a subclass may do anything in __getitem__.
+    # Exact types, since a subclass may return other samples from __getitem__.
     while type(dataset) is Subset:
         subset_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = subset_indices if indices is None else subset_indices[indices]
@@ -208,9 +208,7 @@ def tensors_of(
 
 
 class _RowSampler(Sampler[int]):
-    """Sampler of a data set's rows, so that workers get the data set itself. A pass draws once, unlike torch's
-    RandomSampler.
-    """
+    """Sampler of a data set's rows. Unlike torch's RandomSampler, it draws only one order for each pass."""
 
     def __init__(
         self, rows: Tensor, generator: torch.Generator | None, draws: WeightedDraws | None
@@ -230,7 +228,7 @@ class _RowSampler(Sampler[int]):
 
 
 def rows_of(loader: DataLoader[Any]) -> Tensor:
-    """Return the indices of the samples that a loader reads of its data set, int64 ``[n]``."""
+    """Return the indices of the samples that a loader reads, int64 ``[n]``."""
     if isinstance(loader.sampler, _RowSampler):
         return loader.sampler.rows
     dataset: Any = loader.dataset
@@ -238,7 +236,7 @@ def rows_of(loader: DataLoader[Any]) -> Tensor:
 
 
 def preload(dataset: Dataset[Any], num_workers: int = 0) -> TensorDataset:
-    """Read all samples into memory as tensors. Random augmentation is applied once and then fixed."""
+    """Read all samples into memory as tensors. Random augmentation is applied only once."""
     if type(dataset) is TensorDataset:
         return dataset  # its samples are tensors already
     loader = make_loader(dataset, batch_size=256, num_workers=num_workers)
@@ -247,20 +245,21 @@ def preload(dataset: Dataset[Any], num_workers: int = 0) -> TensorDataset:
     is_tuple = isinstance(first_batch, list | tuple)
     if not is_tuple or not all(isinstance(field, Tensor) for field in first_batch):
         raise ConfigurationError(
-            f"preload: samples of {type(dataset).__name__} do not collate to a tuple of tensors."
+            f"Loader(preload=True) needs samples that torch collates to a tuple of tensors, but those of "
+            f"{type(dataset).__name__} do not. Set preload=False."
         )
     batches_by_column = zip(*batches, strict=True)
     return TensorDataset(*map(torch.cat, batches_by_column))
 
 
-#: Types of objects that are not searched for generators: data, and objects that refer to many others.
+#: Types that are not searched for generators: they hold data, or refer to many other objects.
 _CLOSED_TYPES = (Tensor, np.ndarray, L.Trainer, L.LightningModule, L.LightningDataModule)
 
 
 class SeededLoader(DataLoader[Any]):
     """``DataLoader`` that seeds the random generators of its data set and ``collate_fn`` at the start of each pass.
 
-    These are all that the two refer to, as MONAI's ``R`` in a composition of transforms.
+    These are all generators that the two refer to, such as those of MONAI's transforms in a ``Compose``.
     """
 
     def _get_iterator(self) -> Any:
@@ -269,7 +268,7 @@ class SeededLoader(DataLoader[Any]):
         generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
         seed_generators(generators, seed)
 
-        # Workers have copies of the generators. The user's function is replaced once by one that seeds them first.
+        # Each worker has copies of the generators, which have to be seeded before the user's worker_init_fn.
         users_init = self.worker_init_fn
         is_replaced = getattr(users_init, "func", None) is _seed_worker
         if generators and self.num_workers and not is_replaced:
@@ -283,7 +282,6 @@ def _seed_worker(
     users_init: Callable[[int], None] | None,
     worker: int,
 ) -> None:
-    """Seed a worker process's generators, then call the user's ``worker_init_fn``."""
     generators = find_generators(*random_objects, closed=_CLOSED_TYPES)
     seed_generators(generators, seed, worker)
     if users_init is not None:
@@ -299,20 +297,18 @@ class Loader:
 
     Args:
         eval_batch_size: samples per evaluation batch. None: that of the wrapped loader, else ``batch_size``, and at
-            least 256 if the data are tensors. Scores that are means over samples do not depend on it. Others do: those
-            that the module logs with a ``batch_size`` of its own, or that are means over something else, such as
-            tokens.
-        drop_last: whether to leave out a client's last training batch if it is not full. None: as the wrapped loader,
-            else False.
+            least 256 if the data are tensors. Scores that are means over samples do not depend on it. Scores do that
+            the module logs with its own ``batch_size``, and means over something else, such as tokens.
+        drop_last: whether to drop a client's last training batch if it is not full. None: as the wrapped loader, else
+            False.
         num_workers: number of processes that read data that are not tensors. None: as the wrapped loader, else 0.
         pin_memory: whether batches of data that are not tensors are copied to pinned memory. None: as the wrapped
             loader, else False.
-        preload: whether to read every sample once and keep it as tensors, not for data sets that augment at random.
-            A ``collate_fn`` is refused then.
-        on_device: whether data that are tensors are moved to the CUDA device for a federated fit. Batches are then
-            gathered there, with bitwise equal results. The data are moved only if they take at most a quarter of the
-            memory that is free when the fit begins, and if neither the model nor the data module overrides a hook for
-            batches that are not yet on the device.
+        preload: whether to read each sample once and keep it in tensors. Not for data sets that augment at random. A
+            ``collate_fn`` is an error.
+        on_device: whether data that are tensors are moved to the CUDA device for a federated fit, with bitwise equal
+            results. They are moved only if they take at most a quarter of the memory that is free when the fit begins,
+            and if neither the model nor the data module overrides a hook for batches that are not yet on the device.
 
     Raises:
         ConfigurationError: ``eval_batch_size`` is below 1, or an argument has another type.
@@ -326,7 +322,7 @@ class Loader:
     on_device: bool = True
 
     def changes(self) -> dict[str, bool | int]:
-        """Return the options of ``DataLoader`` that are not None. They replace those of the source's loaders."""
+        """Return the ``DataLoader`` options that are not None, which replace those of the source's loaders."""
         options = {
             "drop_last": self.drop_last,
             "num_workers": self.num_workers,

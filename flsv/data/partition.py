@@ -1,4 +1,4 @@
-"""Partition of samples among server and clients: base class, simple partitioners, counts, plots, and splits."""
+"""Partition of samples among clients: base class, simple partitioners, counts, and a plot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Partitioner(ValidatedArguments, ABC):
     """Base class of partitioners, which assign a data set's samples to clients.
 
     Subclasses override :meth:`partition`. Call the object itself, ``partitioner(labels, num_classes, groups)``, which
-    calls :meth:`partition` and checks its arguments and result. The result depends only on the seed and these
-    arguments: no global random generator is used.
+    calls :meth:`partition` and checks the result. This depends only on the seed and the arguments, since no global
+    random generator is used.
 
     Args:
-        num_clients: number of clients, at least 2. None is allowed only in partitioners that take the number from the
-            data (:class:`~flsv.data.GroupPartitioner`).
+        num_clients: number of clients, at least 2. Only a :class:`~flsv.data.GroupPartitioner` may have None, since it
+            reads the number from the data.
         seed: seed of every random choice. None: the seed of ``seed_everything``, or 0 if that has not been called.
 
     Raises:
@@ -46,14 +46,13 @@ class Partitioner(ValidatedArguments, ABC):
     num_clients: int
 
     needs_classes: bool = True
-    """True if :meth:`partition` uses the labels. If False, data without classes (all labels are 0) are accepted."""
+    """Whether :meth:`partition` uses the labels. If False, the data need no classes, and all labels are 0 then."""
 
     keeps_groups: bool = False
-    """True if every natural group goes to one client as a whole; a client with one group is named after it."""
+    """Whether each natural group goes to one client as a whole. A client with a single group is named after it."""
 
     first_client: int = 0
-    """Number that the first client of this partition has in the whole federation; 0 unless this process has a single
-    client."""
+    """Id of the first client of this partition in the federation. Not 0 only at a site, which has a single client."""
 
     def __init__(self, num_clients: Clients, seed: int | None = None) -> None:
         self.num_clients = num_clients
@@ -63,7 +62,7 @@ class Partitioner(ValidatedArguments, ABC):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: Generator
     ) -> Sequence[Tensor]:
-        """Return the indices of each client's samples, in any order. No index may occur twice. Samples may stay unused.
+        """Return the indices of each client's samples, in any order. No index may occur twice, but some may be missing.
 
         Args:
             labels: class of every sample, int64 ``[N]``. ``N`` is at least ``num_clients``.
@@ -84,8 +83,9 @@ class Partitioner(ValidatedArguments, ABC):
         sizes = list(map(len, parts))
         if min(sizes) == 0 or torch.bincount(torch.cat(parts)).max() > 1:
             raise ConfigurationError(
-                f"{self!r} gives the clients {listed(sizes, 20)} of {len(labels)} samples. Each needs "
-                "at least one, and no sample may be assigned twice: use fewer clients, more data or a more even split."
+                f"{self!r} gives the clients {listed(sizes, 20)} of {len(labels)} samples, but each client needs at "
+                "least one, and no sample may be assigned twice. Use fewer clients, more data or a more even "
+                "partition."
             )
         return parts
 
@@ -116,7 +116,7 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive parts by ``shares``, with each size rounded up or down."""
+    """Cut ``indices`` into consecutive parts by ``shares``. Sizes are rounded up or down."""
     count = len(indices)
     cumulated_shares = shares.double().cumsum(0)
     boundaries = (cumulated_shares * count).round().long()
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LEGEND_ENTRIES = 20
-#: Largest number of clients with a bar in a picture of a partition.
+#: Largest number of clients in a plot.
 _MAX_BARS = 50
 
 
@@ -142,13 +142,13 @@ def plot_partition(
 ) -> tuple[Figure, Axes]:
     """Plot each client's number of samples per class as one stacked bar.
 
-    Of more than 50 clients, the first 50 are shown. Up to 20 classes have a legend. The figure does not touch pyplot's
-    global state.
+    Of more than 50 clients, the first 50 are shown. Up to 20 classes have a legend. pyplot's global state is not
+    changed.
 
     Args:
         counts: number of samples ``[num_clients, num_classes]``, as returned by :func:`~flsv.data.partition_counts`.
         class_names: ``num_classes`` names for the legend. None: the classes' numbers.
-        client_names: ``num_clients`` names of the bars. None: the clients' numbers.
+        client_names: ``num_clients`` names of the bars. None: the clients' ids.
 
     Returns:
         ``(figure, axes)``.
@@ -223,13 +223,13 @@ class IIDPartitioner(Partitioner):
 class GroupPartitioner(Partitioner):
     """Partition by natural groups, with one or several whole groups per client.
 
-    A group is never split. With fewer clients than groups, the groups are dealt to the clients in turn, the largest
-    group first, which makes the clients' sizes similar if there are many groups.
+    A group is never split. With fewer clients than groups, the groups are given to the clients in turn, the largest
+    group first, so that many groups make clients of similar sizes.
 
     Args:
-        num_clients: number of clients, at least 2. None: one client per group, in the order of the groups; the number
-            is then known only after the data have been read. Clients are named after their groups if each has one.
-        seed: has no effect, because nothing here is random; every partitioner has this argument.
+        num_clients: number of clients, at least 2. None: one client per group, in the order of the groups. The number
+            is then known only after the data have been read, and clients are named after their groups.
+        seed: has no effect, since the partition is not random.
 
     Raises:
         ConfigurationError: the data have no groups, fewer than 2 groups, or fewer groups than clients.
@@ -244,7 +244,7 @@ class GroupPartitioner(Partitioner):
     keeps_groups = True
 
     def __init__(self, num_clients: Clients | None = None, seed: int | None = None) -> None:
-        self.num_clients = num_clients  # type: ignore[assignment]  # unknown until groups are read
+        self.num_clients = num_clients  # type: ignore[assignment]  # not known until groups are read
         self.seed = seed
 
     def partition(
@@ -252,7 +252,7 @@ class GroupPartitioner(Partitioner):
     ) -> list[Tensor]:
         if groups is None:
             raise ConfigurationError(
-                f"{self!r} needs each sample's group: give groups=, a list or a field's name."
+                f"{self!r} needs each sample's group. Set groups= to a list or to a field's name."
             )
         _, group_of_sample, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
         num_groups = len(sizes)
@@ -260,12 +260,11 @@ class GroupPartitioner(Partitioner):
         num_needed = max(num_clients, 2)
         if num_groups < num_needed:
             raise ConfigurationError(
-                f"{self!r}: the samples fall into {num_groups} groups, and at least {num_needed} are needed."
+                f"{self!r}: the samples have {num_groups} groups, but at least {num_needed} are needed."
             )
 
         client_of_group = torch.arange(num_groups)
         if self.num_clients is not None:
-            # The largest groups are dealt out first.
             by_size = sizes.argsort(descending=True, stable=True)
             client_of_group[by_size] = torch.arange(num_groups) % num_clients
         client_of_sample = client_of_group[group_of_sample]
@@ -275,14 +274,14 @@ class GroupPartitioner(Partitioner):
 
 
 class OneClient(Partitioner):
-    """Partition into a single client, for a participant that trains in its own process.
+    """Partition into a single client, for a site, which trains in its own process.
 
     Args:
-        seed: has no effect, because nothing here is random; every partitioner has this argument.
+        seed: has no effect, since the partition is not random.
 
     Attributes:
-        first_client: number of this participant in the federation, which the server assigns. The participant's
-            validation and test samples are the same as those of that client in a federation in one process.
+        first_client: id of the site in the federation, which the server assigns. The site's validation and test samples
+            are those that a client with this id has in a federation in one process.
 
     Example:
         >>> OneClient()(torch.tensor([0, 1, 0]), num_classes=2)

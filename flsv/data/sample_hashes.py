@@ -1,4 +1,4 @@
-"""Hashes of samples: a run is resumed only with equal ones, and samples of two clients with equal ones are copies."""
+"""Hashes of samples, by which changed data of a resumed run and equal samples of two clients are found."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from flsv.data.loaders import tensors_of
+from flsv.data.loaders import TensorBatches, rows_of, tensors_of
 from flsv.data.streams import parts_with_rows
 from flsv.utilities.plain_values import digest, is_plain
 from flsv.utilities.reachable import attributes_and_slots
 from flsv.utilities.seeding import isolated_rngs
 
 _ROWS_AT_ONCE = 1024  # samples that are hashed at a time
-#: In place of the hash of a sample whose inputs are all NaN.
+#: Hash of all samples whose inputs are all NaN.
 NO_VALUES = 2**64 - 1
 
 
@@ -28,9 +28,9 @@ def hash_samples(
     dataset: Dataset[Any],
     indices: Tensor,
 ) -> np.ndarray | None:
-    """Hash each sample of a data set at ``indices``, uint64 ``[n]``. One whose inputs are all NaN is NO_VALUES.
+    """Return the hash of each sample at ``indices``, uint64 ``[n]``, or NO_VALUES if all inputs of a sample are NaN.
 
-    None is returned for a data set that does not hold its samples, but reads or makes them one by one.
+    Return None if the data set does not store its samples, but reads or makes them one by one.
     """
     if type(dataset) is Subset:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
@@ -55,7 +55,7 @@ def hash_samples(
     joined_hashes = b"".join(hashes)
     sample_hashes = np.frombuffer(joined_hashes, dtype=np.uint64)
 
-    # Samples without a value are equal, so that only hashes that occur more than once are looked at.
+    # Samples without values have equal hashes. So NaN is looked for only where a hash occurs more than once.
     values, positions, counts = np.unique(sample_hashes, return_index=True, return_counts=True)
     is_repeated = counts > 1
     repeated_samples = indices[torch.from_numpy(positions[is_repeated])]
@@ -64,7 +64,7 @@ def hash_samples(
 
 
 def content_hash(dataset: Any, indices: Tensor) -> str:
-    """Return a hash of the samples at ``indices``. docs/reliability.md says what is hashed."""
+    """Return one hash of all samples at ``indices``. docs/reliability.md says what is hashed."""
     if type(dataset) is ConcatDataset:
         parts = parts_with_rows(dataset, indices)
         return " ".join(content_hash(part, part_rows) for part, part_rows in parts)
@@ -72,7 +72,7 @@ def content_hash(dataset: Any, indices: Tensor) -> str:
     if sample_hashes is not None:
         return digest(sample_hashes).hex()
 
-    # Samples are read one by one. What is stored beside them is hashed, and one sample.
+    # The data set reads its samples one by one. Only one sample, and what is stored beside the samples, is hashed.
     while type(dataset) is Subset:
         outer_indices = torch.as_tensor(dataset.indices, dtype=torch.long)
         indices = outer_indices[indices]
@@ -83,16 +83,28 @@ def content_hash(dataset: Any, indices: Tensor) -> str:
     return digest(hashed_values).hex()
 
 
+def loader_hash(loaders: Any) -> str:
+    """Return a hash of the samples that loaders read, or "" if these cannot be read by index."""
+    if not isinstance(loaders, list | tuple):
+        loaders = [loaders]
+    hashes: list[str] = []
+    for loader in loaders:
+        if isinstance(loader, TensorBatches):
+            hashes.append(content_hash(TensorDataset(*loader.tensors), loader.indices))
+        elif isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__"):
+            hashes.append(content_hash(loader.dataset, rows_of(loader)))
+    return " ".join(hashes)
+
+
 def _hash_of_sample(dataset: Any, index: int) -> bytes:
-    """Return one sample's hash, or an empty one if two readings differ or fail. A shallow copy lets each worker open
-    files itself.
-    """
+    """Return the hash of one sample, or an empty one if the sample changes from one reading to the next."""
     hashes = []
-    for _ in range(2):  # read twice, to see whether it changes
+    for _ in range(2):
         with isolated_rngs(0, "contents"):
             try:
-                fresh_dataset = copy.copy(dataset)
-                leaves = tree_leaves(fresh_dataset[index])
+                # A data set may open its file at the first reading, which a worker has to do by itself.
+                copied_dataset = copy.copy(dataset)
+                leaves = tree_leaves(copied_dataset[index])
             except Exception:
                 return b""  # training raises an error that names the sample
         hashes.append(digest(list(filter(is_plain, leaves))))
@@ -101,14 +113,13 @@ def _hash_of_sample(dataset: Any, index: int) -> bytes:
 
 
 def _are_all_nan(columns: list[Any], indices: Tensor) -> np.ndarray:
-    """Return whether all inputs of each sample are NaN, bool ``[n]``."""
     are_nan = np.ones(len(indices), dtype=bool)
     for column in filter(_may_be_inputs, columns):
         if isinstance(column, np.ndarray):
             column = torch.from_numpy(column[indices.numpy()])
         elif isinstance(column, Tensor):
             column = column[indices.to(column.device)]
-        else:  # texts, files or lists
+        else:  # texts, files and lists are not checked
             return np.zeros_like(are_nan)
         are_nan &= column.isnan().flatten(1).all(1).cpu().numpy()
     return are_nan
@@ -134,7 +145,7 @@ def _hash_parts(
 
 
 def _columns_of(dataset: Any) -> list[Any]:
-    """Return what a data set holds of its samples, each of its length."""
+    """Return the tensors, arrays and lists of a data set that have one item for each sample."""
     tensors, rows = tensors_of(dataset)
     if tensors is not None and rows is None:
         return list(tensors)
@@ -150,7 +161,7 @@ def _columns_of(dataset: Any) -> list[Any]:
     for _, value in sorted(attributes.items()):
         candidates = [value]
         if _is_sequence(value) and len(value) != num_samples:
-            candidates = list(value)  # such as a TensorDataset's tensors
+            candidates = list(value)  # as the tensors of a subclass of TensorDataset
         for candidate in candidates:
             if _is_column(candidate, num_samples):
                 columns.append(candidate)
@@ -162,7 +173,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _may_be_inputs(column: Any) -> bool:
-    """Return whether a column is more than one number for each sample, as labels are."""
+    """Return whether a column has more than one number for each sample. Labels have one."""
     if _is_sequence(column):
         return True
     return bool(column.ndim > 1)
@@ -178,7 +189,7 @@ def _files_of(dataset: Any) -> list[Path]:
 
 def _is_column(value: Any, length: int) -> bool:
     if isinstance(value, np.memmap):
-        return False  # it may be larger than the memory
+        return False  # a file may be larger than the memory
     if _is_sequence(value):
         return len(value) == length and is_plain(value)
     if not isinstance(value, Tensor | np.ndarray):
@@ -192,23 +203,22 @@ def _is_column(value: Any, length: int) -> bool:
 
 
 def _bytes_of_rows(column: Any, rows: Tensor) -> list[bytes]:
-    """Return the bytes of a column's entries at ``rows``."""
     if isinstance(column, list | tuple):
-        entries = [column[index] for index in rows.tolist()]
-        return [_bytes_of_entry(entry) for entry in entries]
+        items = [column[index] for index in rows.tolist()]
+        return [_bytes_of_item(item) for item in items]
     if isinstance(column, np.ndarray):
-        return [entry.tobytes() for entry in column[rows.numpy()]]
+        return [item.tobytes() for item in column[rows.numpy()]]
 
     rows_on_device = rows.to(column.device)
     tensor = column[rows_on_device].detach().cpu()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    flat_entries = tensor.reshape(len(rows), -1).contiguous()
-    bytes_of_entries = flat_entries.view(torch.uint8).numpy()
-    return [entry.tobytes() for entry in bytes_of_entries]
+    flat_items = tensor.reshape(len(rows), -1).contiguous()
+    bytes_of_items = flat_items.view(torch.uint8).numpy()
+    return [item.tobytes() for item in bytes_of_items]
 
 
-def _bytes_of_entry(entry: Any) -> bytes:
-    if isinstance(entry, Path):
-        return entry.read_bytes()
-    return digest([entry])
+def _bytes_of_item(item: Any) -> bytes:
+    if isinstance(item, Path):
+        return item.read_bytes()
+    return digest([item])

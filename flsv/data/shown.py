@@ -1,6 +1,6 @@
-"""Clients' samples and loaders in the form that their owner knows: the data set's own class, and the loader's.
+"""Data sets and loaders of some clients' samples, of the classes of the user's own data set and loader.
 
-Who asks a Trainer or a data module for them gets those of the client that trains, or of a coalition's members.
+User code gets them from the Trainer or the data module: those of the client that trains, or of a coalition's members.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from flsv.data.sources.base import SourceData
 from flsv.data.streams import StreamSamples, parts_with_rows
 from flsv.utilities.reachable import attributes_and_slots
 
-#: Largest number of entries of a collection that may hold columns of samples.
+#: Longer collections are not searched for columns, which have an item for each sample.
 _MAX_COLUMNS = 100
 
 # ---- data sets
 
 
 def rows_as(dataset: Any, rows: Tensor) -> Any:
-    """Return some rows of a map-style data set as an object of its class.
+    """Return some rows of a map-style data set as an object of the same class.
 
-    Attributes with an entry for each sample, such as labels, have those of the rows. All others are the data set's own,
-    so that a method which sets one acts on the data set. Of a class that cannot be extended it is a ``Subset``.
+    Attributes with an item for each sample, such as labels, have the items of the rows. All others are shared, so that
+    a method which sets one sets it in the data set. If the class cannot be extended, the result is a ``Subset``.
 
     Args:
-        dataset: the data set, of length N, or another object with N rows: a list, a tensor, an array, a table.
+        dataset: the data set, or another object with rows: a list, a tensor, an array, a table.
         rows: indices of samples in increasing order, int64 ``[n]``.
 
     Example:
@@ -60,9 +60,8 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
     indices = rows.tolist()
     if isinstance(dataset, Tensor | np.ndarray):
         return dataset[indices]
-    if hasattr(
-        type(dataset), "iloc"
-    ):  # of pandas, and not of a data set that has a table's attributes
+    # The type is looked at, since a data set may pass on the attributes of a table.
+    if hasattr(type(dataset), "iloc"):
         return dataset.iloc[indices]
     if type(dataset) in (list, tuple):
         return type(dataset)(dataset[row] for row in indices)
@@ -76,12 +75,14 @@ def rows_as(dataset: Any, rows: Tensor) -> Any:
         return dataset.select(indices)
     try:
         return _view(dataset, rows)
-    except Exception:  # a class whose metaclass or __init_subclass__ refuses, or of Python's own
+    except (
+        Exception
+    ):  # built-in classes, and those whose metaclass or __init_subclass__ raises an error
         return Subset(dataset, indices)
 
 
 def _view(dataset: Any, rows: Tensor) -> Any:
-    """Return an object with the class and the attributes of a data set that has some of its rows."""
+    """Return an object with the class and the attributes of a data set, but with only some of its rows."""
     kind: Any = type(dataset)
     num_samples = len(dataset)
     indices = rows.tolist()
@@ -89,7 +90,7 @@ def _view(dataset: Any, rows: Tensor) -> Any:
     def get_attribute(view: Any, name: str) -> Any:
         if name in attributes_and_slots(dataset):
             value = getattr(dataset, name)
-            return entries_of_rows(value, rows, num_samples)
+            return items_of_rows(value, rows, num_samples)
         return kind.__getattribute__(view, name)
 
     methods: dict[str, Any] = {
@@ -101,7 +102,7 @@ def _view(dataset: Any, rows: Tensor) -> Any:
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
     }
-    if hasattr(kind, "__getitems__"):  # batches at once
+    if hasattr(kind, "__getitems__"):  # reads a batch at once
 
         def get_items(view: Any, positions: Sequence[int]) -> Any:
             batch_indices = [indices[position] for position in positions]
@@ -113,11 +114,11 @@ def _view(dataset: Any, rows: Tensor) -> Any:
     return object.__new__(view_class)
 
 
-def entries_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
-    """Return the entries of some samples, if a value has one for each of ``num_samples``, else the value.
+def items_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
+    """Return the items of some samples, if a value has an item for each of ``num_samples``, else the value.
 
     Example:
-        >>> entries_of_rows((["a", "b", "c"], "abc"), torch.tensor([0, 2]), num_samples=3)
+        >>> items_of_rows((["a", "b", "c"], "abc"), torch.tensor([0, 2]), num_samples=3)
         (['a', 'c'], 'abc')
     """
     has_rows = partial(_has_rows, num_samples=num_samples)
@@ -125,7 +126,7 @@ def entries_of_rows(value: Any, rows: Tensor, num_samples: int) -> Any:
 
 
 def _has_rows(value: Any, num_samples: int) -> bool:
-    """Return whether a value is a list, a tensor, an array, a table or a data set of ``num_samples`` entries."""
+    """Return whether a value is a list, a tensor, an array, a table or a data set of length ``num_samples``."""
     if isinstance(value, Tensor | np.ndarray):
         return value.shape[:1] == (num_samples,)
     is_list_or_table = type(value) in (list, tuple) or hasattr(type(value), "iloc")
@@ -140,7 +141,7 @@ def _with_parts(
     is_part: Callable[[Any], bool],
     change: Callable[[Any], Any],
 ) -> Any:
-    """Return a value, perhaps a nested collection, with those parts changed that ``is_part`` finds."""
+    """Replace the parts of a value, perhaps a nested collection, for which ``is_part`` is true."""
     leaves, structure = tree_flatten(value, is_leaf=partial(_is_leaf, is_part=is_part))
     if not any(map(is_part, leaves)):
         return value
@@ -149,7 +150,7 @@ def _with_parts(
 
 
 def _is_leaf(node: Any, is_part: Callable[[Any], bool]) -> bool:
-    """Return whether a node of a nested collection is a part, or has too many entries to be looked into."""
+    """Return whether a node of a nested collection is a part, or is too long to be searched."""
     is_long = isinstance(node, list | tuple | dict) and len(node) > _MAX_COLUMNS
     return is_long or is_part(node)
 
@@ -162,13 +163,14 @@ def loader_as(
     rows: Tensor,
     num_batches: Callable[[], int],
 ) -> DataLoader[Any]:
-    """Return a loader of some training rows like the user's own, or by the options of the clients' loaders.
+    """Return a loader of some training rows of the class of the user's loader, with the options of the clients'
+    loaders.
 
-    ``num_batches`` returns its length, which is the number of batches that are trained on.
+    ``num_batches`` returns its length, the number of batches that are trained on.
     """
     options = source.train_options
     dataset: Any = _stream_of(source.train, rows)
-    if dataset is None:  # a stream may have no length, by which `or` would decide
+    if dataset is None:  # not `or`, which reads the length that a stream may not have
         dataset = rows_as(source.train, rows)
     sampler = None
     if not isinstance(dataset, IterableDataset):
@@ -200,7 +202,7 @@ def loader_as(
 
 
 def _stream_of(dataset: Any, rows: Tensor) -> IterableDataset[Any] | None:
-    """Return the user's stream that has these rows, or all streams one after the other. None without streams."""
+    """Return the user's stream with these rows, or several streams chained. None without streams."""
     streams: list[IterableDataset[Any]] = []
     for part, _ in parts_with_rows(dataset, rows):
         if isinstance(part, StreamSamples):
@@ -221,12 +223,12 @@ def _sampler(
     source: SourceData,
     rows: Tensor,
 ) -> Sampler[int]:
-    """Return the sampler of rows, of the class of the user's own where flsv draws as that does."""
+    """Return a sampler of rows, of the class of the user's sampler where flsv draws in the same way."""
     draws = source.draws
     if draws is not None:
         draws = draws.restricted_to(rows)
         return WeightedRandomSampler(
-            draws.weights,  # type: ignore[arg-type]  # tensors are taken, too
+            draws.weights,  # type: ignore[arg-type]  # accepts tensors
             draws.count,
             draws.replacement,
         )
@@ -243,7 +245,7 @@ def _sampler(
 
 
 def parts_of_samples(dataset: Any) -> list[Any]:
-    """Return a training data set and all that it holds with an entry for each sample, such as data sets in it."""
+    """Return a training data set and all its attributes that have an item for each sample, also of data sets in it."""
     if isinstance(dataset, IterableDataset):
         return [dataset]
     parts: dict[int, tuple[Any, Tensor]] = {}
@@ -256,16 +258,18 @@ def _add_parts(
     rows: Tensor,
     parts: dict[int, tuple[Any, Tensor]],
 ) -> None:
-    """Add what holds a data set's samples, each with its own numbers of the samples ``rows``, by its id."""
+    """Add a data set and its attributes with an item for each sample to ``parts``, each with its own indices of
+    ``rows``.
+    """
     if id(dataset) in parts:
         return
     parts[id(dataset)] = (dataset, rows)
     if type(dataset) is Subset:
-        _add_parts(dataset.dataset, _rows_left(dataset, rows), parts)
+        _add_parts(dataset.dataset, _rows_kept(dataset, rows), parts)
     if type(dataset) is ConcatDataset:
         for part, part_rows in parts_with_rows(dataset, rows):
             _add_parts(part, part_rows, parts)
-        for part in dataset.datasets:  # that has none of the rows
+        for part in dataset.datasets:  # those without any of the rows
             _add_parts(part, rows[:0], parts)
 
     has_rows = partial(_has_rows, num_samples=len(dataset))
@@ -280,7 +284,7 @@ def restrict_to_rows(
     dataset: Any,
     rows: Tensor,
 ) -> None:
-    """Let a data module's attributes that are :func:`parts_of_samples` have some rows of the data set only."""
+    """Restrict those attributes of a data module that are :func:`parts_of_samples` of a data set to some rows."""
     parts: dict[int, tuple[Any, Tensor]] = {}
     _add_parts(dataset, rows, parts)
     attributes = vars(module)
@@ -292,12 +296,12 @@ def restrict_to_rows(
         )
 
 
-def _rows_left(subset: Subset[Any], rows: Tensor) -> Tensor:
-    """Return the rows of a subset's data set without those that the subset has, and ``rows`` lacks."""
+def _rows_kept(subset: Subset[Any], rows: Tensor) -> Tensor:
+    """Return the rows of a subset's data set, without those samples of the subset that are not in ``rows``."""
     indices = torch.as_tensor(subset.indices)
-    is_left_out = torch.ones(len(indices), dtype=torch.bool)
-    is_left_out[rows] = False
+    is_removed = torch.ones(len(indices), dtype=torch.bool)
+    is_removed[rows] = False
 
-    is_left = torch.ones(len(subset.dataset), dtype=torch.bool)  # type: ignore[arg-type]
-    is_left[indices[is_left_out]] = False
-    return is_left.nonzero()[:, 0]
+    is_kept = torch.ones(len(subset.dataset), dtype=torch.bool)  # type: ignore[arg-type]
+    is_kept[indices[is_removed]] = False
+    return is_kept.nonzero()[:, 0]

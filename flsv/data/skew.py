@@ -1,4 +1,4 @@
-"""Partitioners whose clients differ in size and labels.
+"""Partitioners whose clients differ in size and classes.
 
 They use given proportions, Dirichlet shares (Hsu et al. 2019), a few classes per client, label-sorted shards (McMahan
 et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", section 3), or a long tail.
@@ -25,9 +25,9 @@ _MAX_DRAWS = 1000
 class DirichletPartitioner(Partitioner):
     """Partition of each class over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
 
-    With a small ``alpha`` a few clients have most samples of a class. With a large ``alpha`` the partition is close to
-    IID. All samples are used. The proportions of all classes are drawn again until every client has ``min_samples``, at
-    most 1000 times.
+    With a small ``alpha``, a few clients have most samples of a class. With a large ``alpha``, the partition is close
+    to IID. All samples are used. The proportions of all classes are drawn again until each client has ``min_samples``,
+    at most 1000 times.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -79,18 +79,18 @@ class DirichletPartitioner(Partitioner):
                 )
             best_minimum = max(best_minimum, samples_of_smallest)
         raise ConfigurationError(
-            f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {len(labels)} samples some client always had "
-            f"fewer than {self.min_samples} (at best {best_minimum}). Lower min_samples to that or num_clients, or "
-            "raise alpha, which splits the classes more evenly."
+            f"{self!r} cannot be met: in each of {_MAX_DRAWS} draws over {len(labels)} samples, a client had fewer "
+            f"than {self.min_samples} samples, at best {best_minimum}. Lower min_samples to {best_minimum}, lower "
+            "num_clients, or raise alpha, which divides the classes more evenly."
         )
 
 
 class PathologicalPartitioner(Partitioner):
     """Partition in which every client has exactly ``classes_per_client`` classes.
 
-    A class is split evenly among its clients. Each client gets the classes that have the fewest clients so far, at
-    random among equals. So every class has a client if ``num_clients * classes_per_client >= num_classes``. Otherwise
-    the samples of some classes stay unused.
+    A class is divided evenly among its clients. Each client gets the classes that have the fewest clients so far, with
+    ties broken at random. So each class has a client if ``num_clients * classes_per_client >= num_classes``. Otherwise
+    the samples of some classes are not used.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -124,7 +124,7 @@ class PathologicalPartitioner(Partitioner):
         classes = labels.unique()
         if self.classes_per_client > len(classes):
             raise ConfigurationError(
-                f"{self!r}: lower classes_per_client: there are {len(classes)} classes only."
+                f"{self!r}: the data have {len(classes)} classes only. Lower classes_per_client."
             )
         has_class = torch.zeros(self.num_clients, num_classes, dtype=torch.bool)
         for client in range(self.num_clients):
@@ -139,11 +139,11 @@ class PathologicalPartitioner(Partitioner):
         for label in classes.tolist():
             if num_holders[label] > class_sizes[label]:
                 raise ConfigurationError(
-                    f"{self!r}: class {label} has fewer samples than its {num_holders[label]} holders: lower "
+                    f"{self!r}: class {label} has fewer samples than its {num_holders[label]} clients. Lower "
                     "num_clients."
                 )
 
-        # An even split: of a class with remainder r, the first r clients have one sample more.
+        # A class is divided evenly: with a remainder of r samples, its first r clients have one sample more.
         divisor = num_holders.clamp(min=1)
         rank_in_class = has_class.cumsum(0) - 1
         has_one_more = rank_in_class < class_sizes % divisor
@@ -154,9 +154,8 @@ class PathologicalPartitioner(Partitioner):
 class ShardPartitioner(Partitioner):
     """Partition of samples sorted by label and cut into equal shards.
 
-    Each client gets ``shards_per_client`` random shards. It has at most about ``shards_per_client`` classes, and one
-    more for each of its shards with samples of two classes. The clients' numbers of samples differ by at most one
-    sample per shard. All samples are used.
+    Each client gets ``shards_per_client`` random shards, so that it has about as many classes. A shard may have samples
+    of two classes. The clients' numbers of samples differ by at most one sample per shard. All samples are used.
 
     Args:
         num_clients: number of clients, at least 2.
@@ -184,7 +183,7 @@ class ShardPartitioner(Partitioner):
         generator: Generator,
     ) -> list[Tensor]:
         num_shards = self.num_clients * self.shards_per_client
-        # Shuffled first: the order of a class's samples in the file must not decide which of them share a shard.
+        # Shuffled first, so that the order of the data set does not decide which samples of a class share a shard.
         order = shuffled(torch.arange(len(labels)), generator)
         shuffled_labels = labels[order]
         by_class = shuffled_labels.argsort(stable=True)
@@ -203,8 +202,8 @@ class SizePartitioner(Partitioner):
     """Random partition of all samples into clients of given relative sizes.
 
     Args:
-        proportions: relative size of each client, one positive number per client on any scale: with ``[2, 3, 4, 5, 6]``
-            the clients have 2/20 .. 6/20 of the samples, up to one sample each.
+        proportions: relative size of each client, positive numbers on any scale: with ``[2, 3, 4, 5, 6]`` the clients
+            have 2/20 .. 6/20 of the samples, up to one sample each.
         seed: seed of the shuffle.
 
     Raises:
@@ -239,7 +238,7 @@ class ProportionPartitioner(Partitioner):
     The argument ``of`` chooses the meaning of an entry:
 
     - ``"class"``: the share of the column's class that the row's client receives. A column sums to at most 1. If it
-      sums to less, some samples of the class stay unused.
+      sums to less, some samples of the class are not used.
     - ``"client"``: the weight of the column's class among the samples of the row's client. Rows are on any scale: with
       ``[4, 4, 1, 1]`` the client has 80 % of its samples in the first two classes and 20 % in the other two. The
       clients' numbers of samples are set by ``sizes`` and ``total``.
@@ -271,20 +270,23 @@ class ProportionPartitioner(Partitioner):
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: len(a.matrix) > 1, "expected a row for each of at least 2 clients."),
+        (lambda a: len(a.matrix) > 1, "matrix: expected a row for each of at least 2 clients."),
         (
             lambda a: a.of == "client" or a.sizes is a.total is None,
-            "sizes and total belong to of='client'.",
+            "sizes and total need of='client'.",
         ),
         (
             lambda a: a.sizes is None or len(a.sizes) == len(a.matrix),
-            "sizes needs one positive number per client.",
+            "sizes: expected one positive number per client.",
         ),
-        (lambda a: all(map(any, a.matrix)), "a row is all zeros, but every client needs a sample."),
+        (
+            lambda a: all(map(any, a.matrix)),
+            "matrix: a row has only zeros, but each client needs a sample.",
+        ),
         (
             lambda a: a.of != "class" or _have_shares_of_classes(a.matrix),
-            "a column sums to more than 1. Entries are shares of a class's samples. For shares of a client's samples "
-            "say of='client'.",
+            "matrix: a column sums to more than 1, but its entries are shares of a class's samples. For shares of a "
+            "client's samples, set of='client'.",
         ),
     )
 
@@ -298,7 +300,7 @@ class ProportionPartitioner(Partitioner):
     ) -> None:
         super().__init__(len(matrix), seed)
         self.matrix = [[float(entry) for entry in row] for row in matrix]
-        # A row with a single entry needs no classes: the entry is the same for each of them.
+        # A row with a single entry needs no classes, since the entry is the same for each of them.
         self.needs_classes = any(len(row) != 1 for row in self.matrix)
         self.of = of
         self.sizes = sizes
@@ -317,8 +319,9 @@ class ProportionPartitioner(Partitioner):
         return _divide_by_class(labels, range(num_classes), generator, counts)
 
     def _counts(self, entries: Tensor, available: Tensor) -> Tensor:
-        """Return samples per client and class, int64 ``[num_clients, num_classes]``, of ``available`` ones by the
-        matrix ``entries``.
+        """Return the number of samples by client and class, int64 ``[num_clients, num_classes]``.
+
+        ``entries`` is the matrix with a column for each class, ``available`` the number of samples of each class.
         """
         if self.of == "class":
             boundaries = (entries.cumsum(0) * available).round().long()
@@ -335,7 +338,7 @@ class ProportionPartitioner(Partitioner):
         largest_total = float((available / demand)[demand > 0].min())
         if self.total is not None and self.total > largest_total:
             raise ConfigurationError(
-                f"{self!r}: there are not enough samples of some classes. At most total={int(largest_total)} fits."
+                f"{self!r}: some classes have too few samples. Lower total to at most {int(largest_total)}."
             )
 
         total = largest_total if self.total is None else self.total
@@ -357,7 +360,7 @@ class LongTail(Partitioner):
     j of C classes (j from 0 to C - 1) keeps n_max * ratio^(-j / (C - 1)) samples, where ratio is ``imbalance_ratio``
     and n_max is the size of the largest class. If the classes are not equally large, n_max is the largest number for
     which every class has enough samples, so that the ratio is exact. This is the first scenario of ShapleyFL (KDD 2023,
-    appendix B.3). The server's validation set is taken out before and keeps the original class sizes.
+    appendix B.3). The server's validation set is held out before, and keeps the original proportions of classes.
 
     Args:
         partitioner: partitioner that assigns the kept samples to clients.
@@ -365,7 +368,7 @@ class LongTail(Partitioner):
         seed: seed of the random choice of the samples that a class keeps.
 
     Raises:
-        ConfigurationError: at construction: the ratio is below 1. At the call: it leaves a class without samples.
+        ConfigurationError: at construction: the ratio is below 1. At the call: a class would keep no sample.
 
     Example:
         >>> from flsv.data import IIDPartitioner, partition_counts
@@ -381,8 +384,7 @@ class LongTail(Partitioner):
         imbalance_ratio: Annotated[float, Ge(1)],
         seed: int | None = None,
     ) -> None:
-        # Without the base class's constructor: a GroupPartitioner does not know its number of clients before it has
-        # read the data.
+        # The base class's constructor would refuse the num_clients=None of a GroupPartitioner.
         self.partitioner = partitioner
         self.num_clients = partitioner.num_clients
         self.imbalance_ratio = imbalance_ratio
@@ -402,7 +404,7 @@ class LongTail(Partitioner):
         return [samples[part] for part in parts]
 
     def _draw_tail(self, labels: Tensor, num_classes: int, generator: Generator) -> Tensor:
-        """Draw the samples of the long-tailed subset, and return their sorted indices, int64 ``[n]``."""
+        """Draw the samples of the long-tailed subset. Return their sorted indices, int64 ``[n]``."""
         num_samples_of_class = torch.bincount(labels, minlength=num_classes)
         classes = num_samples_of_class.nonzero().flatten()  # those with samples
         available = num_samples_of_class[classes]
@@ -430,7 +432,7 @@ def _divide_by_class(
     generator: Generator,
     counts_by_part: Tensor,
 ) -> list[Tensor]:
-    """Divide each class's samples, in random order, among the clients. ``counts_by_part [n, M]`` are the sizes."""
+    """Divide each class's samples among the clients in random order. ``counts_by_part [n, M]`` are the numbers."""
     parts_by_class = []
     for label in classes:
         members = shuffled(torch.nonzero(labels == label).flatten(), generator)
@@ -441,7 +443,7 @@ def _divide_by_class(
 
 
 def _have_shares_of_classes(matrix: Sequence[Sequence[float]]) -> bool:
-    """Return whether no class is dealt out more than once, up to rounding."""
+    """Return whether the shares of each class sum to at most 1, up to rounding."""
     sums = _entries(matrix).sum(0)
     return bool(sums.max() <= 1 + 1e-6)
 

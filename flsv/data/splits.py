@@ -1,4 +1,4 @@
-"""Splits: which samples the server and the clients hold out for validation and tests."""
+"""Splits: which samples are held out for validation and tests, by the server and by each client."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ HELD_OUT = ("server_val", "client_val", "client_test")
 
 
 class SampleFilter(ABC):
-    """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` leaves out."""
+    """Base class of methods that flag training samples, which ``Splits(drop_flagged=...)`` removes."""
 
     @abstractmethod
     def unflagged(self, data: Any, generator: Generator) -> list[Tensor]:
-        """Return for each client which of its m training samples remain, bool ``[m]``.
+        """Return which of each client's m training samples are not flagged, bool ``[m]``.
 
         Args:
             data: the :class:`flsv.FederatedDataModule`, whose samples are assigned to clients.
@@ -47,12 +47,14 @@ class SampleFilter(ABC):
 @checked
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples to hold out, chosen by a column. The column does not become an input unless ``columns`` names it.
+    """Samples to hold out, chosen by their values in a column.
+
+    A table's column becomes no feature unless the data dictionary names it.
 
     Args:
         column: name of a table's column, of a field of each sample, or of an attribute of the data set.
         values: value, or values, of the samples to hold out.
-        since: date, as ``2024-03-31``, from which on samples are held out.
+        since: date, as ``2024-03-31``. Samples of this date or a later one are held out.
 
     Raises:
         ConfigurationError: not exactly one of ``values`` and ``since`` is given, or the date cannot be read.
@@ -63,7 +65,7 @@ class HeldOut:
     """
 
     rules: ClassVar[Rules] = (
-        (lambda a: (a.values is None) != (a.since is None), "expected values or since."),
+        (lambda a: (a.values is None) != (a.since is None), "expected either values or since."),
     )
 
     column: str
@@ -72,9 +74,9 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         if self.since is not None:
-            date_text = str(self.since)  # of a YAML file it may be a number or a date
+            date_text = str(self.since)  # YAML reads it as a number or a date
             object.__setattr__(self, "since", date_text)
-            _date(date_text)  # raises an error if it is no date
+            _date(date_text)  # raises an error for other texts
 
     def __str__(self) -> str:
         if self.since is not None:
@@ -97,24 +99,23 @@ class HeldOut:
             not_dates = words[words.notna() & dates.isna()]
             if len(not_dates):
                 raise ConfigurationError(
-                    f"{self.column!r} of samples to hold out has values that are no dates such as 2024-03-31: "
-                    f"{listed(not_dates.unique().tolist(), show=repr)}."
+                    f"HeldOut({self.column!r}, since={self.since!r}): the column has values that are not dates such as "
+                    f"2024-03-31: {listed(not_dates.unique().tolist(), show=repr)}. Correct them."
                 )
             is_held_out = dates >= _date(self.since)
         else:
-            # A blank among the values would be a gap, and no sample without a value is held out.
             chosen_words = set(_names_of(self._chosen_values()).dropna())
             is_held_out = words.isin(chosen_words)
             absent_words = sorted(chosen_words - set(words.dropna()))
             if absent_words and is_held_out.any():
                 rank_zero_warn(
-                    f"No sample has {self.column!r} = {listed(absent_words, show=repr)}."
+                    f"flsv: HeldOut: no sample has {self.column!r} = {listed(absent_words, show=repr)}."
                 )
 
         if not is_held_out.any():
             words_present = sorted(set(words.dropna()))
             raise ConfigurationError(
-                f"No sample is held out by {self}. {self.column!r} has {listed(words_present, show=repr)}."
+                f"HeldOut: no sample has {self}. The values of {self.column!r} are {listed(words_present, show=repr)}."
             )
         return torch.tensor(is_held_out.tolist(), dtype=torch.bool)
 
@@ -124,13 +125,13 @@ class HeldOut:
 
 
 def _names_of(values: Sequence[Any]) -> Any:
-    """Return values as a Series of texts: 17.0 as 17, gaps as NaN."""
+    """Return values as a Series of texts, with 17 for 17.0 and NaN for missing values."""
     import pandas as pd
 
-    from flsv.data.tables.cells import texts_of
+    from flsv.data.tables.table import texts_of
 
     names = texts_of(pd.Series(list(values), dtype=object)).astype(object)
-    return names.where(names != "")  # a blank of a text file
+    return names.where(names != "")
 
 
 def _date(text: str) -> Any:
@@ -142,8 +143,8 @@ def _date(text: str) -> Any:
         raise ConfigurationError(f"since={text!r}: expected a date such as 2024-03-31.") from error
 
 
-#: How samples are held out: a share, a number, or a choice by a column. The number comes first, since the command line
-#: reads 100 as the first that it can be.
+#: How samples are held out: a number, a share, or by a column. The number comes first, since the command line reads 100
+#: as the first type that fits.
 Choice: TypeAlias = (
     Count
     | Annotated[
@@ -159,27 +160,27 @@ Choice: TypeAlias = (
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """Samples that are set aside for evaluation, or left out.
+    """Samples that are held out of training for evaluation, or removed.
 
     A held-out set is a share of the samples (``0.1``), a number of samples (``100``), or chosen by a column
     (:class:`HeldOut`). Shares and numbers are drawn from the samples that no column chooses, at least one unless 0.
 
     Args:
-        server_val: samples of the training data that become the server's validation set, before the rest is
-            partitioned. 0.1: a tenth, 10: ten samples, 0: none. Without effect if the source has its own validation
-            data.
+        server_val: samples of the training data that become the server's validation set, before the others are
+            divided among the clients. 0.1: a tenth, 10: ten samples, 0: none. Not used if the source has its own
+            validation data.
         client_val: samples of each client for its validation set. 0.1: a tenth, 10: ten samples.
-        client_test: samples of each client for its test set, likewise.
+        client_test: samples of each client for its test set.
         max_samples: size of the random subset of the samples that is used. None: all.
-        drop_flagged: method that flags harmful training samples, which are left out, such as
-            :class:`flsv.valuation.FedBary`. False: none are.
+        drop_flagged: method that flags harmful training samples, such as :class:`flsv.valuation.FedBary`. These are
+            removed. False: no sample is removed.
         seed: seed of all splits except the partition, whose seed is the partitioner's. None: the seed of
             ``seed_everything``.
         together: column whose value, such as a patient, says which samples belong together. No such group has samples
             both in training and in a held-out set.
 
     Raises:
-        ConfigurationError: a share lies outside ``[0, 1)``, nothing is left for training, ``max_samples`` is below 1,
+        ConfigurationError: a share lies outside ``[0, 1)``, no sample is left for training, ``max_samples`` is below 1,
             or an argument has another type.
 
     Example:
@@ -194,12 +195,11 @@ with test in a column split.
     rules: ClassVar[Rules] = (
         (
             lambda a: _share(a.client_val) + _share(a.client_test) < 1,
-            "client_val and client_test leave no samples for training.",
+            "client_val and client_test leave no sample for training. Their sum must be below 1.",
         ),
         (
             lambda a: a.drop_flagged is not True,
-            "expected a method, such as flsv.valuation.FedBary(), which True meant. In a "
-            "configuration it is drop_flagged: flsv.valuation.FedBary.",
+            "drop_flagged: expected False or a method, such as flsv.valuation.FedBary().",
         ),
     )
 
@@ -213,17 +213,17 @@ with test in a column split.
 
     def __post_init__(self) -> None:
         for name in HELD_OUT:
-            if getattr(self, name) == 0:  # 0 samples are a share of 0: a resumed run compares texts
+            if getattr(self, name) == 0:  # a resumed run compares texts, in which 0 and 0.0 differ
                 object.__setattr__(self, name, 0.0)
 
     @property
     def detector(self) -> SampleFilter | None:
-        """Method that flags the samples to leave out, or None if none are left out."""
+        """Method that flags samples to remove. None if no sample is removed."""
         return self.drop_flagged if isinstance(self.drop_flagged, SampleFilter) else None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns by which samples are split."""
+        """Names of the columns by which samples are held out or kept together."""
         names = [choice.column for choice in self.choices().values()]
         if self.together is not None:
             names.append(self.together)
@@ -245,7 +245,7 @@ def _share(choice: Choice) -> float:
 
 @dataclass(frozen=True)
 class FederatedSplits:
-    """Sorted indices, int64, of the server's validation samples and each client's three splits, and clients' names."""
+    """Sorted indices, int64, of the server's validation samples and of each client's splits, and the clients' names."""
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
@@ -271,25 +271,24 @@ def split_federation(
     whole: bool = False,
     column: ColumnReader | None = None,
 ) -> FederatedSplits:
-    """Split the samples ``pool``, int64 ``[n]``, among the server and the clients.
+    """Divide the samples ``pool``, int64 ``[n]``, among the server and the clients.
 
-    With ``whole``, each group must keep at least one training sample. ``column`` reads the columns that the options
-    name.
+    With ``whole``, each group has to keep a training sample. ``column`` reads the columns that the options name.
     """
     division = _Division(options, len(labels), column)
-    everybody = pool
+    all_samples = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
     server_val, pool_of_clients = division.split_server(pool)
 
     if partitioner.keeps_groups and groups is not None:
-        lost = sorted({*groups[everybody].tolist()} - {*groups[pool_of_clients].tolist()})
+        lost = sorted({*groups[all_samples].tolist()} - {*groups[pool_of_clients].tolist()})
         if lost:
             names_of_lost = [group_names[group] if group_names else group for group in lost]
             message = (
-                f"No sample is left to {listed(names_of_lost, show=repr)}: all went to the server's validation set or "
-                f"were left out (max_samples={options.max_samples}). Give the server its own data (val), or set "
-                "server_val: 0."
+                f"flsv: no training sample is left at {listed(names_of_lost, show=repr)}. All of them are in the "
+                f"server's validation set, or were removed by max_samples={options.max_samples}. Give the server its "
+                "own data (val), or set server_val: 0."
             )
             if whole:
                 raise ConfigurationError(message)
@@ -312,7 +311,7 @@ def split_federation(
 
 
 def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the clients' groups, or none if a client has several groups."""
+    """Return the name of each client's group, or an empty tuple if a client has several groups."""
     names = []
     for groups_of_client in groups:
         distinct_groups = groups_of_client.unique().tolist()
@@ -323,8 +322,6 @@ def _names_of_clients(groups: Sequence[Tensor], group_names: Sequence[str]) -> t
 
 
 class _Division:
-    """Division into training and held-out sets."""
-
     def __init__(self, options: Splits, num_samples: int, column: ColumnReader | None) -> None:
         self._options = options
         self._held_out_masks: dict[str, Tensor] = {}  # bool [num_samples] by held-out set
@@ -344,8 +341,9 @@ class _Division:
             num_missing = int(names.isna().sum())
             if num_missing:
                 raise ConfigurationError(
-                    f"Splits(together={options.together!r}): {num_missing} of {len(names)} samples have no value, so "
-                    "that nobody knows which belong together. Fill them in, or leave these samples out."
+                    f"Splits(together={options.together!r}): {num_missing} of {len(names)} samples have no value in "
+                    "this column, so that it is not known which samples belong together. Fill the values in, or "
+                    "remove these samples."
                 )
             group_names, numbers = np.unique(names.to_numpy(dtype=str), return_inverse=True)
             self._group_names = group_names.tolist()
@@ -358,8 +356,8 @@ class _Division:
                 choice = getattr(self._options, name)
                 other_choice = getattr(self._options, other_name)
                 raise ConfigurationError(
-                    f"Splits: {int(is_in_both.sum())} samples belong both to {name} ({choice}) and to {other_name} "
-                    f"({other_choice})."
+                    f"Splits: {int(is_in_both.sum())} samples are both in {name} ({choice}) and in {other_name} "
+                    f"({other_choice}). Choose different values."
                 )
 
     def split_server(self, pool: Tensor) -> tuple[Tensor, Tensor]:
@@ -369,14 +367,15 @@ class _Division:
         num_held_out = _num_held_out(options.server_val, len(pool))
         if num_held_out == 0 and options.server_val:
             raise ConfigurationError(
-                f"Splits(server_val={options.server_val}) of {len(pool)} samples gives no sample. Raise it, or set "
-                "it to 0 to train without validation."
+                f"Splits(server_val={options.server_val}) holds out none of {len(pool)} samples. Raise server_val, or "
+                "set it to 0 to train without validation."
             )
         is_held_out = self._is_held_out("server_val", pool, num_held_out)
         training_pool = pool[~is_held_out]
         if len(training_pool) == 0:
             raise ConfigurationError(
-                f"Splits(server_val={options.server_val}) of {len(pool)} samples leaves none for training."
+                f"Splits(server_val={options.server_val}) holds out all {len(pool)} samples, so that none is left for "
+                "training. Lower server_val."
             )
         return pool[is_held_out].sort().values, training_pool.sort().values
 
@@ -390,21 +389,21 @@ class _Division:
         for part, name in (("test", "client_test"), ("val", "client_val")):
             choice = getattr(options, name)
             num_held_out = _num_held_out(choice, len(samples))
-            if choice:  # a mean score over clients includes all clients
+            if choice:  # each client needs one, since mean scores are over all clients
                 num_held_out = max(1, num_held_out)
             is_held_out = self._is_held_out(name, remaining, num_held_out)
             if isinstance(choice, HeldOut) and not is_held_out.any():
                 raise ConfigurationError(
-                    f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), although "
-                    "others have. Hold out a share or a number, or leave this client out."
+                    f"{client_called(client, names, 'Client')} has no sample for {name} ({choice}), but other clients "
+                    "have. Hold out a share or a number of samples, or remove this client."
                 )
             parts[part] = remaining[is_held_out].sort().values
             remaining = remaining[~is_held_out]
         if len(remaining) == 0:
             raise ConfigurationError(
                 f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
-                f"{options.client_val} and client_test={options.client_test} leave none for training. Set them to 0, "
-                "or partition so that every client has more (min_samples)."
+                f"{options.client_val} and client_test={options.client_test} leave none for training. Set these to 0, "
+                "or use a partitioner that gives each client more samples (min_samples)."
             )
         return {"train": remaining.sort().values, "val": parts["val"], "test": parts["test"]}
 
@@ -422,13 +421,13 @@ class _Division:
         if groups_in_both:
             names = [str(self._group_names[group]) for group in groups_in_both]
             raise ConfigurationError(
-                f"Splits(together={self._options.together!r}): {len(names)} of {len(self._group_names)} have samples "
-                f"both in training and in a held-out set: {listed(names, show=repr)}. Choose the held-out samples so "
-                "that these stay together, and give all samples of each to one client (groups)."
+                f"Splits(together={self._options.together!r}): {len(names)} of {len(self._group_names)} groups have "
+                f"samples both in training and in a held-out set: {listed(names, show=repr)}. Choose held-out samples "
+                "that keep each group together, and give all samples of a group to one client (groups)."
             )
 
     def _is_held_out(self, name: str, samples: Tensor, num_held_out: int) -> Tensor:
-        """Return which samples a column chooses, or else the first ones, bool ``[n]``."""
+        """Return which samples are held out by a column, or else the first that no column chooses, bool ``[n]``."""
         if name in self._held_out_masks:
             return self._held_out_masks[name][samples]
         is_free = torch.ones(len(samples), dtype=torch.bool)
@@ -439,12 +438,12 @@ class _Division:
         return is_held_out
 
     def _is_in_first(self, samples: Tensor, num_first: int) -> Tensor:
-        """Return which samples are the first ``num_first``, in whole groups, bool ``[n]``."""
+        """Return which samples are the first ``num_first``, extended to whole groups, bool ``[n]``."""
         if self._group_numbers is None:
             return torch.arange(len(samples)) < num_first
         groups = self._group_numbers[samples]
         group_sizes = torch.bincount(groups)
-        # Whole groups are taken, until they have enough samples.
+        # Groups are taken as a whole until they have enough samples.
         first_groups = []
         num_in_groups = 0
         for group in dict.fromkeys(groups.tolist()):  # in the order of the samples
@@ -456,7 +455,6 @@ class _Division:
 
 
 def _num_held_out(choice: Choice, num_samples: int) -> int:
-    """Return how many samples a share or a number holds out, all for a column."""
     if isinstance(choice, HeldOut):
         return num_samples
     return int(choice * num_samples + 0.5) if isinstance(choice, float) else choice

@@ -1,4 +1,4 @@
-"""Parts of a data set that a training loader reads: samples by their numbers, or a stream, one after the other."""
+"""Streams of samples, and parts of concatenated data sets."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from flsv.utilities.errors import ConfigurationError
 
 
 class Stream(IterableDataset[Any]):
-    """Stream of samples, which every local epoch begins anew, as an epoch does in Lightning.
+    """Stream of samples, which each local epoch reads from the beginning, as an epoch does in Lightning.
 
-    A data set that goes on over the rounds has a method ``set_epoch``, which is called with the round's index.
+    If the data set has a method ``set_epoch``, it is called with the round's index, so that the data set can continue
+    over the rounds.
 
     Args:
         dataset: the samples, such as an ``IterableDataset``.
         samples: number of samples in a local epoch, and the client's weight in an average by samples.
 
     Raises:
-        ConfigurationError: ``samples`` is below 1, or the data set cannot be begun anew, as an iterator.
+        ConfigurationError: ``samples`` is below 1, or the data set is an iterator, which can be read only once.
         RuntimeError: while it is read, if the data set has fewer samples.
 
     Example:
@@ -38,8 +39,8 @@ class Stream(IterableDataset[Any]):
     def __init__(self, dataset: Iterable[Any], samples: Count) -> None:
         if isinstance(dataset, Iterator):
             raise ConfigurationError(
-                f"Stream: a {type(dataset).__name__} is read only once, and each local epoch begins a stream anew. "
-                "Give an IterableDataset whose __iter__ returns a new iterator."
+                f"Stream: a {type(dataset).__name__} can be read only once, but each local epoch reads a stream from "
+                "the beginning. Give an IterableDataset whose __iter__ returns a new iterator."
             )
         self.dataset = dataset
         self.samples = samples
@@ -54,18 +55,18 @@ class Stream(IterableDataset[Any]):
             yield sample
         if num_samples < self.samples:
             raise RuntimeError(
-                f"a stream ({type(self.dataset).__name__}) has ended after {num_samples} of {self.samples} samples, by "
-                "which its client is weighted. Announce as many as a local epoch has."
+                f"A stream ({type(self.dataset).__name__}) has ended after {num_samples} samples, but its client is "
+                f"weighted by Stream(samples={self.samples}). Set samples to the number in a local epoch."
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data set the round's index, if it has this method."""
+        """Call the data set's method ``set_epoch``, if any, with the round's index."""
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
 
 class StreamSamples(Dataset[Any]):
-    """Samples of a stream in a local epoch, which can be counted only."""
+    """Samples of a stream in a local epoch, which can be counted, but not read by their indices."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -75,9 +76,9 @@ class StreamSamples(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise ConfigurationError(
-            f"the samples of a stream ({type(self.stream.dataset).__name__}) cannot be read by number, and so not be "
-            "labeled, held out, read into memory, changed or valued one by one. Leave that out, or give a map-style "
-            "data set."
+            f"The samples of a stream ({type(self.stream.dataset).__name__}) cannot be read by their indices. So they "
+            "cannot be labeled, held out, read into memory, changed or valued one by one. Remove the option that does "
+            "so, or give a map-style data set."
         )
 
     def loader(
@@ -86,7 +87,7 @@ class StreamSamples(Dataset[Any]):
         """Return a loader seeded by ``generator``."""
         if options.get("num_workers", 0) > 1:
             raise ConfigurationError(
-                "Several workers would each read a stream from its beginning. Set num_workers to 1 or 0."
+                "Each of several workers would read the same samples of a stream. Set num_workers to 1 or 0."
             )
         seed = 0
         if generator is not None:
@@ -95,21 +96,21 @@ class StreamSamples(Dataset[Any]):
 
 
 def stream_samples(dataset: IterableDataset[Any]) -> StreamSamples:
-    """Return the samples of a stream that knows its length."""
+    """Return the samples of a stream, which needs a length."""
     if isinstance(dataset, Stream):
         return StreamSamples(dataset)
     try:
-        length = len(dataset)  # type: ignore[arg-type]  # some have a length
+        length = len(dataset)  # type: ignore[arg-type]  # some streams have a length
     except (TypeError, NotImplementedError) as error:
         raise ConfigurationError(
-            f"{type(dataset).__name__} is a stream of unknown length, and a client's weight is its number of samples. "
-            "Say how many a local epoch reads: flsv.data.Stream(dataset, samples=640)."
+            f"{type(dataset).__name__} is a stream without a length, but a client's weight is its number of samples. "
+            "Set the number of samples in a local epoch: flsv.data.Stream(dataset, samples=640)."
         ) from error
     return StreamSamples(Stream(dataset, length))
 
 
 def part_of(dataset: Any, row: int) -> Any:
-    """Return the data set within a ``ConcatDataset`` that has a row."""
+    """Return the data set inside of a ``ConcatDataset`` to which a row belongs."""
     while isinstance(dataset, ConcatDataset):
         sizes_so_far = dataset.cumulative_sizes
         part_index = bisect_right(sizes_so_far, row)
@@ -120,7 +121,10 @@ def part_of(dataset: Any, row: int) -> Any:
 
 
 def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each part of a ``ConcatDataset`` with some of the rows, by its own numbers. Others are one part."""
+    """Yield the parts of a ``ConcatDataset`` that have some of the rows, each with its own indices of these.
+
+    Any other data set is a single part.
+    """
     if not isinstance(dataset, ConcatDataset):
         yield dataset, rows
         return
@@ -133,7 +137,7 @@ def parts_with_rows(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
 
 
 def has_streams(dataset: Any) -> bool:
-    """Return whether a data set, or a part of it, is a stream."""
+    """Return whether a data set or a part of it is a stream."""
     if isinstance(dataset, ConcatDataset):
         return any(map(has_streams, dataset.datasets))
     return isinstance(dataset, StreamSamples)

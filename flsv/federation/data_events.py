@@ -7,9 +7,9 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_warn
 
 from flsv.data import FederatedDataModule
-from flsv.data.copies import SAMPLES, STRONG_DOUBT, copies_in
+from flsv.data.copies import SAMPLES, STRONG_WARNING, copies_in
 from flsv.results.folder import DICTIONARY_FILE
-from flsv.results.round_result import DOUBT, Event
+from flsv.results.round_result import DATA_WARNING, Event
 from flsv.utilities.atomic_files import replacing
 
 
@@ -22,7 +22,7 @@ def events_of_copies(data: FederatedDataModule) -> list[Event]:
         other_clients = [] if copies.other_client is None else [copies.other_client]
         event = Event(
             client=copies.client,
-            what=DOUBT,
+            what=DATA_WARNING,
             first=0,
             last=0,
             others=other_clients,
@@ -44,15 +44,15 @@ def events_of_tables(data: FederatedDataModule) -> list[Event]:
     """Return one event for each data-quality warning about a federation's tables."""
     client_of_name = {name: client for client, name in enumerate(data.client_names)}
     events = []
-    for doubt in data.table_doubts:
+    for data_warning in data.table_warnings:
         event = Event(
-            client=client_of_name.get(doubt.site),  # None: the server's tables
-            what=DOUBT,
+            client=client_of_name.get(data_warning.site),  # None: the server's tables
+            what=DATA_WARNING,
             first=0,
             last=0,
-            column=doubt.column,
-            text=doubt.text,
-            strength=STRONG_DOUBT,
+            column=data_warning.column,
+            text=data_warning.text,
+            strength=STRONG_WARNING,
         )
         events.append(event)
     return events

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: The name of the mean loss of a client's training, which only loggers get.
 TRAIN_LOSS = "train_loss"
 #: :attr:`Event.what` of a data-quality warning about a client's table.
-DOUBT = "doubt"
+DATA_WARNING = "data_warning"
 #: :attr:`Event.what` of an event that says how the training of coalitions differs from the run.
 UNLIKE_RUN = "coalitions unlike the run"
 #: :attr:`Event.what` of rounds in which no client has sent an update.
@@ -30,7 +30,7 @@ class Event:
     #: The client's id. None for an event that concerns all clients.
     client: int | None
     #: The kind of invalid update that a filter found (`"not_finite"`, `"large"`), a description of the
-    #: incident, `"doubt"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
+    #: incident, `"data_warning"`, :data:`UNLIKE_RUN`, or :data:`NO_UPDATE`.
     what: str
     #: The first round in which it occurred, from 0.
     first: int
@@ -42,7 +42,7 @@ class Event:
     of: int | None = None
     #: For a data-quality warning, the other clients with the same samples.
     others: Sequence[int] = ()
-    #: For a data-quality warning, its kind (of samples "shared", "twice" or "empty"), the column, and a
+    #: For a data-quality warning, its kind (of samples "shared", "repeated" or "empty"), the column, and a
     #: description. The kind of an event at a site may be :data:`flsv.core.state.OF_VALUES`.
     kind: str | None = None
     column: str = ""
@@ -75,11 +75,11 @@ def data_warnings_in(events: Iterable[Event]) -> list[Event]:
     """Return the data-quality warnings about the clients' tables.
 
     Example:
-        >>> events = [Event(3, "large", 0, 2), Event(1, "doubt", 0, 0, text="9 of 80 are there twice")]
+        >>> events = [Event(3, "large", 0, 2), Event(1, "data_warning", 0, 0, text="9 of 80 occur more than once")]
         >>> [event.text for event in data_warnings_in(events)]
-        ['9 of 80 are there twice']
+        ['9 of 80 occur more than once']
     """
-    return [event for event in events if event.what == DOUBT]
+    return [event for event in events if event.what == DATA_WARNING]
 
 
 class Row(NamedTuple):

@@ -183,7 +183,7 @@ def scores_positive(measure: Any) -> TypeGuard[ModelScore]:
 
 def check_positive_class(measures: Iterable[str | ModelScore], data: Any) -> None:
     """Raise ConfigurationError if a measure scores the positive class, which the user has to name (``pos_label``)."""
-    if not data.lacks_pos_label:
+    if not data.needs_pos_label:
         return
     for measure in measures:
         if scores_positive(measure):

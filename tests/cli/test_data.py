@@ -176,15 +176,15 @@ def test_data_names_other_units_rows_twice_and_a_number_of_the_case(tmp_path, mo
     dictionary = "--data.dictionary={excluded: [case]}"
     assert main(["data", *options, dictionary, "--out=cards"]) == 0
 
-    doubts = pd.read_csv("cards/doubts.csv")
-    named_columns = [(row.site, row.column) for row in doubts.itertuples()]
+    data_warnings = pd.read_csv("cards/data_warnings.csv")
+    named_columns = [(row.site, row.column) for row in data_warnings.itertuples()]
 
     assert ("Celle", "creatinine") in named_columns
     assert ("Bonn", "samples") in named_columns
-    texts = "; ".join(doubts["doubt"])
-    assert re.search(r"values are \d+\.?\d* times those elsewhere: another unit", texts)
-    assert re.search(r"\d+ of \d+ are there twice", texts)
-    assert "are there twice" in capsys.readouterr().out
+    texts = "; ".join(data_warnings["data_warning"])
+    assert re.search(r"values are \d+\.?\d* times those elsewhere: are they in another unit", texts)
+    assert re.search(r"\d+ of \d+ occur more than once", texts)
+    assert "occur more than once" in capsys.readouterr().out
 
 
 def test_warnings_to_users_are_printed_in_one_line(tmp_path):
@@ -196,7 +196,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     file = tmp_path / "t.csv"
     options = [f"--data.{key}={value}" for key, value in write_table(file, rows).items()]
 
-    with warns("are left out") as records:
+    with warns("are excluded") as records:
         assert main(["data", *options]) == 0
 
     (record,) = records
@@ -204,7 +204,7 @@ def test_warnings_to_users_are_printed_in_one_line(tmp_path):
     printed = warnings.formatwarning(
         record.message, record.category, record.filename, record.lineno
     )
-    message = "1 of 60 rows have no 'ill' (labels) and are left out."
+    message = "1 of 60 rows have no value in the target 'ill' (labels) and are excluded."
     assert printed == f"warning: {file}: {message}\n"
 
 

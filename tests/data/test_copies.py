@@ -175,14 +175,14 @@ def test_copies_are_counted_by_pair_of_clients() -> None:
     names = ["a", "b", "c", "d"]
     hashes = make_hashes(num_clients=4)
     hashes[3][:30] = hashes[1][:30]  # 30 of 40 are another's
-    hashes[2][20:] = hashes[2][:20]  # 20 of 40 are there twice
+    hashes[2][20:] = hashes[2][:20]  # 20 of 40 occur more than once
 
     shared, twice = find_copies(hashes)
 
     assert facts_of(shared) == (1, 3, 30)
     assert facts_of(twice) == (2, None, 20)
-    assert shared.text(names) == "30 of 40 are samples of d, too"
-    assert twice.text(names) == "20 of 40 are there twice"
+    assert shared.text(names) == "30 of 40 are also samples of d"
+    assert twice.text(names) == "20 of 40 occur more than once"
 
 
 def facts_of(copies: Copies) -> tuple[int, int | None, int]:
@@ -289,7 +289,7 @@ def with_labels(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
+def test_rows_that_are_equal_by_chance_make_no_data_warning(seed: int) -> None:
     rows = []
     for index in range(3):
         rows.append(draw_ages_and_wards(72, 3 * seed + index))
@@ -305,7 +305,7 @@ def test_rows_that_are_equal_by_chance_are_no_doubt(seed: int) -> None:
 
 
 @pytest.mark.parametrize("num_values", [2, 4, 16])
-def test_clients_with_few_different_rows_are_no_doubt(num_values: int) -> None:
+def test_clients_with_few_different_rows_make_no_data_warning(num_values: int) -> None:
     """All rows are of a few values, so that every client has the others' rows."""
     rows = []
     for seed in range(4):
@@ -327,7 +327,7 @@ def test_a_fit_on_copied_arrays_says_not_to_pay(
     loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
     federation = make_federation(rows)
 
-    with pytest.warns(UserWarning, match=f"samples of Lyon: {expected} are samples of Turin, too"):
+    with pytest.warns(UserWarning, match=f"samples of Lyon: {expected} are also samples of Turin"):
         fit(
             loop,
             tmp_path,
@@ -344,7 +344,7 @@ def test_a_fit_on_copied_arrays_says_not_to_pay(
     output = capsys.readouterr().out
     printed = " ".join(output.split())
     assert "Do not pay by these values" in printed
-    assert f"Lyon and Turin ({expected} are samples of Turin, too)" in printed
+    assert f"Lyon and Turin ({expected} are also samples of Turin)" in printed
 
 
 def test_a_fit_that_tells_nobody_does_not_compare_samples(
@@ -398,7 +398,7 @@ def test_samples_with_one_value_and_gaps_are_there_twice():
 
     (copies,) = copies_of_clients(inputs, make_inputs(2))
 
-    assert copies.kind == "twice"
+    assert copies.kind == "repeated"
     assert copies.client == 0
 
 

@@ -120,13 +120,13 @@ def test_corruption_of_preloaded_data_equals_that_of_tensors():
 
 
 def test_corruption_of_data_that_are_not_tensors_needs_preload():
-    with pytest.raises(ConfigurationError, match="Items has none: set preload: true"):
+    with pytest.raises(ConfigurationError, match="Items reads its samples one by one"):
         make_corrupted_data(make_items(), LABELS_AND_INPUTS)
 
 
 def test_corruption_of_samples_that_do_not_end_with_their_label_is_refused():
     samples = Labeled(X, torch.zeros(300))
-    with pytest.raises(ConfigurationError, match="last element is not their label"):
+    with pytest.raises(ConfigurationError, match="last part of these samples is not their label"):
         make_corrupted_data(samples, [GaussianNoise()], preload=True)
 
 
@@ -223,7 +223,7 @@ def test_unknown_classes_get_the_next_known_label():
 
 
 def test_open_set_noise_without_a_known_class_is_refused():
-    with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
+    with pytest.raises(ConfigurationError, match="at least one is not unknown"):
         corrupt_labels(OpenSetLabelNoise(list(range(10))))
 
 

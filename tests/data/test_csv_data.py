@@ -134,7 +134,7 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
         (
             CharacterData,
             {"length": 24},
-            r"the texts of 'sea' \(group\) are too short for a piece of 25 characters",
+            r"the texts of 'sea' in the column 'group' are shorter than a piece of 25 characters",
         ),
     ],
 )

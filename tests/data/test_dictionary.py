@@ -1,4 +1,4 @@
-"""A data dictionary: its draft, what it refuses, and that features stay what they were."""
+"""A data dictionary: its inference, what it refuses, and that features stay what they were."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ import yaml
 
 from flsv.cli import main
 from flsv.data import Dictionary, FederatedDataModule, Splits
-from flsv.data.tables.drafts import wide_range
+from flsv.data.tables.inference import wide_range
 from flsv.data.tables.merger import merge
 from flsv.utilities.errors import ConfigurationError
 from helpers.hospitals import make_hospital_tables
@@ -90,7 +90,7 @@ def test_whole_numbers_are_refused_where_they_are_not(tmp_path: Path) -> None:
         read_clinics(tmp_path, dictionary, age=["61", "44.5", "57.0", "38"])
 
 
-def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
+def test_error_names_ten_fields_and_the_number_of_all(tmp_path: Path) -> None:
     ages = [str(age) for age in range(200, 240)]
     rows = {name: [*cells] * 10 for name, cells in ROWS.items()}
     rows["age"] = ages
@@ -100,10 +100,10 @@ def test_ten_cells_and_the_number_of_all_are_told(tmp_path: Path) -> None:
 
     lines = str(error.value).splitlines()
     assert lines[0].endswith(": 40")
-    assert len(lines) == 12  # a summary, ten cells, and what to do
+    assert len(lines) == 12  # a summary, ten fields, and what to do
 
 
-def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
+def test_missing_column_of_a_table_is_refused(tmp_path: Path) -> None:
     dictionary = make_dictionary()
     dictionary["columns"]["weight"] = {"mean": 70, "scale": 12}
 
@@ -115,15 +115,15 @@ def test_column_that_a_table_lacks_is_refused(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"classes": [False, True], "positive": None}, "classes=.*Write texts in quotation marks"),
-        ({"classes": ["no", "no"]}, "classes=.*one is there twice"),
-        ({"positive": "dead"}, "positive='dead' is none of classes"),
+        ({"classes": ["no", "no"]}, "classes=.*a class occurs twice"),
+        ({"positive": "dead"}, "positive='dead' is not one of classes"),
         ({"target_scale": float("nan")}, "target_scale=nan.*finite"),
         ({"columns": {"age": {"mean": 60, "scale": 0}}}, "'age'.*scale=0.*above 0"),
         ({"columns": {"age": {"low": 5, "high": 4}}}, "'age'.*low=5.* is above high=4"),
         ({"columns": {"age": {"lowest": 5}}}, "'age' has no option 'lowest'"),
         ({"columns": {"zip": {"categories": ["01067", 1067]}}}, "'zip'.*quotation marks"),
-        ({"patient": "age"}, "the target 'died' or the patient is among the columns"),
-        ({"excluded": {"age": ""}}, "both among columns and excluded"),
+        ({"patient": "age"}, "the target 'died' or the patient 'age' is among the columns"),
+        ({"excluded": {"age": ""}}, "both among the columns and among the excluded"),
         ({"columns": {"age": {"kind": "number"}}}, "'age'.*kind='number': expected"),
         ({"exclude": ["age"]}, "has no option 'exclude'. Did you mean excluded"),
         ({"read": {"Lyon": {"decimal": ";"}}}, "read: 'Lyon'.*decimal=';'"),
@@ -194,7 +194,7 @@ def test_column_of_another_kind_is_refused_by_its_file(tmp_path: Path) -> None:
     dictionary["columns"]["ward"] = {"kind": "truth values"}
 
     with pytest.raises(
-        ConfigurationError, match=r"ward: .*Boston.csv, line 2: 'A' is none of truth"
+        ConfigurationError, match=r"ward: .*Boston.csv, line 2: the other fields are truth"
     ):
         read_clinics(tmp_path, dictionary, ward=["True", "False"] * 2)
 
@@ -220,7 +220,7 @@ def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> No
     for client in range(data.num_clients):
         assert held_out.isdisjoint((data.client_indices(client) // 3).tolist())
     assert held_out
-    with pytest.raises(ConfigurationError, match="splits.together is 'ward', and the data dict"):
+    with pytest.raises(ConfigurationError, match="splits.together is 'ward', but the data dict"):
         read(together="ward")
 
 
@@ -245,10 +245,10 @@ def hospitals_with(dictionary: Any, folder: Path) -> FederatedDataModule:
     return data
 
 
-def test_merged_drafts_of_sites_are_nearly_the_dictionary_of_one_process(
+def test_merged_dictionaries_of_sites_are_nearly_the_dictionary_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three sites draft by the command line, and somebody merges their files, in any order."""
+    """Three sites infer dictionaries by the command line, and somebody merges their files, in any order."""
     excluded = {"patient": "number of the case", "insurer": ""}
     data = hospitals_with({"excluded": excluded}, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -266,13 +266,13 @@ def test_merged_drafts_of_sites_are_nearly_the_dictionary_of_one_process(
                 f"--write={name}.yaml",
             ]
         )
-    drafts = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
+    dictionary_by_site = [f"{name}.yaml" for name in ("Osaka", "Boston", "Lyon")]
     capsys.readouterr()
-    main(["data", "--merge", *drafts, "--write=merged.yaml"])
+    main(["data", "--merge", *dictionary_by_site, "--write=merged.yaml"])
 
-    assert "lab of Osaka: 100% are missing" in capsys.readouterr().out
-    draft = Dictionary.from_file("Boston.yaml")
-    assert "rare" not in draft.columns["ward"].categories  # two rows
+    assert "lab of Osaka: 100% of the values are missing" in capsys.readouterr().out
+    inferred = Dictionary.from_file("Boston.yaml")
+    assert "rare" not in inferred.columns["ward"].categories  # two rows
     merged = Dictionary.from_file("merged.yaml")
     assert data.dictionary is not None
     for name, column in data.dictionary.columns.items():
@@ -285,15 +285,15 @@ def test_merged_drafts_of_sites_are_nearly_the_dictionary_of_one_process(
 
     by_file = hospitals_with("merged.yaml", tmp_path)
     inputs, labels = by_file._source.tensors
-    drafted_inputs, drafted_labels = data._source.tensors
+    inferred_inputs, inferred_labels = data._source.tensors
     assert "ward=rare" not in merged.feature_names
     names = list(data.dictionary.feature_names)
     positions = [names.index(name) for name in merged.feature_names]
-    assert torch.allclose(inputs, drafted_inputs[:, positions], atol=0.1)
-    assert torch.equal(labels, drafted_labels)
+    assert torch.allclose(inputs, inferred_inputs[:, positions], atol=0.1)
+    assert torch.equal(labels, inferred_labels)
 
 
-def test_drafts_that_disagree_are_merged_with_questions(
+def test_dictionaries_that_disagree_are_merged_with_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -308,25 +308,25 @@ def test_drafts_that_disagree_are_merged_with_questions(
 
     merged = Dictionary.from_file("merged.yaml")
     first_question, second_question = sorted(merged.questions)
-    assert first_question.startswith("age: numbers at Boston and categories at Lyon")
-    assert second_question.startswith("lab: no such column at Lyon")
+    assert first_question.startswith("age: the sites have numbers at Boston and categories at Lyon")
+    assert second_question.startswith("lab: the column is missing at Lyon")
     printed = capsys.readouterr().out.replace("\n", " ")
-    assert "? age: numbers at Boston" in printed
-    assert "each site says in its own data.dictionary" in printed
+    assert "? age: the sites have numbers at Boston" in printed
+    assert "answered by each site in its own dictionary" in printed
 
 
-def test_drafts_with_two_codings_of_the_classes_are_refused_by_site() -> None:
-    drafts = {}
+def test_dictionaries_with_two_codings_of_the_classes_are_refused_by_site() -> None:
+    dictionary_by_site = {}
     for name, classes in {"Boston": ["0", "1"], "Lyon": ["2", "1"]}.items():
         plain = make_dictionary(classes=classes, positive="1", class_counts=[40, 60])
-        drafts[name] = Dictionary.from_plain(plain)
+        dictionary_by_site[name] = Dictionary.from_plain(plain)
 
-    message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon.* Two codings"
+    message = "'0' at Boston, '1' at Boston, Lyon, '2' at Lyon, but pos_label='1' needs"
     with pytest.raises(ConfigurationError, match=message):
-        merge(drafts)
+        merge(dictionary_by_site)
 
 
-def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
+def test_inferred_dictionary_of_a_regression_gives_the_same_targets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = np.random.default_rng(0)
@@ -357,15 +357,15 @@ def test_drafted_dictionary_of_a_regression_gives_the_same_targets(
         ]
     )
 
-    drafted = yaml.safe_load(Path("dictionary.yaml").read_text())
-    assert drafted["columns"]["age"]["kind"] == "whole numbers"
+    inferred = yaml.safe_load(Path("dictionary.yaml").read_text())
+    assert inferred["columns"]["age"]["kind"] == "whole numbers"
     by_file = FederatedDataModule("stays.csv", dictionary="dictionary.yaml", **options)
     by_file.setup("fit")
-    for tensor, drafted_tensor in zip(by_file._source.tensors, data._source.tensors):
-        assert torch.equal(tensor, drafted_tensor)
+    for tensor, inferred_tensor in zip(by_file._source.tensors, data._source.tensors):
+        assert torch.equal(tensor, inferred_tensor)
 
 
-def test_drafted_ranges_are_wide_and_no_patients_values() -> None:
+def test_inferred_ranges_are_wide_and_no_patients_values() -> None:
     generator = np.random.default_rng(0)
     for _ in range(50):
         values = pd.Series(generator.lognormal(generator.normal(), 1, 200))

@@ -73,7 +73,8 @@ def test_stored_labels_that_samples_contradict_are_refused(kind):
     # Stored are four labels, and the samples themselves have others for 1, 2 and 3, or for one of them.
     dataset = CONTRADICTIONS[kind]()
     with pytest.raises(
-        ConfigurationError, match="client 0: flsv has the labels .* in a batch have .*`targets`"
+        ConfigurationError,
+        match="client 0: flsv has read the labels .* in a batch .* have .*`targets`",
     ):
         set_up_data(dataset, IIDPartitioner(3))
 
@@ -122,8 +123,8 @@ def without_class_three(samples):
 @pytest.mark.parametrize(
     ("collate_fn", "described"),
     [
-        (none_of_client_one, "client 1: a batch of 16 samples has 0 rows"),
-        (without_class_three, "client 0: a batch of 16 samples has 12 rows"),
+        (none_of_client_one, "client 1: collate_fn makes a batch of 0 rows of 16 samples"),
+        (without_class_three, "client 0: collate_fn makes a batch of 12 rows of 16 samples"),
     ],
 )
 def test_samples_that_a_collate_function_leaves_out_are_refused(collate_fn, described):

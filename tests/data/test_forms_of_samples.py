@@ -242,14 +242,14 @@ VECTORS = [
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ({"train": DATASET}, "names in place of the samples' numbers"),
-        (DataLoader(DATASET), "lacks a length or entries by number"),
-        (iter(LABELS), "lacks a length or entries by number"),
-        ((DATASET, DATASET), "is a TensorDataset, which is no sample"),
-        (["Boston.csv", "Lyon.csv"], "is a str, which is no sample"),
+        ({"train": DATASET}, "names instead of the samples' indices"),
+        (DataLoader(DATASET), "it has no __len__ or no __getitem__"),
+        (iter(LABELS), "it has no __len__ or no __getitem__"),
+        ((DATASET, DATASET), "is a TensorDataset, which is not a sample"),
+        (["Boston.csv", "Lyon.csv"], "is a str, which is not a sample"),
         ((VECTORS, LABELS), "X has to be an array"),
         ((VECTORS, np.array(LABELS)), "X has to be an array"),
-        ((Table(VECTORS, LABELS), LABELS), "is a Table, which is no sample"),
+        ((Table(VECTORS, LABELS), LABELS), "is a Table, which is not a sample"),
         ([], "there are no samples"),
     ],
 )

@@ -284,7 +284,9 @@ def test_class_numbers_of_image_folders_by_client_agree_among_clients(tmp_path):
             id="partitioner",
         ),
         pytest.param(
-            {"groups": "ward"}, "has data by client, which defines the clients", id="groups"
+            {"groups": "ward"},
+            "contains the data of each client, so that groups is not used",
+            id="groups",
         ),
     ],
 )
@@ -319,7 +321,7 @@ def test_test_data_beside_a_folder_of_test_images_are_refused(tmp_path):
     write_image_folders(tmp_path, {**CLIENTS, "test": {"dog": 3}})
     images = torch.zeros(2, 3, 4, 4)
 
-    with pytest.raises(ConfigurationError, match="the source has test data of its own"):
+    with pytest.raises(ConfigurationError, match="the source has its own test data"):
         deal(str(tmp_path), test=(images, [0, 1]))
 
 
@@ -347,7 +349,7 @@ def test_image_folder_without_splits_is_split(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda p: write_images(p / "Lyon2", 2, 0), "has Boston, .*What can be read"),
+        (lambda p: write_images(p / "Lyon2", 2, 0), "contains Boston, .*Expected are images"),
         (
             lambda p: (p / "Paris").mkdir(),
             "client 'Paris': .*Paris' was not found, or cannot be read",

@@ -108,7 +108,7 @@ def test_class_label_far_above_the_number_of_classes_is_refused(split, stray):
     labels[split][4] = stray
     test = TensorDataset(torch.zeros(30, 2), labels["test"])
 
-    message = f"the largest label is {stray}, and there are only 1[01] different"
+    message = f"The largest label is {stray}, but there are only 1[01] different"
     with pytest.raises(ConfigurationError, match=message):
         count_classes(labels["train"], (), {"test": test})
 
@@ -186,7 +186,8 @@ def test_integer_labels_are_classes_even_if_no_component_needs_them(kind, asking
 def test_component_that_needs_classes_refuses_data_without_them(arguments, name):
     for kind in ("multilabel", "names", "a field called label"):
         message = (
-            rf"{name}\(.*\) needs each sample's class\. No class labels in .*second part of each sample .x, y.*"
+            rf"{name}\(.*\) needs the class of each sample\. .* has no class labels: "
+            ".*second part of each sample .x, y.*"
             "attribute `targets`.*labels="
         )
         with pytest.raises(ConfigurationError, match=message):
@@ -342,7 +343,9 @@ def test_groups_are_read_from_a_field_of_the_samples():
 
     assert names_of_clinics == ("clinic 3", "clinic 7")
     assert groups.tolist() == [1, 0]
-    message = "groups='meta.ward': Items and its samples have no such field"
+    message = (
+        "groups='meta.ward': Items has no attribute, and its samples have no field, of this name"
+    )
     with pytest.raises(ConfigurationError, match=message):
         named_groups(dataset, "meta.ward")
 

@@ -24,7 +24,7 @@ from flsv.data import (
     TensorBatches,
     make_loader,
 )
-from flsv.data.contents import not_finite
+from flsv.data.division import not_finite
 from flsv.data.loaders import preload
 from flsv.data.sample_hashes import content_hash
 from flsv.federation import FederatedLoop
@@ -116,7 +116,7 @@ def test_preloading_with_a_collate_function_is_refused():
     loader = DataLoader(PER_SAMPLE, shuffle=True, collate_fn=Collator())
     module = L.LightningDataModule()
     module.train_dataloader = lambda: loader
-    with pytest.raises(ConfigurationError, match="preload: a collate_fn may sort, mix or leave"):
+    with pytest.raises(ConfigurationError, match="reads samples without the loader's collate_fn"):
         set_up_data(module, preload=True)
 
 
@@ -128,7 +128,8 @@ def test_preloaded_samples_are_in_order(workers):
     assert preload(TENSORS) is TENSORS
 
     with pytest.raises(
-        ConfigurationError, match="samples of Items do not collate to a tuple of tensors"
+        ConfigurationError,
+        match="samples that torch collates to a tuple of tensors, but those of Items",
     ):
         preload(Items([{"x": 1}]))
 

@@ -148,7 +148,7 @@ def test_dirichlet_partitioner_with_more_min_samples_than_there_are_is_refused()
     partitioner = DirichletPartitioner(2, alpha=9.0, min_samples=too_many)
 
     with pytest.raises(
-        ConfigurationError, match=f"fewer than {too_many} .at best .*Lower min_samples to that"
+        ConfigurationError, match=f"fewer than {too_many} samples, at best .*Lower min_samples to"
     ):
         count_by_client_and_class(partitioner)
 
@@ -247,7 +247,7 @@ def test_groups_are_joined_into_fewer_clients_of_balanced_size():
 
     groups_of_parts = [groups[part].unique().tolist() for part in parts]
     assert groups_of_parts == [[10, 40], [30], [20]]
-    with pytest.raises(ConfigurationError, match="fall into 4 groups, and at least 5 are needed"):
+    with pytest.raises(ConfigurationError, match="have 4 groups, but at least 5 are needed"):
         GroupPartitioner(num_clients=5)(labels, 1, groups)
 
 
@@ -351,7 +351,7 @@ def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     set_up_data(data, partitioner, batch_size=18, drop_last=True)
 
     with pytest.raises(
-        ConfigurationError, match="Client 1 has 18 samples, not one full batch of 32"
+        ConfigurationError, match="Client 1 has 18 samples, fewer than one batch of 32"
     ):
         set_up_data(data, partitioner, batch_size=32, drop_last=True)
 
@@ -402,7 +402,10 @@ def test_drop_flagged_drops_flagged_training_samples_and_updates_class_counts():
 
 
 def test_drop_flagged_needs_a_method():
-    with pytest.raises(ConfigurationError, match="drop_flagged: flsv.valuation.FedBary"):
+    with pytest.raises(
+        ConfigurationError,
+        match="drop_flagged: expected False or a method, such as flsv.valuation.FedBary",
+    ):
         Splits(drop_flagged=True)
 
 

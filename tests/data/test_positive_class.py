@@ -188,7 +188,7 @@ def test_positive_class_is_the_named_one_or_the_larger_number(make, case):
     names = tuple(case.names.split())
     assert data.class_names == names
     assert data.positive_class == case.positive_class
-    assert data.lacks_pos_label == case.needs_pos_label
+    assert data.needs_pos_label == case.needs_pos_label
     for client in range(2):
         words_of_client = [words[row] for row in data.client_indices(client)]
         names_of_client = [names[label] for label in data.client_labels(client)]
@@ -227,7 +227,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
     assert data.class_names == ("ill", "well")
     assert (
         describe_positive_class(data)
-        == "Positive class: well, class 1. Average precision and F1 are its scores."
+        == "Positive class: well, class 1. Average precision and F1 are scores of this class."
     )
     for wrong, message in (
         ("ill", "'ill' is class 0"),
@@ -249,7 +249,7 @@ def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
     data.setup("fit")
 
     assert data.positive_class == "ham"
-    assert not data.lacks_pos_label
+    assert not data.needs_pos_label
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_arrays_of_labels_become_a_vector(y, labels):
     ],
 )
 def test_labels_with_gaps_are_refused(y):
-    message = r"\(X, y\): y is .*none of them NaN or infinite"
+    message = r"\(X, y\): y has the type .*none of them NaN or infinite"
 
     with pytest.raises(ConfigurationError, match=message):
         array_set(np.zeros((3, 1)), y)
@@ -176,10 +176,10 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
     ("options", "message"),
     [
         ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
-        ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "no source or groups"),
+        ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "without source and groups"),
         ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
-        ({"clients": {"a": HERE, "a ": HERE}}, "Clients are called .* must differ"),
+        ({"clients": {"a": HERE, "a ": HERE}}, "The clients' names are .* have to be different"),
         (
             {"source": HERE, "val": DataLoader(HERE)},
             "val: .* Instead of a DataLoader give loader.dataset",
@@ -189,9 +189,9 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"source": HERE, "max_samples": 12, "client_test": 0.9}, "Client 0 has [23] samples"),
         (
             {"source": TABLE},
-            "Frame is a table: set labels, the column to predict. It has age, sex, ill",
+            "Frame is a table, so set labels to the column to predict. Its columns are age, sex, ill",
         ),
-        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is the target"),
+        ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is also the target"),
         (
             {"source": TABLE, "labels": "sex", "dictionary": {"task": "regression"}},
             "in target 'sex', expected a number",
@@ -215,14 +215,15 @@ def test_validation_split_that_takes_all_samples_of_a_client_is_refused():
     assert data.num_clients == 2
 
     with pytest.raises(
-        ConfigurationError, match="No sample is left to 'Lyon': all went to the server"
+        ConfigurationError,
+        match="no training sample is left at 'Lyon'. All of them are in the server",
     ):
         set_up_data(clients=clients, server_val=0.5, seed=SEED_THAT_TAKES_IT)
 
 
 def test_group_that_the_validation_split_takes_is_no_client():
     two_parts = ConcatDataset([HERE, HERE])
-    with pytest.warns(UserWarning, match="No sample is left to 'c'"):
+    with pytest.warns(UserWarning, match="no training sample is left at 'c'"):
         data = set_up_data(
             Subset(two_parts, range(61)),
             groups=[*"ab"] * 30 + ["c"],
@@ -359,7 +360,7 @@ def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
 
     with_replacement = RandomSampler(DATA, replacement=True)
     for sampler, order in (
-        (with_replacement, " RandomSampler.*shuffled uniformly instead"),
+        (with_replacement, " RandomSampler, but flsv shuffles"),
         (SequentialSampler(DATA), r"in their order \(shuffle=False\)"),
     ):
         loader = DataLoader(DATA, batch_size=2, sampler=sampler)

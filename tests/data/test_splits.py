@@ -178,7 +178,7 @@ def test_a_blank_among_the_values_holds_out_no_sample_without_a_value() -> None:
     assert is_held_out.tolist() == [False, True, False, False]
 
     with_absent_value = HeldOut("split", values=["", "A", "Z"])
-    with pytest.warns(UserWarning, match="No sample has 'split' = 'Z'"):
+    with pytest.warns(UserWarning, match="no sample has 'split' = 'Z'"):
         with_absent_value.select(["A", "B"])
 
 
@@ -240,7 +240,7 @@ def test_year_and_date_of_a_yaml_file_are_dates(since):
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "no such value": (
         {"server_val": HeldOut("split", "validation")},
-        "No sample is held out by split = validation. 'split' has 'test', 'train', 'val'",
+        "no sample has split = validation. The values of 'split' are 'test', 'train', 'val'",
     ),
     "no such column": (
         {"server_val": HeldOut("fold", 1)},
@@ -248,14 +248,14 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "no date": (
         {"server_val": HeldOut("split", since="2024-01-01")},
-        "'split' of samples to hold out has values that are no dates",
+        "HeldOut.'split', since=.*the column has values that are not dates",
     ),
     "two sets": (
         {
             "server_val": HeldOut("split", "val"),
             "client_val": HeldOut("split", ["val", "test"]),
         },
-        "samples belong both to server_val .split = val. and to client_val",
+        "samples are both in server_val .split = val. and in client_val",
     ),
     "a client without": (
         {"server_val": 0, "client_test": HeldOut("patient", [100, 101])},
@@ -282,8 +282,8 @@ def test_splits_that_cannot_be_made_are_refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "expected values or since"),
-        ({"values": "test", "since": "2024-01-01"}, "expected values or since"),
+        ({}, "expected either values or since"),
+        ({"values": "test", "since": "2024-01-01"}, "expected either values or since"),
         ({"since": "1 May"}, "expected a date such as 2024-03-31"),
     ],
 )
@@ -340,7 +340,7 @@ def test_a_gap_does_not_divide_a_patient() -> None:
 
 def test_clients_that_share_patients_are_refused() -> None:
     data = make_patients_of_six(IIDPartitioner(3))
-    with pytest.raises(ConfigurationError, match="give all samples of each to one client"):
+    with pytest.raises(ConfigurationError, match="give all samples of a group to one client"):
         data.setup("fit")
 
 

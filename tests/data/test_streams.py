@@ -71,7 +71,7 @@ def test_stream_of_a_site_is_read_as_far_as_it_says():
         (
             Endless(),
             {},
-            r"stream of unknown length.*flsv.data.Stream\(dataset, samples=640\)",
+            r"stream without a length.*flsv.data.Stream\(dataset, samples=640\)",
         ),
         (
             Sized(),
@@ -81,7 +81,7 @@ def test_stream_of_a_site_is_read_as_far_as_it_says():
         (
             Sized(),
             {"partitioner": OneClient()},
-            r"No sample of a stream.*Splits\(server_val=0\)",
+            r"Samples of a stream.*Splits\(server_val=0\)",
         ),
     ],
 )
@@ -93,10 +93,13 @@ def test_streams_that_cannot_be_divided_are_refused(source, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"client_test": 2}, r"No sample of a stream.*Splits\(client_test=0\)"),
-        ({"preload": True}, "cannot be read by number"),
-        ({"splits": Splits(server_val=0.0, max_samples=14)}, "leave max_samples out"),
-        ({"labels": [0] * 60}, "The labels of a stream are in its samples"),
+        ({"client_test": 2}, r"Samples of a stream.*Splits\(client_test=0\)"),
+        ({"preload": True}, "cannot be read by their indices"),
+        (
+            {"splits": Splits(server_val=0.0, max_samples=14)},
+            "max_samples=.... cannot shorten a stream",
+        ),
+        ({"labels": [0] * 60}, "The labels of a stream are read with its samples"),
     ],
 )
 def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, message):
@@ -107,7 +110,7 @@ def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, 
 def test_stream_that_ends_early_or_cannot_begin_anew_is_told():
     with pytest.raises(RuntimeError, match="has ended after 5 of 8 samples"):
         list(Stream(range(5), samples=8))
-    with pytest.raises(ConfigurationError, match="a list_iterator is read only once"):
+    with pytest.raises(ConfigurationError, match="a list_iterator can be read only once"):
         Stream(iter([1, 2, 3]), samples=2)
 
 

@@ -139,10 +139,13 @@ def make_objects(values: list[Any]) -> pd.Series:
 @pytest.mark.parametrize(
     ("values", "question"),
     [
-        (make_dates, "dates, such as '2020-01-01'"),
-        (lambda: make_objects([1, "1"]), "values of several types in"),
-        (lambda: ["1,5", "2,5"] * 30, "row 0: '1,5' is a number in another notation"),
-        (lambda: [np.inf, *range(59)], "row 0: 'inf' is none of numbers"),
+        (make_dates, "has dates, such as '2020-01-01'"),
+        (lambda: make_objects([1, "1"]), "has values of several types"),
+        (lambda: ["1,5", "2,5"] * 30, "row 0: is '1,5' a number in another format"),
+        (
+            lambda: [np.inf, *range(59)],
+            "row 0: the other fields are numbers, but this one is 'inf'",
+        ),
     ],
 )
 def test_column_of_unusable_values_is_asked_about_unless_excluded(
@@ -181,7 +184,7 @@ def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_nam
         labels_as_objects = np.array(labels, dtype=object)
         clients[client] = pd.DataFrame({"age": ages, "ill": np.resize(labels_as_objects, 40)})
 
-    message = "the target 'ill' is .* at Lyon, and nowhere else"
+    message = "The target 'ill' is .* at Lyon, and no other site"
     if "yes." in coding:
         message = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
     with pytest.raises(ConfigurationError, match=message):
@@ -323,8 +326,8 @@ def test_dataframes_of_every_library_give_the_same_data(library: str, tmp_path: 
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ([0.1] * ROWS, "all training rows have the same 'y'"),
-        ([1e300, *range(1, ROWS)], "'1e.300' in target 'y', expected a number"),
+        ([0.1] * ROWS, "All training rows have the same value of the target 'y'"),
+        ([1e300, *range(1, ROWS)], "'1e.300' in the target 'y', expected a number"),
     ],
 )
 def test_targets_that_would_be_nan_or_infinite_are_refused(
@@ -372,7 +375,7 @@ def test_categories_and_classes_are_the_same_whatever_gaps_a_file_has(tmp_path: 
         table.to_csv(tmp_path / f"{name}.csv", index=False)
 
     dictionary = {"columns": {"code": {"kind": "categories"}}}
-    with pytest.warns(UserWarning, match="10 of 40 rows have no 'ill'"):
+    with pytest.warns(UserWarning, match="10 of 40 rows have no value in the target 'ill'"):
         data = set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
     code_column = data.dictionary.columns["code"]

@@ -143,9 +143,9 @@ def cut_a_row_and_quote_a_comma(tables: Tables) -> None:
     """The number of commas is right."""
     cut_a_row(tables)
     lines = tables["Lyon"].split("\n")
-    cells = lines[9].split(",")
-    cells[5] = '"A,B"'
-    lines[9] = ",".join(cells)
+    fields = lines[9].split(",")
+    fields[5] = '"A,B"'
+    lines[9] = ",".join(fields)
     tables["Lyon"] = "\n".join(lines)
 
 
@@ -196,10 +196,10 @@ TRUTHS = {"0": "False", "1": "True"}
 
 @dataclass
 class Look:
-    """What the features are, and what is doubted."""
+    """The features and the data warnings."""
 
     features: torch.Tensor
-    doubts: list[str]
+    data_warnings: list[str]
 
 
 def data_of(source: Any, number: int, dictionary: Any) -> FederatedDataModule:
@@ -226,39 +226,46 @@ def look_in_one_process(sources: Sources, dictionary: Any, val: Any = None) -> L
         splits=Splits(server_val=0.0),
     )
     data.setup("fit")
-    doubts = [f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in data._source.doubts]
-    return Look(data._source.tensors[0], doubts)
+    return Look(data._source.tensors[0], list(map(str, data._source.data_warnings)))
 
 
 def merged_dictionary(sources: Sources) -> tuple[Dictionary, list[str]]:
-    """Merge the dictionaries that all sites draft and send as texts, and return the doubts."""
-    drafts = {}
-    doubts = []
+    """Merge the dictionaries that all sites infer and send as texts, and return the data warnings."""
+    dictionary_by_site = {}
+    data_warnings = []
     for number, (site, source) in enumerate(sources.items()):
         data = data_of(source, number, dictionary={})
         assert data.dictionary is not None
-        drafts[site] = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
-        doubts += [f"{doubt.column}: {doubt.text}" for doubt in data._source.doubts]
-    dictionary, disagreements = merge(drafts)
+        dictionary_by_site[site] = Dictionary.from_plain(yaml.safe_load(data.dictionary.to_text()))
+        data_warnings += [
+            f"{data_warning.column}: {data_warning.text}"
+            for data_warning in data._source.data_warnings
+        ]
+    dictionary, disagreements = merge(dictionary_by_site)
     if dictionary.questions:
         raise ConfigurationError("\n".join(dictionary.questions))
-    doubts += [f"{doubt.column} of {doubt.site}: {doubt.text}" for doubt in disagreements]
-    return dictionary, doubts
+    return dictionary, [*data_warnings, *map(str, disagreements)]
 
 
 def look_at_sites(sources: Sources, dictionary: Any, val: Any = None) -> Look:
-    doubts: list[str] = []
+    data_warnings: list[str] = []
     if dictionary is None:
-        dictionary, doubts = merged_dictionary(sources)
+        dictionary, data_warnings = merged_dictionary(sources)
     inputs = []
     for number, source in enumerate(sources.values()):
         data = data_of(source, number, dictionary)
         inputs.append(data._source.tensors[0])
-        doubts += [f"{doubt.column} at the site: {doubt.text}" for doubt in data._source.doubts]
+        data_warnings += [
+            f"{data_warning.column} at the site: {data_warning.text}"
+            for data_warning in data._source.data_warnings
+        ]
     if val is not None:
         data = data_of(val, 0, dictionary)
-        doubts += [f"{doubt.column} of val: {doubt.text}" for doubt in data._source.doubts]
-    return Look(torch.cat(inputs), doubts)
+        data_warnings += [
+            f"{data_warning.column} of val: {data_warning.text}"
+            for data_warning in data._source.data_warnings
+        ]
+    return Look(torch.cat(inputs), data_warnings)
 
 
 LOOKS = {"one process": look_in_one_process, "sites": look_at_sites}
@@ -282,15 +289,15 @@ def sources_of(change: Change, folder: Path) -> Sources:
 
 
 def outcome(change: Change, look: Any, dictionary: Any, folder: Path) -> str:
-    """Return "right", or what is said: "refused: ...", "doubted: ...", or "silent"."""
+    """Return "right", or what is said: "refused: ...", "warned: ...", or "silent"."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about doubts, which are looked at
+        warnings.simplefilter("ignore")  # the data warnings are compared
         try:
             answer = look(sources_of(change, folder), dictionary)
         except ConfigurationError as error:
             return f"refused: {error}"
-        if answer.doubts:
-            return f"doubted: {'; '.join(answer.doubts)}"
+        if answer.data_warnings:
+            return f"warned: {'; '.join(answer.data_warnings)}"
         usual_features = look(sources_of(no_change, folder), dictionary).features
     num_features = usual_features.shape[1]
     is_right = len(answer.features) == 3 * ROWS and answer.features[:, :num_features].equal(
@@ -299,19 +306,22 @@ def outcome(change: Change, look: Any, dictionary: Any, folder: Path) -> str:
     return "right" if is_right else "silent"
 
 
-MISFIT = r"refused: .*Cells that do not fit the data dictionary \w+: "
-COMMA = r"refused: .*Lyon.csv, line 2: '\S+' is a number in another notation"
+def misfits(count: int | str, fields: str = "") -> str:
+    return rf"refused: .*Fields that do not fit the data dictionary \w+: {count}{fields}"
+
+
+COMMA = r"refused: .*Lyon.csv, line 2: is '\S+' a number in another format"
 POINT = "refused: .*Lyon.csv, line 2: does the point of '25.548' separate thousands"
-DATES = "refused: .*came: dates, such as .*Days since what"
-SHORT_ROW = "refused: .*Lyon.csv, line 6: 6 values, but the header has 7 names"
-LONG_ROW = "refused: .*Lyon.csv, line 2: 8 values, but the header has 7 names"
-NAMES_TWICE = "refused: .*Lyon.csv, line 122: the columns' names again"
-LIES_APART = "refused: .*line \\d+: '.*' lies farther from all other values"
-NO_NAME = "refused: .*columns are called '(hb', 'hb)?'"
+DATES = "refused: .*came: .* has dates, such as .*Make numbers of them"
+SHORT_ROW = "refused: .*Lyon.csv, line 6: the row has 6 fields, but the header has 7 names"
+LONG_ROW = "refused: .*Lyon.csv, line 2: the row has 8 fields, but the header has 7 names"
+NAMES_TWICE = "refused: .*Lyon.csv, line 122: the header is repeated"
+LIES_APART = "refused: .*line \\d+: '.*' is farther from all other values"
+NO_NAME = "refused: .*has columns with the names '(hb', 'hb)?'"
 
 
 #: What is said without a dictionary, in one process and at sites, and what with one. A dictionary without a column
-#: leaves it out.
+#: excludes it.
 OUTCOMES: dict[str, tuple[Change, str, str]] = {
     "no change": (no_change, "right", "right"),
     "decimal commas": (write_decimal_commas, COMMA, COMMA),
@@ -335,33 +345,33 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
             recoded("smoker", {"0": "no", "1": "yes"}, "Boston"),
             recoded("smoker", {"0": "nein", "1": "ja"}),
         ),
-        "refused: .*smoker: categories at Boston, Lyon and numbers at Osaka",
-        f"{MISFIT}120.*Boston.csv, line 2: 'no' in 'smoker'",
+        "refused: .*smoker: .*categories at Boston, Lyon and numbers at Osaka",
+        misfits(120, ".*Boston.csv, line 2: 'no' in 'smoker'"),
     ),
     "units in cells": (
         both(put(["5", "10", "20"], "dose", None), put(["5 mg", "10 mg"], "dose")),
-        "refused: .*dose: '5 mg' is a number with a unit. Say unit: 'mg'",
+        "refused: .*dose: '5 mg' is a number with a unit. Set unit: 'mg'",
         "right",
     ),
     "codes from 1": (
         CODES_FROM_1,
-        "doubted: smoker of Lyon: 1 or 2, elsewhere 0 or 1",
-        rf"{MISFIT}\d+\n.*Lyon.csv, line \d+: '2' in 'smoker'",
+        "warned: smoker of Lyon: the values are 1 or 2, elsewhere 0 or 1",
+        misfits(r"\d+", r"\n.*Lyon.csv, line \d+: '2' in 'smoker'"),
     ),
     "marks of gaps": (
         MARKS_OF_GAPS,
         LIES_APART,
-        f"{MISFIT}10\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl",
+        misfits(10, "\n.*Lyon.csv, line 2: '-999' in 'hb', expected numbers from 4 to 30 g/dl"),
     ),
     "zip codes": (put(["01067", "01069", "80331"], "zip", None), "right", "right"),
     "patients": (
         put(range(1000, 1000 + ROWS), "patient", None),
-        "refused: .*patient: 120 different values in .*, as of a number of the case",
+        "refused: .*patient: .* has 120 different values, as an identifier",
         "right",
     ),
     "codes": (
         put([f"case {row}" for row in range(ROWS)], "code", None),
-        "refused: .*code: 120 different words",
+        "refused: .*code: .* has 120 different words",
         "right",
     ),
     "blanks and no class": (
@@ -371,23 +381,23 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     ),
     "column of one site": (
         put("A", "insurer"),
-        "refused: .*insurer: no such column at Boston, Osaka",
+        "refused: .*insurer: the column is missing at Boston, Osaka",
         "right",
     ),
     "time zones": (
         add_time_zones,
-        "refused: .*came: dates, such as '2024-03-30 00:00:00.01:00' in (the )?DataFrame",
+        "refused: .*came: (the )?DataFrame.* has dates, such as '2024-03-30 00:00:00.01:00'",
         "right",
     ),
     "creatinine in micromoles": (
         scaled("creatinine", 88.42, None, rows=6),
         LIES_APART,
-        f"{MISFIT}6\n.*Boston.csv, line 2: '130.86' in 'creatinine'",
+        misfits(6, "\n.*Boston.csv, line 2: '130.86' in 'creatinine'"),
     ),
     "another unit": (
         OTHER_UNIT,
-        "doubted: hb of Lyon: mean 20.4[56], elsewhere 12.89",
-        "doubted: hb (of Lyon|at the site): mean 20.45, in the dictionary 13",
+        "warned: hb of Lyon: the mean is 20.4[56], elsewhere 12.89",
+        "warned: hb (of Lyon|at the site): the mean is 20.45, in the dictionary 13",
     ),
     # What none can see stands on the page about own data: values that are possible in their column.
     "some weights in pounds": (scaled("weight", 2.2046, rows=36), "silent", "silent"),
@@ -401,78 +411,78 @@ OUTCOMES: dict[str, tuple[Change, str, str]] = {
     ),
     "other classes at Osaka": (
         recoded("died", {"no": "0", "yes": "1"}, "Osaka"),
-        "refused: the target 'died' is '0', '1' at Osaka, and nowhere else",
-        "refused: .*Osaka.csv, line 2: '[01]' in target 'died'",
+        "refused: The target 'died' is '0', '1' at Osaka, and no other site",
+        "refused: .*Osaka.csv, line 2: '[01]' in the target 'died'",
     ),
     "numbers as classes": (
         predict_a_number_as_classes,
-        "refused: .*the target 'died' has .* different values in (360|120) rows",
-        "refused: .*Boston.csv, line 2: .* in target 'died'",
+        "refused: .*The target 'died' has .* different values in (360|120) rows",
+        "refused: .*Boston.csv, line 2: .* in the target 'died'",
     ),
     "months in a third of all": (
         scaled("age", 12, None, rows=40),
         LIES_APART,
-        f"{MISFIT}40\n.*Boston.csv, line 2: '.*' in 'age'",
+        misfits(40, "\n.*Boston.csv, line 2: '.*' in 'age'"),
     ),
     "months in a tenth at Lyon": (
         scaled("age", 12, rows=12),
         LIES_APART,
-        f"{MISFIT}12",
+        misfits(12),
     ),
     # One ward may be all that a hospital has.
     "one ward at Lyon": (put("A", "ward"), "silent", "silent"),
     "an empty column": (
         put("", "hb", None),
-        "refused: .*hb: no row has a value",
-        f"{MISFIT}120\n.*Boston.csv, line 2: '' in 'hb'",
+        "refused: .*hb: no row of any site has a value",
+        misfits(120, "\n.*Boston.csv, line 2: '' in 'hb'"),
     ),
     "other zip codes at Osaka": (
         both(
             put(["10115", "80331", "50667"], "zip", None),
             put(["01067", "04109", "06108"], "zip", "Osaka"),
         ),
-        "refused: .*zip: numbers at Boston, Lyon and categories at Osaka",
+        "refused: .*zip: .*numbers at Boston, Lyon and categories at Osaka",
         "right",
     ),
     "lower case": (
         LOWER_CASE,
         "refused: .*ward: .*look like spellings of one name",
-        f"{MISFIT}120\n.*Lyon.csv, line 2: '.' in 'ward'",
+        misfits(120, "\n.*Lyon.csv, line 2: '.' in 'ward'"),
     ),
     "marks of missing smokers": (
         put("99", "smoker", rows=15),
         LIES_APART,
-        f"{MISFIT}15",
+        misfits(15),
     ),
     "percent signs": (
         put([f"{90 + row} %" for row in range(9)], "sat", None),
-        "refused: .*sat: '90 %' is a number with a unit. Say unit: '%'",
+        "refused: .*sat: '90 %' is a number with a unit. Set unit: '%'",
         "right",
     ),
     "numbers of a frame as texts": (store_numbers_of_a_frame_as_texts, "right", "right"),
     "unquoted decimal commas": (leave_decimal_commas_unquoted, LONG_ROW, LONG_ROW),
     # Ten more, on which somebody would lose a number without a word.
-    "infinity": (put("inf", "hb", rows=1), "refused: .*hb: .*line 2: 'inf'", f"{MISFIT}1\n"),
+    "infinity": (put("inf", "hb", rows=1), "refused: .*hb: .*line 2: 'inf'", misfits(1, "\n")),
     "a number of Python": (
         put("1_000", "weight", rows=1),
-        "refused: .*weight: .*: '1_000' is none of",
-        f"{MISFIT}1\n",
+        "refused: .*weight: .*: the other fields are .*, but this one is '1_000'",
+        misfits(1, "\n"),
     ),
     "a column twice": (give_a_column_twice, NO_NAME, NO_NAME),
     "a column without a name": (give_a_column_no_name, NO_NAME, NO_NAME),
     "truth values as numbers": (
         both(recoded("smoker", TRUTHS, "Boston"), recoded("smoker", TRUTHS, "Osaka")),
-        "refused: .*smoker: truth values at Boston, Osaka and numbers at Lyon",
-        f"{MISFIT}120",
+        "refused: .*smoker: .*truth values at Boston, Osaka and numbers at Lyon",
+        misfits(120),
     ),
     "a class in title case": (
         recoded("died", {"no": "No", "yes": "Yes"}),
-        "refused: the target 'died' has .*look like spellings of one name",
-        "refused: .*Lyon.csv, line 2: '(Yes|No)' in target 'died'",
+        "refused: The target 'died' has .*look like spellings of one name",
+        "refused: .*Lyon.csv, line 2: '(Yes|No)' in the target 'died'",
     ),
     "a class in one file only": (
         both(put("no", "died", None), put("yes", "died")),
-        "refused: the target 'died' is 'yes' at Lyon, and nowhere else",
+        "refused: The target 'died' is 'yes' at Lyon, and no other site",
         "right",
     ),
 }
@@ -501,12 +511,12 @@ def test_what_is_said_of_a_table(kind: str, look: str, tmp_path: Path) -> None:
 OUTCOMES_OF_VAL: dict[str, tuple[Change, str, str]] = {
     "codes from 1": (
         CODES_FROM_1,
-        "smoker of val: 1 or 2, elsewhere 0 or 1",
+        "smoker of val: the values are 1 or 2, elsewhere 0 or 1",
         "'2' in 'smoker', expected whole",
     ),
     "marks of gaps": (
         MARKS_OF_GAPS,
-        "hb: .*val.csv, line 2: '-999' lies farther",
+        "hb: .*val.csv, line 2: '-999' is farther",
         "'-999' in 'hb'",
     ),
     "lower case": (LOWER_CASE, "ward: .*spellings of one name", "'.' in 'ward'"),
@@ -535,7 +545,7 @@ def test_what_is_said_of_the_servers_table(kind: str, look: str, tmp_path: Path)
     table.to_csv(tmp_path / "val.csv", index=False)
     try:
         answer = LOOKS[look](sources, None, val=str(tmp_path / "val.csv"))
-        words = "; ".join(answer.doubts) or "silent"
+        words = "; ".join(answer.data_warnings) or "silent"
     except ConfigurationError as error:
         words = str(error)
 
@@ -552,7 +562,7 @@ LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
 @pytest.mark.parametrize(
     ("cells", "change", "message"),
     [
-        (USUAL_CELLS, OTHER_UNIT, "hb: mean 20.4[56], elsewhere 15.4|in 'hb', expected"),
+        (USUAL_CELLS, OTHER_UNIT, "hb: the mean is 20.4[56], elsewhere 15.4|in 'hb', expected"),
         (
             CELLS_WITH_FRACTIONS,
             put(["25.548", "873", "1.412"], "cells"),
@@ -561,7 +571,7 @@ LEADING_ZEROS = [f"0{cell}" for cell in USUAL_CELLS]
         (
             USUAL_CELLS,
             put(LEADING_ZEROS, "cells"),
-            "refused: .*: cells has numbers that begin with a zero",
+            "refused: .*: the values of cells begin with a zero",
         ),
         (
             USUAL_CELLS,
@@ -589,4 +599,4 @@ def test_file_of_one_client_is_read_as_pandas_words_say(tmp_path: Path) -> None:
         answer = look_in_one_process(sources, {**dictionary, "read": read})
         usual_look = look_in_one_process(usual_sources, dictionary or None)
         assert answer.features.equal(usual_look.features)
-        assert not answer.doubts
+        assert not answer.data_warnings

@@ -202,7 +202,8 @@ def test_state_of_a_wrapped_module_is_part_of_the_checkpoint(quiet_trainer, tmp_
 def test_reloading_the_wrapped_loaders_is_refused(tmp_path):
     module = Linear()
     with pytest.raises(
-        ConfigurationError, match="reload_dataloaders_every_n_epochs: the loaders of Somebodys"
+        ConfigurationError,
+        match="reload_dataloaders_every_n_epochs=....: flsv reads the loaders of Somebodys",
     ):
         plain_trainer(tmp_path, 2, reload_dataloaders_every_n_epochs=1).fit(
             module, FederatedDataModule(Somebodys())

@@ -73,7 +73,7 @@ def test_hospitals_tutorial_leads_from_four_csv_files_to_a_signed_report_with_pa
         assert signature.startswith("-----BEGIN SSH SIGNATURE-----")
 
     names = sorted(path.name for path in Path("data").iterdir())
-    assert names == ["columns.csv", "doubts.csv", "samples.csv"]
+    assert names == ["columns.csv", "data_warnings.csv", "samples.csv"]
 
     run = open_run("lightning_logs/version_0")
     stored = read_csv(ROOT / "docs" / "results" / "hospitals.csv")

@@ -99,11 +99,11 @@ VAL = without_rare_wards(make_hospital_table("val"))
 @cache
 def merged_dictionary():
     """Merge the dictionaries that the sites have drafted of :data:`TABLES`."""
-    drafts = {}
+    dictionary_by_site = {}
     for name, table in TABLES.items():
         data = make_data(table, dictionary=DICTIONARY, pos_label="yes")
         data.setup("fit")
         assert data.dictionary is not None
-        drafts[name] = data.dictionary
-    dictionary, _ = merge(drafts)
+        dictionary_by_site[name] = data.dictionary
+    dictionary, _ = merge(dictionary_by_site)
     return dictionary

@@ -247,12 +247,12 @@ def test_report_for_one_client_mentions_copied_samples_without_names_of_others(t
         make_fault_event(graz, times=1, num_rounds=2),
         {
             "client": oslo,
-            "what": "doubt",
+            "what": "data_warning",
             "first": 0,
             "last": 0,
             "others": [graz],
             "column": "samples",
-            "text": "60 of 60 are samples of Graz, too",
+            "text": "60 of 60 are also samples of Graz",
             "strength": 40.0,
         },
     ]

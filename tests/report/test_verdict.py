@@ -92,11 +92,11 @@ def lose_a_reply(run: Path) -> Path:
     )
 
 
-def doubt_a_unit(run: Path) -> Path:
+def warn_of_a_unit(run: Path) -> Path:
     return add_event(
         run,
         client=1,
-        what="doubt",
+        what="data_warning",
         column="creatinine",
         text="another unit?",
         strength=99.0,
@@ -107,9 +107,9 @@ def share_rows(run: Path) -> Path:
     return add_event(
         run,
         client=0,
-        what="doubt",
+        what="data_warning",
         others=[1],
-        text="9 of 9 are samples of Lyon, too",
+        text="9 of 9 are also samples of Lyon",
     )
 
 
@@ -135,7 +135,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "at sites": lambda folder: lose_a_reply(make_one_seed(folder)),
     "evaluated by clients": lambda folder: evaluate_by_clients(make_one_seed(folder)),
     "without a validation set": lambda folder: make_run(folder, clients=3),
-    "doubtful data": lambda folder: doubt_a_unit(make_one_seed(folder)),
+    "data warning": lambda folder: warn_of_a_unit(make_one_seed(folder)),
     "equal rows": lambda folder: share_rows(make_one_seed(folder)),
     "one client left out": lambda folder: make_game(folder, {"sv": WITHOUT_GRAZ}),
 }

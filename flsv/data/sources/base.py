@@ -1,6 +1,6 @@
-"""SourceData, the common form of all sources, and functions that make it.
+"""SourceData, the common form of all data that a user gives, and functions that make it.
 
-They convert arrays ``(X, y)``, number classes alike in several data sets, and concatenate data sets.
+These convert arrays ``(X, y)``, give classes the same numbers in several data sets, and concatenate data sets.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from flsv.utilities.errors import ConfigurationError, listed
 
 if TYPE_CHECKING:
     from flsv.data.tables.dictionary import Dictionary
-    from flsv.data.tables.drafts import ColumnCard, TableDoubt
+    from flsv.data.tables.inference import ColumnCard, TableWarning
 
     # Arrays, a DataFrame, a path, objects that other packages read.
     Whole: TypeAlias = Any
 else:
-    #: Name of a file. Without it the command line takes visits.csv for the class csv in visits.py, and imports that.
+    #: Name of a file. Without this type, the command line takes visits.csv for a class csv in visits.py.
     FileName = restricted_string_type("FileName", r"(?i).*\.(csv|tsv|parquet|npz)$")
-    # By its own serializer every class path would be saved as a text.
+    # jsonargparse's own serializer would save each class path as a text.
     register_type(FileName, lambda name: str(FileName(name)), fail_already_registered=False)
-    # Types that the command line can make. A data module before str, so that YAML may give it as a bare class path;
-    # Dataset after str, or the names of torchvision's sets would be taken for its classes. With Path, jsonargparse does
-    # not read a text file as the option's value. It is last, because it saves all objects as texts.
+    # Types that the command line can make, in this order: a data module before str, so that YAML may name just its
+    # class; Dataset after str, so that names of torchvision's data sets are not taken for its classes. With Path,
+    # jsonargparse does not read a text file as the option's value. It is last, since it saves all objects as texts.
     Whole = FileName | L.LightningDataModule | str | Dataset | Sequence[FileName | Dataset] | Path
 
 
@@ -65,34 +65,34 @@ READABLE_KINDS = (
 
 @dataclass(frozen=True)
 class SourceData:
-    """Data of an opened source.
+    """Data that a user has given, after they were read.
 
     Args:
         train: the training data, a map-style data set.
         val: the source's own validation data.
-        val_loaders: in place of ``val`` loaders of validation data.
+        val_loaders: loaders of validation data, instead of ``val``.
         test: the test data.
         indices: indices of the samples of ``train`` that may be used, int64 ``[n]``. None: all.
         class_names: names of the classes, or empty.
-        train_loader: the user's own training loader, of a data module.
+        train_loader: the training loader of the user's data module.
         draws: draws of training samples by weights. None: every sample once in an epoch.
         train_options: the source's ``DataLoader`` options for training.
         eval_options: the source's ``DataLoader`` options for evaluation.
         groups: number of each training sample's group, int64 ``[N]``.
         group_names: names of the groups, by number.
-        clients: whether the user gave the data by client. Then each group keeps a training sample.
+        clients: whether the user gave the data by client. Then each client keeps a training sample.
         labeled: whether targets were read from the column that the argument ``labels`` names.
         pos_label: the positive one of two classes, if the user has named it.
         columns: one :class:`ColumnCard` per column of a table.
-        fitted: function of each client's training indices by its name, which returns a new ``SourceData`` with
-            features.
+        fitted: function that makes the features of a table. Its argument are the clients' training indices by name, and
+            it returns a new ``SourceData``.
         dictionary: the data dictionary by which a table is read, incomplete before the features are made.
-        is_draft: whether the dictionary was drafted from the samples.
-        dictionary_lacks: what the columns of the user's dictionary lack.
-        doubts: doubts about the clients' tables.
+        is_inferred: whether the dictionary, or a part of it, was inferred from the samples.
+        missing_from_dictionary: what is missing in the user's dictionary.
+        data_warnings: data_warnings about the clients' tables.
         split_columns: training rows' values in the columns by which a table is split.
         classes: labels and names of the classes, after corruptions.
-        splits: who has which of the samples.
+        splits: indices of the server's and each client's samples.
         is_changed: whether corruptions changed each training sample, bool ``[N]``.
     """
 
@@ -114,9 +114,9 @@ class SourceData:
     columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[Mapping[str, Tensor]], SourceData] | None = None
     dictionary: Dictionary | None = None
-    is_draft: bool = False
-    dictionary_lacks: str = ""
-    doubts: tuple[TableDoubt, ...] = ()
+    is_inferred: bool = False
+    missing_from_dictionary: str = ""
+    data_warnings: tuple[TableWarning, ...] = ()
     split_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     classes: Classes = field(default_factory=Classes)
     splits: FederatedSplits = NOT_DIVIDED
@@ -124,7 +124,7 @@ class SourceData:
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, from reading one sample. Empty if a batch has no tensor."""
+        """Shape of one input, for which one sample is read. Empty if a batch has no tensor."""
         loader = make_loader(
             self.train,
             torch.zeros(1, dtype=torch.long),
@@ -197,10 +197,10 @@ class Reading:
         files: location of files, and the size of a folder's images.
         label: the column to predict.
         group: the column with each row's client.
-        dictionary: what is known of the columns of tables.
+        dictionary: the user's data dictionary of tables.
         pos_label: the positive one of two classes. None: the larger number or ``True``.
-        split_columns: columns by which rows are split. They are no inputs unless the dictionary names them.
-        is_alone: whether the data are those of one site.
+        split_columns: columns by which rows are held out. They become no features unless the dictionary names them.
+        is_alone: whether the data are of one site.
     """
 
     files: Files = field(default_factory=Files)
@@ -223,13 +223,13 @@ def image_tensor(
     """Convert uint8 ``[N, H, W]`` or ``[N, H, W, C]`` to ``(pixel / 255 - mean) / std``, float32 ``[N, C, H, W]``."""
     pixels = torch.as_tensor(images)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
-    # In place on one contiguous copy: the data sets are large compared with the memory of a laptop.
+    # Changed in place in one contiguous copy, since data sets may be large compared with the memory of a laptop.
     floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     return floats.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
 def tensor_set(images: Tensor, labels: Any) -> TensorDataset:
-    """Return a data set of images and their classes, which are converted to int64."""
+    """Make a data set of images and classes."""
     return TensorDataset(images, torch.from_numpy(np.asarray(labels).astype(np.int64)))
 
 
@@ -247,10 +247,10 @@ def is_pair_of_arrays(value: Any) -> bool:
         return False
     if is_array(y):
         return True
-    # The targets in a list are numbers or words. A list of arrays or lists is a second data set.
+    # Targets in a list are numbers or words, but a list of arrays or lists is a second data set.
     if isinstance(y, list | tuple):
-        return not any(is_array(entry) or isinstance(entry, list | tuple) for entry in y)
-    # Targets may be another kind of array, such as a pandas Series. A table or a data set is a second data set.
+        return not any(is_array(target) or isinstance(target, list | tuple) for target in y)
+    # Other kinds of arrays, such as a pandas Series, may be targets, but a table or a data set is a second data set.
     is_table_or_dataset = isinstance(y, Dataset) or is_columnar(y)
     return hasattr(y, "shape") and not is_table_or_dataset
 
@@ -272,8 +272,8 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         True, see :func:`is_numbered_by_flsv`.
 
     Raises:
-        ConfigurationError: the inputs are not numbers, the place of an image's channels is not known, ``x`` and ``y``
-            have different lengths, or a target is missing.
+        ConfigurationError: the inputs are not numbers, an image's channels may be its second or its last dimension,
+            ``x`` and ``y`` have different lengths, or a target is missing.
 
     Example:
         >>> data = array_set(np.eye(3), ["ill", "well", "ill"])
@@ -295,10 +295,11 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.int64)))
     if is_float and np.isfinite(targets).all():
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
-    if targets.ndim != 1 or not all(isinstance(entry, str) for entry in targets.tolist()):
-        description = f"(X, y): y is {targets.dtype} {list(targets.shape)}"
+    are_words = all(isinstance(target, str) for target in targets.tolist())
+    if targets.ndim != 1 or not are_words:
         raise ConfigurationError(
-            f"{description}. Expected classes, one each, or numbers, none of them NaN or infinite."
+            f"(X, y): y has the type {targets.dtype} and the shape {list(targets.shape)}, but expected were one class "
+            "for each sample, or numbers, none of them NaN or infinite."
         )
     class_names, numbers = np.unique(targets.astype(str), return_inverse=True)
     labels = torch.from_numpy(numbers.reshape(-1).astype(np.int64))
@@ -313,7 +314,7 @@ def _inputs(x: Any) -> Tensor:
         inputs = x.detach().cpu()
     else:
         array = np.asarray(x)
-        # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
+        # A tensor shares an array's memory, which has to be contiguous, writable and in native byte order.
         array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
         if array.dtype.kind in "iu" and array.itemsize > 1:
             array = array.astype(np.int64)
@@ -323,8 +324,8 @@ def _inputs(x: Any) -> Tensor:
         pixels = _channels_last(inputs)
         if pixels is not None:
             rank_zero_info(
-                f"flsv: uint8 inputs {list(inputs.shape)} are read as images, divided by 255. If they are none, give "
-                "them as int64 or float32."
+                f"flsv: uint8 inputs {list(inputs.shape)} are read as images and divided by 255. If they are not "
+                "images, convert them to int64 or float32."
             )
             return image_tensor(pixels)
     if inputs.is_floating_point() or inputs.dtype == torch.bool:
@@ -335,15 +336,15 @@ def _inputs(x: Any) -> Tensor:
 
 
 def _channels_last(pixels: Tensor) -> Tensor | None:
-    """Return 8-bit images as ``[N, H, W]`` or ``[N, H, W, C]``. None: they are no images."""
+    """Return 8-bit images as ``[N, H, W]`` or ``[N, H, W, C]``, or None if they are not images."""
     if pixels.ndim == 3:
         return pixels
     is_first = pixels.shape[1] in (1, 3)
     is_last = pixels.shape[3] in (1, 3)
     if is_first and is_last:
         raise ConfigurationError(
-            f"(X, y): in uint8 images {list(pixels.shape)} the channels may be the second or the last dimension. Give "
-            "them as float32 [N, C, H, W] in 0 .. 1."
+            f"(X, y): in uint8 images {list(pixels.shape)}, the channels may be the second or the last dimension. Give "
+            "the images as float32 [N, C, H, W] in 0 .. 1."
         )
     if is_last:
         return pixels
@@ -355,9 +356,9 @@ def _channels_last(pixels: Tensor) -> Tensor | None:
 def one_numbering(
     client_sets: Datasets, held_out: Mapping[str, Dataset[Any] | None], pos_label: Any = None
 ) -> Names:
-    """Give each class the same number in all data sets, and return the names of the classes by their numbers.
+    """Give each class the same number in all data sets. Return the names of the classes by their numbers.
 
-    Only data sets whose classes flsv has numbered itself, by their names, get other numbers.
+    Numbers are changed only if flsv has numbered the classes of all data sets itself.
     """
     all_sets = dict(client_sets)
     for name, dataset in held_out.items():
@@ -379,7 +380,8 @@ def one_numbering(
         unknown_names = [label for label in names_by_set[name] if label not in class_names]
         if unknown_names:
             raise ConfigurationError(
-                f"The {name} data have classes that no client has: {listed(unknown_names, 8)}."
+                f"The {name} data have classes that no client has: {listed(unknown_names, 8)}. Use the clients' names "
+                "for them, or remove these samples."
             )
         _renumber(dataset, class_names)
     return class_names
@@ -388,7 +390,7 @@ def one_numbering(
 def _check_numbers_mean_the_same(
     client_sets: Datasets, all_sets: Datasets, names_by_set: Mapping[str, Names]
 ) -> None:
-    """Raise ConfigurationError unless all numbers of classes are the user's, with one set of names or without."""
+    """Raise ConfigurationError unless the user has numbered all classes, and all data sets have the same names."""
     names_of_clients = {names_by_set[client] for client in client_sets}
     different_names = set(filter(None, names_by_set.values()))
     are_of_user = not any(map(is_numbered_by_flsv, all_sets.values()))
@@ -400,8 +402,8 @@ def _check_numbers_mean_the_same(
         description = f"the names {listed(class_names, 8)}" if class_names else "no names"
         descriptions.append(f"{name!r} has {description}")
     raise ConfigurationError(
-        f"The data sets number their classes in different ways: {listed(descriptions, 8)}. Give all of them words as "
-        "labels, or all the same numbers and the same attribute `classes`."
+        f"The data sets number their classes in different ways: {listed(descriptions, 8)}. Use words as labels in all "
+        "of them, or the same numbers and the same attribute `classes`."
     )
 
 
@@ -440,7 +442,7 @@ def concatenated(parts: Mapping[str, Dataset[Any]]) -> Dataset[Any]:
 
 
 def _renumber(dataset: Any, class_names: Names) -> None:
-    """Give new numbers to the classes of a data set that flsv has made, of arrays or of a folder of images."""
+    """Renumber the classes of a data set that flsv has made of arrays or of a folder of images."""
     numbers_by_name = {name: number for number, name in enumerate(class_names)}
     new_numbers = [numbers_by_name[name] for name in dataset.classes]
     dataset.classes = class_names

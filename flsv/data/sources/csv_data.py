@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data.sources.places import find_place, looked_at
-from flsv.data.tables.cells import Cells, read_cells
 from flsv.data.tables.dictionary import Dictionary
 from flsv.data.tables.source import classes_of, group_values, rows_with_target
+from flsv.data.tables.table import Table, open_table
 from flsv.utilities.declared import Count, checked
 from flsv.utilities.errors import ConfigurationError
 
@@ -33,20 +33,21 @@ from flsv.utilities.errors import ConfigurationError
 class CSVData(L.LightningDataModule):
     """Base class of data modules that read CSV files.
 
-    Subclasses turn rows into samples in :meth:`encode`. Samples for validation are held out by
-    :class:`~flsv.data.Splits`, as of any source.
+    Subclasses make samples of rows in :meth:`encode`. :class:`~flsv.data.Splits` holds out validation samples, as of
+    any source.
 
     Args:
-        path: path of the file, relative to ``root`` or, if it does not exist there, to the working folder.
+        path: path of the file, relative to ``$FLSV_DATA_ROOT`` (else ``data``) or, if it does not exist there, to the
+            working folder.
         group: the column with the natural clients, such as hospitals. None: no such column.
-        root: folder of the files. None: ``$FLSV_DATA_ROOT``, else ``data``.
         test_path: path of a second file with the same columns, for testing.
         batch_size: samples per batch.
         pos_label: the positive one of two classes, which gets the number 1. None: the larger number or ``True``.
 
     Attributes:
-        train_set, test_set: the data sets, set by ``setup``, or None without a second file. Their ``groups`` have the
-            group of each sample, ``group_kind`` the column's name, ``classes`` the classes' names.
+        train_set, test_set: the data sets, set by ``setup``. ``test_set`` is None without a second file. Their
+            attributes are ``groups`` (the group of each sample), ``group_kind`` (the column's name) and ``classes``
+            (the classes' names).
     """
 
     def __init__(
@@ -54,7 +55,6 @@ class CSVData(L.LightningDataModule):
         path: str,
         group: str | None = None,
         *,
-        root: str | None = None,
         test_path: str | None = None,
         batch_size: Count = 32,
         pos_label: str | bool | int | None = None,
@@ -62,7 +62,6 @@ class CSVData(L.LightningDataModule):
         super().__init__()
         self.path = path
         self.test_path = test_path
-        self.root = root
         self.group = group
         self.batch_size = batch_size
         self.pos_label = pos_label
@@ -70,8 +69,8 @@ class CSVData(L.LightningDataModule):
         self.test_set: Any = None
 
     @abstractmethod
-    def encode(self, rows: Cells) -> TensorDataset:
-        """Return the samples of a file's rows. The training file's come first."""
+    def encode(self, rows: Table) -> TensorDataset:
+        """Return the samples of a file's rows. It is called for the training file first."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the files at the first call."""
@@ -80,13 +79,13 @@ class CSVData(L.LightningDataModule):
             if self.test_path is not None:
                 self.test_set = self.encode(self._read(self.test_path))
 
-    def _read(self, path: str) -> Cells:
-        file = find_place(path, self.root)
+    def _read(self, path: str) -> Table:
+        file = find_place(path, root=None)
         if file is None:
             raise ConfigurationError(
-                f"{path} was not found: looked at {looked_at(path, self.root)}. Set root."
+                f"{path} was not found: looked at {looked_at(path, root=None)}. Set the path, or $FLSV_DATA_ROOT."
             )
-        return read_cells(file)
+        return open_table(file)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return shuffled batches of the training samples."""
@@ -99,7 +98,6 @@ class CSVData(L.LightningDataModule):
         return DataLoader(self.test_set, batch_size=self.batch_size)
 
     def _with_groups(self, dataset: Any, groups: np.ndarray) -> Any:
-        """Return the data set with each sample's group, ``[N]``."""
         dataset.groups = groups
         dataset.group_kind = self.group
         return dataset
@@ -116,11 +114,11 @@ def hashed_words(text: str, max_words: int) -> list[int]:
 
 @checked
 class TextData(CSVData):
-    """Data module of a CSV file's rows: a text, its class, and perhaps a column with the natural clients.
+    """Data module of a CSV file with texts, their classes, and perhaps a column with the natural clients.
 
-    Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
-    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. A text without words is all zeros. Rows
-    without a class are left out, with a warning.
+    Samples are ``(words int64 [max_words], class int64)``, as :class:`~flsv.models.FastText` takes them: the hashes of
+    the text's first words, then zeros. Nothing is fitted to the texts. Rows without a class are excluded, with a
+    warning.
 
     Args:
         path: path of the file, as of :class:`~flsv.data.CSVData`.
@@ -136,7 +134,7 @@ class TextData(CSVData):
         >>> rows = 'ship,"a boat, a port"\\nearn,profit rose\\n' * 2
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "news.csv").write_text("label,text\\n" + rows)
-        ...     data = TextData("news.csv", root=folder, max_words=4)
+        ...     data = TextData(f"{folder}/news.csv", max_words=4)
         ...     data.setup()
         >>> data.train_set.classes, data.train_set[1]
         (('earn', 'ship'), (tensor([4122618561, 2587067636,          0,          0]), tensor(0)))
@@ -156,7 +154,7 @@ class TextData(CSVData):
         self.label = label
         self.max_words = max_words
 
-    def encode(self, rows: Cells) -> TensorDataset:
+    def encode(self, rows: Table) -> TensorDataset:
         rows = rows_with_target(rows, self.label)
         if self.train_set is None:
             classes = classes_of({"train": rows}, self.label, self.pos_label)
@@ -180,7 +178,7 @@ class TextData(CSVData):
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """Cut a text's UTF-8 bytes into windows that overlap by one, uint8 ``[n, length + 1]``."""
+    """Cut a text's UTF-8 bytes into windows that overlap by one byte, uint8 ``[n, length + 1]``."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     count = max(len(data) - 1, 0) // length
     return data[np.arange(count)[:, None] * length + np.arange(length + 1)]
@@ -188,11 +186,11 @@ def windows(text: str, length: int) -> np.ndarray:
 
 @checked
 class CharacterData(CSVData):
-    """Data module of a CSV file's documents, cut into ``length + 1`` characters each, for a language model.
+    """Data module of a CSV file with documents, cut into pieces of ``length + 1`` characters, for a language model.
 
-    Samples are ``(characters int64 [length + 1],)``, in 0 .. 255, and have no label. Characters are the bytes of UTF-8:
-    no alphabet has to be collected, and a character outside of ASCII counts as several. Validation and test
-    samples are pieces: one document may be in both.
+    Samples are ``(characters int64 [length + 1],)``, in 0 .. 255, and have no label. Characters are the bytes of UTF-8,
+    so that no alphabet has to be collected. A character outside of ASCII counts as several. Pieces of one document may
+    be in training and in validation samples.
 
     Args:
         path: path of the file, as of :class:`~flsv.data.CSVData`.
@@ -206,7 +204,7 @@ class CharacterData(CSVData):
         >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "tales.csv").write_text("group,text\\nsea,the fish and his wife\\nwood,a wolf\\n")
-        ...     data = CharacterData("tales.csv", group="group", length=5, root=folder)
+        ...     data = CharacterData(f"{folder}/tales.csv", group="group", length=5)
         ...     data.setup()
         >>> len(data.train_set), data.train_set.groups.tolist(), bytes(data.train_set[4][0].tolist())
         (5, ['sea', 'sea', 'sea', 'sea', 'wood'], b'a wolf')
@@ -224,7 +222,7 @@ class CharacterData(CSVData):
         self.text = text
         self.length = length
 
-    def encode(self, rows: Cells) -> TensorDataset:
+    def encode(self, rows: Table) -> TensorDataset:
         rows.check_has(self.text, "text")
         pieces_of_rows = [windows(text, self.length) for text in rows.frame[self.text]]
         pieces = np.concatenate(pieces_of_rows).astype(np.int64)
@@ -237,7 +235,7 @@ class CharacterData(CSVData):
         lost_groups = np.setdiff1d(groups, groups_of_pieces).tolist()
         if lost_groups:
             raise ConfigurationError(
-                f"{rows.name}: the texts of {lost_groups[0]!r} ({self.group}) are too short for a piece of "
-                f"{self.length + 1} characters. Lower length."
+                f"{rows.name}: the texts of {lost_groups[0]!r} in the column {self.group!r} are shorter than a piece "
+                f"of {self.length + 1} characters. Lower length."
             )
         return self._with_groups(dataset, groups_of_pieces)

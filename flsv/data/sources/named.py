@@ -1,8 +1,4 @@
-"""Data sets by a name or a path: a table's file, an ``.npz`` file, a folder of images.
-
-Names are scikit-learn's digits, Gaussians and torchvision's data sets. ``.npz`` files are MedMNIST-style, with the
-arrays ``train_images``, ``train_labels``, ``test_...`` and optionally ``val_...``.
-"""
+"""Data sets by name (scikit-learn's digits, Gaussians, torchvision's) or by path (tables, ``.npz``, images)."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 
 def digits() -> SourceData:
     """Load scikit-learn's digits: 1,437 training and 360 test images ``[1, 8, 8]`` in 0 .. 1, split by class."""
-    # scikit-learn is loaded here: its import takes longer than those of all of flsv.
+    # scikit-learn is imported here, since its import takes longer than that of flsv.
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_pixels()
@@ -60,7 +56,6 @@ def load_pixels() -> Any:
 
 
 def _digit_images(pixels: Any, labels: Any) -> TensorDataset:
-    """Return images ``[N, 1, 8, 8]`` of pixels ``[N, 64]`` in 0 .. 16."""
     brightness = torch.tensor(pixels, dtype=torch.float32) / 16
     images = brightness.view(-1, 1, 8, 8)
     return tensor_set(images, labels)
@@ -124,11 +119,11 @@ def vision(name: str, root: str | None, download: bool = False) -> SourceData:
             datasets_read.append(dataset)
             tensor_sets.append(tensor_set(images, torch.as_tensor(dataset.targets)))
     except Exception as error:
-        # Damaged files raise anything: assertions, key and type errors, ends of files.
+        # Damaged files raise any exception: AssertionError, KeyError, TypeError, EOFError.
         folder = data_root(root).absolute() / folder_name
         raise ConfigurationError(
-            f"{name} was not found, or cannot be read: looked in {folder} ({type(error).__name__}: {error}). Name the "
-            f"folder that holds it by {SETTING_OF_ROOT}; or set --data.files.download true."
+            f"{name} was not found in {folder}, or cannot be read ({type(error).__name__}: {error}). Set the folder "
+            f"that contains it by {SETTING_OF_ROOT}, or set --data.files.download true."
         ) from error
     class_names = tuple(datasets_read[0].classes)
     train, test = tensor_sets
@@ -162,21 +157,21 @@ def read_path(
     name = str(source)
     if not is_whole:
         raise ConfigurationError(
-            f"{name!r} was not found, or cannot be read: looked at {looked_at(name, files.root)}. "
-            f"Expected {READABLE_KINDS}."
+            f"{name!r} was not found, or cannot be read (looked at {looked_at(name, files.root)}). Expected "
+            f"{READABLE_KINDS}."
         )
     data = load_image_data(
         name, root=files.root, download=files.download, image_size=files.image_size
     )
     for part in (data.train, data.val, data.test):
-        # The user's own validation and test data must have the same numbers of classes.
+        # The user's own validation and test data have to number the classes in the same way.
         if type(part) is TensorDataset:
             part.classes = data.class_names  # type: ignore[attr-defined]  # an attribute of ours
     return data
 
 
 def _only_table(folder: Path) -> Path | None:
-    """Return the table's file in a client's folder, or None if it has none or several."""
+    """Return the table's file in a client's folder, or None if there are none or several."""
     tables = []
     for entry in folder.iterdir():
         if is_table_file(entry) and not entry.name.startswith("."):
@@ -199,7 +194,7 @@ def load_image_data(
         name: one of :data:`DATA_SETS`, a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
             ``test/<class>`` images or with ``<class>`` images alone. Paths are relative to ``root`` or, if they do
             not exist there, to the working folder.
-        root: as the next two, see :class:`flsv.data.Files`.
+        root: see :class:`flsv.data.Files`, as for the next two.
         download: see there.
         image_size: see there.
 
@@ -228,22 +223,23 @@ def load_image_data(
     if question and not hint:
         raise ConfigurationError(f"No data set {name!r} was found.{question}")
     raise ConfigurationError(
-        f"No data set {name!r} was found.{hint} Known are {', '.join(DATA_SETS)}, .npz and CSV files, and folders of "
-        f"images or with data by client (looked at {looked_at(name, root)}). Name the folder that "
-        f"holds it by {SETTING_OF_ROOT}."
+        f"No data set {name!r} was found.{hint} Expected {', '.join(DATA_SETS)}, the path of an .npz or CSV file, or "
+        f"of a folder of images or with data by client (looked at {looked_at(name, root)}). Set the folder that "
+        f"contains it by {SETTING_OF_ROOT}."
     )
 
 
 def npz(path: Path) -> SourceData:
-    """Load an ``.npz`` file, with 8-bit pixels scaled to -1 .. 1 as usual for MedMNIST.
+    """Load an ``.npz`` file with arrays as of MedMNIST: ``train_images``, ``train_labels``, ``test_...``, ``val_...``.
 
-    Any further array ``train_<name>`` becomes an attribute ``<name>`` of the training data.
+    8-bit pixels are scaled to -1 .. 1, as usual for MedMNIST. Any further array ``train_<name>`` becomes an attribute
+    ``<name>`` of the training data. The ``val_...`` arrays may be missing.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:
-        # zlib's, zipfile's, numpy's or a MemoryError: the file cannot be used.
+        # Damaged files raise errors of zlib, zipfile or NumPy, or a MemoryError.
         raise ConfigurationError(
             f"{path} cannot be read as an .npz archive of plain arrays: {error}."
         ) from error
@@ -256,16 +252,16 @@ def npz(path: Path) -> SourceData:
         missing += [name for name in names if name not in arrays]
     if missing:
         raise ConfigurationError(
-            f"{path} has no array {', '.join(missing)}; it has {', '.join(sorted(arrays))}."
+            f"{path} has no array {', '.join(missing)}. Its arrays are {', '.join(sorted(arrays))}."
         )
 
     kinds = set()
     for split in splits:
         images = arrays[f"{split}_images"]
         kinds.add(f"{images.dtype} {list(images.shape[1:])}")
-    if len(kinds) > 1:  # 8-bit pixels are scaled, and others are not
+    if len(kinds) > 1:  # only 8-bit pixels are scaled
         raise ConfigurationError(
-            f"{path}: images are {' and '.join(sorted(kinds))} each: give them one shape and type."
+            f"{path}: the images are {' and '.join(sorted(kinds))} each. Give all of them the same shape and type."
         )
     sets: dict[str, Any] = {split: _split_of(path, split, arrays) for split in splits}
     train = sets["train"]
@@ -281,7 +277,6 @@ def npz(path: Path) -> SourceData:
 
 
 def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDataset:
-    """Return one split's images, float32 ``[N, C, H, W]``, and classes."""
     images = arrays[f"{split}_images"]
     labels = np.atleast_1d(arrays[f"{split}_labels"])
     has_label_per_image = labels.size == len(labels) == len(images)
@@ -289,7 +284,7 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     if not has_label_per_image or not has_whole_numbers:
         description = f"{labels.dtype} {list(labels.shape)} for {len(images)} images"
         raise ConfigurationError(
-            f"{path}: {split}_labels are {description}: one whole number each, not multi-label."
+            f"{path}: {split}_labels are {description}, but one whole number for each image is expected."
         )
     is_gray = images.ndim == 3
     has_channels = images.ndim == 4 and images.shape[3] in (1, 3)
@@ -311,7 +306,7 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
-    """Open a folder of images by split and class, or by class. Images are decoded when read."""
+    """Open a folder of images by split and class, or by class. Images are decoded when they are read."""
     if not (path / "train").is_dir():
         all_images = image_folder(path, image_size)
         warn_of_empty_classes(path, all_images)
@@ -322,16 +317,17 @@ def folder(path: Path, image_size: int = 224) -> SourceData:
             sets[split] = image_folder(path / split, image_size, allow_empty=False)
     classes = sets["train"].classes
     for split, images in sets.items():
-        # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
+        # ImageFolder numbers the classes of each split. If one were missing, all later ones would have other numbers.
         if images.classes != classes:
             raise ConfigurationError(
-                f"{path}: {split} has the classes {images.classes}, train has {classes}."
+                f"{path}: {split} has the classes {images.classes}, but train has {classes}. Give both the same "
+                "folders of classes."
             )
     return SourceData(**sets, class_names=tuple(classes))
 
 
 def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
-    """Warn if a folder of all images has classes without images."""
+    """Warn if a folder of images has classes without images."""
     numbers_with_images = set(images.targets)
     empty_classes = []
     for number, name in enumerate(images.classes):
@@ -339,8 +335,8 @@ def warn_of_empty_classes(path: Path, images: ImageFolder) -> None:
             empty_classes.append(name)
     if empty_classes:
         rank_zero_warn(
-            f"{path} has folders without images: {listed(empty_classes, show=repr)}. Each is a class of the model "
-            "without samples. Remove folders that are no classes."
+            f"flsv: {path} has folders without images: {listed(empty_classes, show=repr)}. Each of them is a class of "
+            "the model, without samples. Remove folders that are not classes."
         )
 
 
@@ -356,7 +352,7 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
         [transforms.Resize((image_size, image_size)), transforms.ToTensor()]
     )
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
-    images.by_name = True  # the names of classes are numbered in sorted order, as in array_set
+    images.by_name = True  # flsv has numbered the classes' names in sorted order, as in array_set
     return images
 
 
@@ -364,17 +360,17 @@ def read_image(path: str) -> Image.Image:
     """Read an image in RGB."""
     try:
         with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):  # Pillow would cut every pixel at 255
-                raise ValueError("it has more than 8 bits per pixel, whose scale is unknown")
+            if image.mode.startswith(("I", "F")):  # Pillow would clip pixels at 255
+                raise ValueError("it has more than 8 bits per pixel, and their scale is not known")
             return image.convert("RGB")
-    except Exception as error:  # Pillow raises whatever its decoders do
+    except Exception as error:  # Pillow's decoders raise any exception
         raise ConfigurationError(
-            f"{path} cannot be read as an image: {error}. Repair or remove it."
+            f"{path} cannot be read as an image: {error}. Convert, repair or remove it."
         ) from error
 
 
 def unreadable_images(*datasets: Any) -> list[str]:
-    """Return an error's text for each image file that cannot be read in folders that :func:`image_folder` opened."""
+    """Return an error message for each image that cannot be read, of folders that :func:`image_folder` has opened."""
     paths = []
     pending = list(datasets)
     while pending:
@@ -386,7 +382,7 @@ def unreadable_images(*datasets: Any) -> list[str]:
         elif isinstance(dataset, Subset):
             pending.append(dataset.dataset)
 
-    with ThreadPoolExecutor() as threads:  # decoders run without Python's lock
+    with ThreadPoolExecutor() as threads:  # decoders release Python's lock
         errors = threads.map(_error_of_image, sorted(set(paths)))
         return [error for error in errors if error]
 
@@ -400,16 +396,15 @@ def _error_of_image(path: str) -> str:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether a folder's subfolders are classes of images.
-
-    Each has images directly in it or is empty, and at least one has images.
+    """Return whether a folder's subfolders are classes: each has images directly in it or is empty, and not all are
+    empty.
     """
     have_images = False
-    for folder in filter(Path.is_dir, _entries(path)):
-        entries = _entries(folder)
-        if any(map(_is_image, entries)):
+    for folder in filter(Path.is_dir, _visible(path)):
+        content = _visible(folder)
+        if any(map(_is_image, content)):
             have_images = True
-        elif entries:
+        elif content:
             return False
     return have_images
 
@@ -417,21 +412,21 @@ def has_class_folders(path: Path) -> bool:
 def folder_by_client(path: Path) -> dict[str, Path]:
     """Return ``{client: path}`` of a folder with one table or subfolder per client.
 
-    ``val`` and ``test`` are among the keys. A folder of images by class or split gives an empty dictionary.
+    ``val`` and ``test`` may be among the keys. It is empty for a folder of images by class or split.
     """
-    folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
-    tables = {entry.stem: entry for entry in _entries(path) if is_table_file(entry)}
+    folders = {entry.name: entry for entry in _visible(path) if entry.is_dir()}
+    tables = {entry.stem: entry for entry in _visible(path) if is_table_file(entry)}
     if "train" in folders or (not tables and has_class_folders(path)):
         return {}
     has_tables_or_folders = bool(tables) != bool(folders)  # and not both
-    entries_of_folders = chain.from_iterable(map(_entries, folders.values()))
-    have_images = any(_is_image(entry) for entry in entries_of_folders)
+    paths_in_folders = chain.from_iterable(map(_visible, folders.values()))
+    have_images = any(_is_image(path_in_folder) for path_in_folder in paths_in_folders)
     if not has_tables_or_folders or have_images:
         raise ConfigurationError(
-            f"{path} has {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. What can be "
-            "read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
-            "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one file in "
-            "each <client>/. Beside the clients, val and test are the server's."
+            f"{path} contains {listed([*tables, *folders]) or 'nothing'}, which cannot be read as a federation. "
+            "Expected are images as train/<class>/*.png, test/<class>/*.png and optionally val/<class>/*.png; images "
+            "as <class>/*.png; images by client as <client>/<class>/*.png; or tables by client, as <client>.csv or as "
+            "one file in each <client>/. Folders or tables val and test beside the clients' are the server's."
         )
     return tables or folders
 
@@ -442,19 +437,19 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMG_EXTENSIONS and path.is_file()
 
 
-def _entries(folder: Path) -> list[Path]:
-    entries = []
-    for entry in folder.iterdir():
-        is_hidden = entry.name.startswith((".", "__MACOSX"))
+def _visible(folder: Path) -> list[Path]:
+    paths = []
+    for path in folder.iterdir():
+        is_hidden = path.name.startswith((".", "__MACOSX"))
         if not is_hidden:
-            entries.append(entry)
-    return sorted(entries, key=lambda entry: natural_key(entry.name))
+            paths.append(path)
+    return sorted(paths, key=lambda path: natural_key(path.name))
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key that puts clinic 2 before clinic 10."""
+    """Return a sorting key by which clinic 2 comes before clinic 10."""
     key: list[str | int] = []
     for position, part in enumerate(re.split(r"(\d+)", name)):
-        is_number = position % 2 == 1  # words and numbers take turns
+        is_number = position % 2 == 1  # the parts between words
         key.append(int(part) if is_number else part.casefold())
     return key, name

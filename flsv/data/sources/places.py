@@ -1,6 +1,6 @@
-"""How a table is recognized, and where files of data are looked for.
+"""Recognition of tables, and the folders where files of data are looked for.
 
-Nothing in it loads pandas: data that are no tables come by, too.
+This module does not import pandas, since it is also used for data that are not tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_table_file(path: Any) -> bool:
 
 
 class TableRows:
-    """Base of tables, so that data that are no tables do not load pandas."""
+    """Base class of tables, by which they are recognized without an import of pandas."""
 
 
 def data_root(root: str | None) -> Path:
@@ -70,8 +70,8 @@ def looked_at(name: str, root: str | None) -> str:
 
 def is_columnar(data: Any) -> bool:
     """Return whether ``data`` is a DataFrame or has ``to_pandas()`` (polars, Arrow, Hugging Face)."""
-    pandas = sys.modules.get("pandas")  # without it nobody has a DataFrame
-    # Without the class, which another thread may be about to define, nothing is a DataFrame.
+    pandas = sys.modules.get("pandas")  # if it is not imported, no object is a DataFrame
+    # While another thread imports pandas, the class may not exist yet.
     frame_class = getattr(pandas, "DataFrame", ())
     if isinstance(data, frame_class):
         return True

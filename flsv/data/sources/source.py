@@ -1,7 +1,4 @@
-"""Reading of the data that a user gives, as objects, names or paths.
-
-They are each client's or all clients' samples, and the server's validation and test data.
-"""
+"""Reading of the data that a user gives: objects, names or paths, of all clients together or of each client."""
 
 from __future__ import annotations
 
@@ -48,9 +45,10 @@ from flsv.utilities.errors import ConfigurationError, check_lightning
 def read_part(
     source: Any, reading: Reading, description: str, client: str = "", is_whole: bool = False
 ) -> Dataset[Any] | TableRows | SourceData:
-    """Read one data set of a ``client``, or of nobody, as samples or a table.
+    """Read one data set as samples or a table.
 
-    ``description`` names it in messages. If ``is_whole``, it may have training and test data.
+    ``client`` is its client's name, if any. ``description`` names it in messages. If ``is_whole``, it may have training
+    and test data.
     """
     try:
         part: Any
@@ -62,7 +60,7 @@ def read_part(
             part = _read_object(source, reading, client)
         training_samples: Any = part.train if isinstance(part, SourceData) else part
         if len(training_samples) == 0:
-            raise ConfigurationError("there are no samples.")
+            raise ConfigurationError("the data set has no samples.")
         return part
     except ConfigurationError as error:
         raise ConfigurationError(f"{description}: {error}") from error
@@ -74,7 +72,7 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
         return array_set(*source)
     if is_array(source):
         return array_set(source)
-    # A model may read the rows of a Hugging Face data set itself.
+    # Without labels, a Hugging Face data set is not a table: the model reads its samples, which are dictionaries.
     is_from_hugging_face = isinstance(getattr(source, "features", None), Mapping)
     is_read_by_row = is_from_hugging_face and reading.label is None
     if is_columnar(source) and not is_read_by_row:
@@ -89,39 +87,39 @@ def _read_object(source: Any, reading: Reading, client: str) -> Dataset[Any] | T
         return source
     raise ConfigurationError(
         f"a {type(source).__name__} cannot be read as samples: {reason}. Expected {READABLE_KINDS}. Instead of a "
-        "DataLoader give loader.dataset; of named splits give one as source, and others as val and test."
+        "DataLoader, give loader.dataset. Of a dictionary of splits, give one as source, and others as val and test."
     )
 
 
-#: Types of objects that are no samples, such as names of files.
+#: Types of objects that cannot be samples.
 _TYPES_OF_NO_SAMPLE = (Dataset, DataLoader, str, Path)
 
 
 def _reason_against(source: Any) -> str | None:
-    """Return why an object has no samples by their numbers, or None. A list of samples has them, as for a loader."""
+    """Return why the samples of an object cannot be read by their indices. None if they can, as those of a list."""
     if isinstance(source, Mapping):
-        return "it has names in place of the samples' numbers"
+        return "its keys are names instead of the samples' indices"
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        return "it lacks a length or entries by number (__len__, __getitem__)"
+        return "it has no __len__ or no __getitem__"
     if not isinstance(source, list | tuple) or len(source) == 0:
         return None
 
-    first_entry = source[0]
-    if isinstance(first_entry, _TYPES_OF_NO_SAMPLE) or is_columnar(first_entry):
-        return f"its first entry is a {type(first_entry).__name__}, which is no sample"
-    if len(source) == 2 and _may_be_columns(*source):
-        return "its two entries may be two samples, or all samples' X and y. Of these, X has to be an array"
+    first_item = source[0]
+    if isinstance(first_item, _TYPES_OF_NO_SAMPLE) or is_columnar(first_item):
+        return f"its first item is a {type(first_item).__name__}, which is not a sample"
+    if len(source) == 2 and _may_be_x_and_y(*source):
+        return "its two items may be two samples, or X and y. If they are X and y, X has to be an array"
     return None
 
 
-def _may_be_columns(first_entry: Any, second_entry: Any) -> bool:
-    """Return whether two entries of a list may be ``X`` and ``y``, whose own entries are of one type each."""
-    if type(first_entry) is not type(second_entry):
+def _may_be_x_and_y(first_item: Any, second_item: Any) -> bool:
+    """Return whether two items of a list may be ``X`` and ``y``, because each of them has values of a single type."""
+    if type(first_item) is not type(second_item):
         return True
-    if not isinstance(first_entry, list | tuple):
+    if not isinstance(first_item, list | tuple):
         return False
-    types_of_entries = [set(map(type, entry)) for entry in (first_entry, second_entry)]
-    return all(len(types) <= 1 for types in types_of_entries)
+    types_of_values = [set(map(type, item)) for item in (first_item, second_item)]
+    return all(len(types) <= 1 for types in types_of_values)
 
 
 def open_source(
@@ -140,7 +138,8 @@ def open_source(
     if isinstance(source, L.LightningDataModule):
         if any(data is not None for data in held_out.values()):
             raise ConfigurationError(
-                f"val and test: a {type(source).__name__} has its own loaders. Define them there."
+                f"val and test: the LightningDataModule {type(source).__name__} has its own loaders. Define "
+                "val_dataloader and test_dataloader in it instead."
             )
         return module_source(source)
     folder = None
@@ -154,7 +153,7 @@ def open_source(
     if paths:
         if reading.group is not None:
             raise ConfigurationError(
-                f"{folder} has data by client, which defines the clients: leave groups out."
+                f"{folder} contains the data of each client, so that groups is not used. Remove it."
             )
         held_out_paths = {name: paths.pop(name, None) for name in ("val", "test")}
         held_out = _merge_held_out(held_out, held_out_paths)
@@ -172,24 +171,26 @@ def open_source(
 
 
 def _merge_held_out(held_out: Mapping[str, Any], from_source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"val": data, "test": data}`` that the user has set, or else the source's own."""
+    """Return the user's ``{"val": data, "test": data}``, or else the source's own."""
     merged = {}
     for name in ("val", "test"):
         data_of_user = held_out.get(name)
         data_of_source = from_source.get(name)
         if data_of_user is not None and data_of_source is not None:
             raise ConfigurationError(
-                f"{name}: the source has {name} data of its own. Leave it out."
+                f"{name}: the source has its own {name} data. Remove the argument {name}."
             )
         merged[name] = data_of_source if data_of_user is None else data_of_user
     return merged
 
 
 def source_name(source: Any) -> str:
-    """Return a source's name for messages: the user's name or path, or else the objects' types."""
+    """Return a source's name or path, or else the types of its objects, for messages."""
     if isinstance(source, str):
         return source
-    is_pair = isinstance(source, list | tuple) and len(source) <= 2  # more are samples
+    is_pair = (
+        isinstance(source, list | tuple) and len(source) <= 2
+    )  # longer lists are lists of samples
     parts = source if is_pair else [source]
     return ", ".join(type(part).__name__ for part in parts)
 
@@ -200,7 +201,6 @@ def _combine_sets(
     reading: Reading,
     clients: bool = False,
 ) -> SourceData:
-    """Combine the clients' data, or a single data set in ``train``, into one source."""
     if clients:
         train = dict(zip(client_names_of(train, "site"), train.values()))
     parts: dict[str, Any] = {}
@@ -224,7 +224,8 @@ def _combine_sets(
             names_by_kind[isinstance(part, TableRows)] = f"the {name} data"
     if len(names_by_kind) > 1:
         raise ConfigurationError(
-            f"{names_by_kind[True]!r} is a table and {names_by_kind[False]!r} is not: give all data as tables, or none."
+            f"{names_by_kind[True]!r} is a table, but {names_by_kind[False]!r} is not. Give all data as tables, or "
+            "none."
         )
     if True in names_by_kind:
         from flsv.data.tables import source as tables
@@ -247,7 +248,7 @@ def _combine_sets(
     )
 
 
-#: Methods of ``DataLoader``; a subclass that overrides one of them may make other batches.
+#: Methods of ``DataLoader`` that make its batches. A subclass that overrides one of them may make other batches.
 _METHODS_OF_BATCHES = ("__iter__", "__len__", "_get_iterator", "_index_sampler")
 
 
@@ -271,17 +272,16 @@ def module_source(module: L.LightningDataModule) -> SourceData:
 
 
 def _declared_classes(module: L.LightningDataModule) -> tuple[str, ...]:
-    """Return the numbers of the classes that a data module declares, of which samples may lack some."""
     num_classes = getattr(module, "num_classes", None)
     return tuple(map(str, range(num_classes))) if isinstance(num_classes, int) else ()
 
 
 def _training_source(loader: Any, name: str) -> SourceData:
-    """Return what a training loader of the data module ``name`` reads, if its samples can be divided among clients."""
     if not _makes_usual_batches(loader):
         raise ConfigurationError(
-            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients: "
-            "give one torch DataLoader that makes its batches by batch_size and shuffle, or the data set as source."
+            f"{name}'s training loader is a {type(loader).__name__} whose samples cannot be divided among clients. "
+            "Return one torch DataLoader that makes its batches by batch_size and shuffle, or give the data set as "
+            "source."
         )
     train = loader.dataset
     indices, draws = None, None
@@ -303,12 +303,12 @@ def _training_source(loader: Any, name: str) -> SourceData:
 def _indices_and_draws(
     loader: DataLoader[Any], name: str
 ) -> tuple[Tensor | None, WeightedDraws | None]:
-    """Return a training sampler's indices and its weighted draws, None for what it has not."""
+    """Return the indices of a training loader's sampler and its weighted draws, or None for each."""
     batches: Any = loader.batch_sampler
     sampler = batches.sampler
     dataset: Any = loader.dataset
     if isinstance(sampler, SubsetRandomSampler):
-        # This sampler usually holds out validation samples of the same data set, which must stay held out.
+        # The other samples of the data set are usually for validation.
         return torch.as_tensor(sampler.indices, dtype=torch.long), None
     if type(sampler) is WeightedRandomSampler:
         draws = WeightedDraws(
@@ -316,7 +316,7 @@ def _indices_and_draws(
         )
         if len(draws.weights) != len(dataset):
             raise ConfigurationError(
-                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, and the training data have "
+                f"{name}'s WeightedRandomSampler has {len(draws.weights)} weights, but the training data have "
                 f"{len(dataset)} samples. Give each sample a weight."
             )
         return None, draws
@@ -328,23 +328,23 @@ def _indices_and_draws(
     if not is_shuffled:
         order = f"draws samples by {type(sampler).__name__}"
         if isinstance(sampler, SequentialSampler):
-            order = "reads samples in their order (shuffle=False)"
+            order = "does not shuffle samples"
         rank_zero_warn(
-            f"{name}'s training loader {order}. Each client's samples are shuffled uniformly instead. Set shuffle=True "
-            "in that loader to say so."
+            f"flsv: {name}'s training loader {order}, but flsv shuffles each client's samples uniformly. Set "
+            "shuffle=True in that loader if this is what you want."
         )
     return None, None
 
 
 def _only_loader(loaders: Any) -> Any:
-    """Return the only loader of a list, or None if the list is empty. Return anything else unchanged."""
+    """Return the only loader of a list, None for an empty list, and anything else unchanged."""
     if isinstance(loaders, list | tuple) and len(loaders) <= 1:
         return loaders[0] if loaders else None
     return loaders
 
 
 def _makes_usual_batches(loader: Any) -> bool:
-    """Return whether ``DataLoader`` itself makes the batches, from a sampler's indices."""
+    """Return whether ``DataLoader`` itself makes the batches, from the indices of a sampler."""
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return False
     classes = type(loader).__mro__
@@ -354,7 +354,9 @@ def _makes_usual_batches(loader: Any) -> bool:
 
 def loader_options(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the options of a loader that concern samples, batches and workers."""
-    batch_sampler: Any = loader.batch_sampler  # may be given instead of the first two options
+    batch_sampler: Any = (
+        loader.batch_sampler
+    )  # the user may have given it instead of batch_size and drop_last
     return {
         "batch_size": batch_sampler.batch_size,
         "drop_last": batch_sampler.drop_last,

@@ -1,1 +1,1 @@
-"""Tables, which are read by a data dictionary: draft one, merge several, read by it, compare a table with it."""
+"""Tables and their data dictionaries: infer one, merge several sites', read a table by one, compare the two."""

@@ -1,7 +1,7 @@
-"""The data dictionary: what each column of a federation's tables means, by which alone they are read.
+"""The data dictionary: what each column of a federation's tables means.
 
-A cell that does not fit is refused by file, line and column. All sites have the same file, so that they have the same
-features. What columns may mean is drafted in ``drafts``.
+Tables are read by their data dictionary alone. An error names file, line and column of a field that does not fit it.
+All sites have the same dictionary, so that they have the same features. ``inference`` infers what it does not say.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from flsv.data.tables.cells import (
+from flsv.data.tables.table import (
     LARGEST_NUMBER,
     USUAL_GAPS,
-    Cells,
     FileFormat,
+    Table,
     dates_of,
     numbers_of,
     texts_of,
@@ -37,17 +37,17 @@ TRUTHS = "truth values"
 CATEGORIES = "categories"
 DAYS = "days since "
 DAYS_SINCE_1970 = "days since 1970"
-#: Key of what holds for all columns or files that are not named.
+#: Key for all columns or files that are not named.
 REST = "*"
-#: YAML takes no, 01067 and 1e9 for something else.
+#: A text of a YAML file. Without quotation marks, no, 01067 and 1e9 are a truth value and numbers.
 Text = Annotated[str, "Write texts in quotation marks."]
-#: A column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``.
+#: A column's numbers or words, with NaN for missing values, and which of its fields do not fit, bool ``[N]``.
 ValuesOfColumn: TypeAlias = tuple[pd.Series, np.ndarray]
 #: Spellings of truth values.
 NUMBER_BY_TRUTH = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
 _KINDS = (NUMBERS, WHOLE_NUMBERS, TRUTHS, CATEGORIES)
-#: Largest number of cells that an error names.
-_MAX_CELLS = 10
+#: Largest number of fields that an error names.
+_MAX_FIELDS = 10
 
 
 def _is_kind(kind: str) -> bool:
@@ -61,7 +61,6 @@ def _are_distinct(words: Sequence[str] | None) -> bool:
 
 @cache
 def _numbers_among(marks: tuple[str, ...]) -> np.ndarray:
-    """Return the marks of gaps that are numbers."""
     numbers = numbers_of(pd.Series(marks, dtype=object), FileFormat())
     return numbers[np.isfinite(numbers)]
 
@@ -69,26 +68,28 @@ def _numbers_among(marks: tuple[str, ...]) -> np.ndarray:
 @checked
 @dataclass(frozen=True)
 class Column:
-    """What a column means, and how it becomes features: ``(number - mean) / scale``, or one for each category.
+    """What a column means, and how it becomes features: ``(number - mean) / scale``, or one feature for each category.
 
-    A cell without a value is the mean, or no category. Unless ``gaps`` is False a further feature is 1 there.
+    A missing value becomes the mean, or no category. Unless ``gaps`` is False, a further feature is 1 where a value is
+    missing.
 
     Args:
         kind: ``numbers``, ``whole numbers``, ``truth values``, ``categories``, ``days since 1970`` or ``days since
-            <another column>``. Empty until it is drafted.
-        mean: what is subtracted from a number. None until it is drafted.
-        scale: by what it is divided then. None until it is drafted. Drafted as 0 for a constant column.
+            <another column>``. Empty until it is inferred.
+        mean: number that is subtracted. None until it is inferred.
+        scale: number by which the difference is divided. None until it is inferred. 0 is inferred for a constant
+            column.
         low: smallest number that fits. None: no bound.
         high: largest number that fits. None: no bound.
-        unit: unit of its numbers, which may stand behind each.
-        categories: its words. None until they are drafted.
-        other_words: whether it may have further words, which become no category.
-        gaps: marks of missing values, besides blanks. True for the usual ones. False if each row has a value.
-        count: of a draft, the number of rows with a value.
-        missing: of a draft, the number of rows without a value.
+        unit: unit, which may follow each number.
+        categories: the words of the column. None until they are inferred.
+        other_words: whether the column may have further words, which become no category.
+        gaps: texts that mean a missing value, besides empty fields. True: the usual ones. False: no value is missing.
+        count: number of rows with a value, if the column was inferred.
+        missing: number of rows without a value, if the column was inferred.
 
     Raises:
-        ConfigurationError: an argument has another type, or a column cannot be so.
+        ConfigurationError: an argument has another type, or arguments contradict each other.
     """
 
     rules: ClassVar[Rules] = (
@@ -98,10 +99,13 @@ class Column:
             'kind={kind!r}: expected "numbers", "whole numbers", "truth values", "categories", "days since 1970" or '
             '"days since <column>".',
         ),
-        (lambda a: _are_distinct(a.categories), "categories={categories}: one is there twice."),
+        (
+            lambda a: _are_distinct(a.categories),
+            "categories={categories}: a category occurs twice.",
+        ),
         (
             lambda a: a.categories is None or a.kind in ("", CATEGORIES),
-            "kind={kind!r} has no categories.",
+            "kind={kind!r}: only a column of kind: categories has categories.",
         ),
         (lambda a: a.scale != 0 or a.count, "scale=0: expected a number above 0."),
     )
@@ -120,7 +124,7 @@ class Column:
 
     @property
     def is_complete(self) -> bool:
-        """Whether cells can be encoded."""
+        """Whether the column can be encoded."""
         if not self.kind:
             return False
         if self.kind == CATEGORIES:
@@ -129,19 +133,19 @@ class Column:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether its cells are numbers, of whatever kind."""
+        """Whether the column has numbers or whole numbers."""
         return self.kind in (NUMBERS, WHOLE_NUMBERS)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between what its numbers lie."""
+        """Smallest and largest number that fit."""
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
         return low, high
 
     @property
     def description(self) -> str:
-        """What is expected in a cell, for messages."""
+        """Values that fit, for messages."""
         if self.categories is not None:
             return f"one of {listed(self.categories, 8, repr)}"
         low, high = self.bounds
@@ -149,31 +153,33 @@ class Column:
 
     @property
     def became(self) -> str:
-        """Features that the column becomes, as text."""
+        """Features that the column becomes, for messages."""
         if self.categories is not None:
             return f"{len(self.categories)} categories"
         texts = {NUMBERS: "a number", WHOLE_NUMBERS: "a number", TRUTHS: "0 or 1"}
         return texts.get(self.kind, self.kind)
 
     def gap_marks(self, is_text_file: bool) -> tuple[str, ...]:
-        """Return the texts of cells without a value. The usual ones are of text files: in a frame NA is a word."""
+        """Return the texts that mean a missing value. The usual ones hold for text files: in a DataFrame, NA is a
+        word.
+        """
         if not isinstance(self.gaps, bool):
             return ("", *self.gaps)
         return USUAL_GAPS if is_text_file else ("",)
 
-    def values(self, cells: Cells, name: str) -> ValuesOfColumn:
-        """Return a column's numbers or words, NaN for gaps, and which of its cells do not fit, bool ``[N]``."""
+    def values(self, table: Table, name: str) -> ValuesOfColumn:
+        """Return the numbers or words of the table's column ``name``, and which of its fields do not fit."""
         if self.kind == CATEGORIES:
-            values, is_misfit = self._words(cells, name)
+            values, is_misfit = self._words(table, name)
         else:
-            values, is_misfit = self._numbers(cells, name)
+            values, is_misfit = self._numbers(table, name)
         if self.gaps is False:
             is_misfit = is_misfit | values.isna().to_numpy()
         return values, is_misfit
 
-    def _words(self, cells: Cells, name: str) -> ValuesOfColumn:
-        words = cells.words(name)
-        gap_marks = self.gap_marks(cells.is_text_file)
+    def _words(self, table: Table, name: str) -> ValuesOfColumn:
+        words = table.words(name)
+        gap_marks = self.gap_marks(table.is_text_file)
         marks = set(gap_marks)
         marks.update(texts_of(pd.Series(gap_marks, dtype=object)))
         marks.intersection_update(words.cat.categories)
@@ -183,15 +189,15 @@ class Column:
         is_misfit = values.notna() & ~values.isin(self.categories or ())
         return values, is_misfit.to_numpy()
 
-    def _numbers(self, cells: Cells, name: str) -> ValuesOfColumn:
-        numbers = self._all_numbers(cells, name)
-        gap_marks = self.gap_marks(cells.is_text_file)
+    def _numbers(self, table: Table, name: str) -> ValuesOfColumn:
+        numbers = self._all_numbers(table, name)
+        gap_marks = self.gap_marks(table.is_text_file)
         is_gap = np.isnan(numbers)
-        blank_cells = texts_of(cells.frame[name][is_gap])
-        is_gap[is_gap] = blank_cells.isna() | blank_cells.isin(gap_marks)
+        blank_fields = texts_of(table.frame[name][is_gap])
+        is_gap[is_gap] = blank_fields.isna() | blank_fields.isin(gap_marks)
         is_gap |= np.isin(numbers, _numbers_among(gap_marks))  # -99.0 for "-99"
         if self.kind.startswith(DAYS) and self.kind != DAYS_SINCE_1970:
-            is_gap |= cells.is_missing(self.kind.removeprefix(DAYS), gap_marks)
+            is_gap |= table.is_missing(self.kind.removeprefix(DAYS), gap_marks)
 
         low, high = self.bounds
         is_inside = (numbers >= low) & (numbers <= high)
@@ -201,47 +207,45 @@ class Column:
         known_numbers = np.where(is_gap, np.nan, numbers)
         return pd.Series(known_numbers), ~is_gap & ~is_inside
 
-    def _all_numbers(self, cells: Cells, name: str) -> np.ndarray:
+    def _all_numbers(self, table: Table, name: str) -> np.ndarray:
         if self.kind == TRUTHS:
-            numbers = cells.words(name).map(NUMBER_BY_TRUTH)
+            numbers = table.words(name).map(NUMBER_BY_TRUTH)
             return numbers.to_numpy(dtype=float, na_value=np.nan)
         if not self.kind.startswith(DAYS):
-            return cells.numbers(name, self.unit)
+            return table.numbers(name, self.unit)
 
-        start_dates: Any = pd.Timestamp(
-            "1970-01-01", tz="UTC"
-        )  # in seconds, which reach the year 9999
+        start_dates: Any = pd.Timestamp("1970-01-01", tz="UTC")  # in seconds, up to the year 9999
         if self.kind != DAYS_SINCE_1970:
             start_name = self.kind.removeprefix(DAYS)
-            cells.check_has(start_name, f"kind of {name}")
-            start_dates = dates_of(cells.frame[start_name], cells.file_format)
-        durations = dates_of(cells.frame[name], cells.file_format) - start_dates
+            table.check_has(start_name, f"kind of {name}")
+            start_dates = dates_of(table.frame[start_name], table.file_format)
+        durations = dates_of(table.frame[name], table.file_format) - start_dates
         days = durations / pd.Timedelta(days=1)
         return days.to_numpy(dtype=float)
 
 
-#: Conditions on a dictionary, each with the message where it does not hold.
+#: Conditions on a dictionary, each with the message of the error if it does not hold.
 _RULES: Rules = (
     (
         lambda a: not a.standardize_target or a.task == "regression",
-        "standardize_target is for task: regression. Classes have no mean.",
+        "standardize_target=True needs task: regression, since classes have no mean.",
     ),
     (
         lambda a: a.classes is None or a.task == "classification",
-        "task: regression has no classes.",
+        "task: regression has no classes, but classes={classes} are given.",
     ),
-    (lambda a: _are_distinct(a.classes), "classes={classes}: one is there twice."),
+    (lambda a: _are_distinct(a.classes), "classes={classes}: a class occurs twice."),
     (
         lambda a: not {a.target, a.patient}.intersection(a.columns),
-        "the target {target!r} or the patient is among the columns.",
+        "the target {target!r} or the patient {patient!r} is among the columns, which become features.",
     ),
     (
         lambda a: not (a.columns.keys() & a.excluded.keys()) - {REST},
-        "a column is both among columns and excluded.",
+        "a column is both among the columns and among the excluded ones.",
     ),
     (
         lambda a: a.positive is None or a.classes is None or a.positive in a.classes,
-        "positive={positive!r} is none of classes={classes}.",
+        "positive={positive!r} is not one of classes={classes}.",
     ),
 )
 
@@ -251,26 +255,26 @@ _RULES: Rules = (
 class Dictionary:
     """What the columns of a federation's tables mean, by name.
 
-    It is incomplete until classes, and means, scales or categories of all its columns are known. In one process the
-    rest is drafted from the training rows of all clients.
+    A dictionary is complete if it has the classes, and the mean and scale or the categories of each column. In one
+    process, flsv infers what is missing from the training rows of all clients.
 
     Args:
         target: the column to predict.
-        task: whether its values are classes, or numbers.
-        columns: each column that becomes features. ``"*"``: what holds for columns that are not named.
+        task: whether the values of the target are classes, or numbers.
+        columns: each column that becomes features. ``"*"``: columns that are not named.
         classes: classes of the target, the positive one of two last.
         positive: the positive one of two classes. None: the larger number or ``True``.
-        class_counts: of a draft, the rows of each class.
+        class_counts: number of rows of each class, if the dictionary was inferred.
         standardize_target: whether numbers to predict are standardized.
-        target_mean: what is subtracted from a number to predict.
-        target_scale: by what it is divided then.
-        excluded: columns that are left out, each with the reason. A reason that begins with a question mark is a
+        target_mean: number that is subtracted from a number to predict.
+        target_scale: number by which the difference is divided.
+        excluded: columns that are not used, each with the reason. A reason that begins with a question mark is a
             question, which somebody has to answer. ``"*"``: all columns that are not named.
         patient: column whose rows stay together when some are held out.
-        read: how text files are written, by the client's or the file's name. ``"*"``: all others.
+        read: format of text files, by the client's or the file's name. ``"*"``: all others.
 
     Raises:
-        ConfigurationError: an argument has another type, or they contradict each other.
+        ConfigurationError: an argument has another type, or arguments contradict each other.
     """
 
     target: Text = ""
@@ -293,7 +297,7 @@ class Dictionary:
 
     @property
     def questions(self) -> list[str]:
-        """What somebody has to answer, by column."""
+        """Questions that somebody has to answer, each with its column."""
         questions = []
         for name, reason in self.excluded.items():
             if reason.startswith("?"):
@@ -302,14 +306,14 @@ class Dictionary:
 
     @property
     def is_complete(self) -> bool:
-        """Whether tables can be read by it, if it has no questions."""
+        """Whether tables can be read by the dictionary, if it has no questions."""
         has_target = len(self.classes or ()) > 1 or self.task == "regression"
         are_complete = all(column.is_complete for column in self.columns.values())
         return has_target and bool(self.columns) and are_complete
 
     @property
-    def lacks(self) -> str:
-        """What a draft has to add, with the way to it. Empty if nothing is missing."""
+    def missing_parts(self) -> str:
+        """What is missing, and how to add it. Empty if nothing is missing."""
         missing_parts = []
         for name, column in self.columns.items():
             if not column.is_complete:
@@ -320,12 +324,12 @@ class Dictionary:
         if not missing_parts:
             return ""
         return (
-            f"it lacks {listed(missing_parts, 20)}. flsv data --write drafts these. Sites say what they know in their "
-            "own dictionaries, draft again with it, and merge again"
+            f"{listed(missing_parts, 20)} are missing. flsv data --write infers these. Sites write what they know into "
+            "their own dictionaries, run flsv data --write again, and merge again"
         )
 
     def column(self, name: str) -> Column:
-        """Return what is known of a column, of which nothing may be said."""
+        """Return what the dictionary says of a column, or of columns that are not named."""
         return self.columns.get(name) or self.columns.get(REST) or Column()
 
     @property
@@ -343,15 +347,19 @@ class Dictionary:
                 mark_names.append(f"{name} missing")
         return (*number_names, *category_names, *mark_names)
 
-    def values(self, cells: Cells) -> dict[str, pd.Series]:
-        """Return the values of all columns, or raise ConfigurationError that names ten cells that do not fit."""
-        self._check_readable(cells)
+    def values(self, table: Table) -> dict[str, pd.Series]:
+        """Return the values of all columns.
+
+        Raises:
+            ConfigurationError: fields do not fit. The message names up to ten of them.
+        """
+        self._check_readable(table)
         values = {}
         misfits: list[str] = []
         unfit_columns = []
         num_misfits = 0
         for name, column in self.columns.items():
-            values_of_column, is_misfit = column.values(cells, name)
+            values_of_column, is_misfit = column.values(table, name)
             values[name] = values_of_column
             if not is_misfit.any():
                 continue
@@ -359,37 +367,36 @@ class Dictionary:
             rows = np.flatnonzero(is_misfit)
             num_misfits += len(rows)
             unfit_columns.append(f"{name!r} ({column.description})")
-            for row in rows[: _MAX_CELLS - len(misfits)].tolist():
-                cell = cells.frame[name].iloc[row]
-                shown_cell = "a missing value" if pd.isna(cell) else repr(cell)
-                line = cells.where([row])
-                misfits.append(f"{line}: {shown_cell} in {name!r}, expected {column.description}")
+            for row in rows[: _MAX_FIELDS - len(misfits)].tolist():
+                value = table.frame[name].iloc[row]
+                description = "a missing value" if pd.isna(value) else repr(value)
+                line = table.where([row])
+                misfits.append(f"{line}: {description} in {name!r}, expected {column.description}")
 
         if misfits:
-            title = f"Cells that do not fit the data dictionary {self.hash}: {num_misfits}"
-            remedy = "Correct the cells, or the dictionary, which all sites share."
+            title = f"Fields that do not fit the data dictionary {self.hash}: {num_misfits}"
+            remedy = "Correct the fields, or the dictionary, which all sites share."
             raise ConfigurationError(
                 "\n".join([title, *misfits, remedy]),
-                without_data=self.without_cells(unfit_columns),
+                without_data=self.message_without_values(unfit_columns),
             )
         return values
 
-    def without_cells(self, unfit_columns: Sequence[str]) -> str:
-        """Return what a site may say of columns that do not fit, which are in the dictionary, and their cells not."""
+    def message_without_values(self, unfit_columns: Sequence[str]) -> str:
+        """Return an error message for the server, which names columns that do not fit, but no value of a table."""
         columns = listed(unfit_columns)
-        return f"its table does not fit the data dictionary {self.hash} in {columns}, its own log says more"
+        return f"its table does not fit the data dictionary {self.hash} in {columns}; the site's own log says more"
 
-    def _check_readable(self, cells: Cells) -> None:
-        """Raise ConfigurationError if the dictionary is not complete, or the table lacks a column."""
+    def _check_readable(self, table: Table) -> None:
         if self.questions:
             raise ConfigurationError(
-                "The data dictionary has questions without an answer:\n  "
+                "The data dictionary has questions that nobody has answered:\n  "
                 + "\n  ".join(self.questions)
             )
-        if self.lacks:
-            raise ConfigurationError(f"The data dictionary is not complete: {self.lacks}.")
+        if self.missing_parts:
+            raise ConfigurationError(f"The data dictionary is not complete: {self.missing_parts}.")
         for name in (self.target, *self.columns):
-            cells.check_has(name, "the data dictionary")
+            table.check_has(name, "the data dictionary")
 
     def encode(self, values: Mapping[str, pd.Series]) -> np.ndarray:
         """Return the features, float32 ``[N, D]``, of all columns' values."""
@@ -415,27 +422,27 @@ class Dictionary:
                 features[:, position_by_name[f"{name} missing"]] = is_missing
         return features
 
-    def targets(self, cells: Cells) -> np.ndarray:
-        """Return each row's class, int64 ``[N]``, or its number, float32 ``[N]``."""
+    def targets(self, table: Table) -> np.ndarray:
+        """Return each row's class, int64 ``[N]``, or the number to predict, float32 ``[N]``."""
         if self.task == "regression":
-            numbers = cells.numbers(self.target)
+            numbers = table.numbers(self.target)
             is_misfit = ~(np.abs(numbers) <= LARGEST_NUMBER)
             valid_numbers = np.where(is_misfit, 0.0, numbers)
             standardized = (valid_numbers - self.target_mean) / self.target_scale
             targets = standardized.astype(np.float32)
-            description = "a number in the file's notation (read)"
+            description = "a number in the file's format (read)"
         else:
             classes = self.classes or ()
-            words = cells.words(self.target, "target").cat.set_categories(classes)
+            words = table.words(self.target, "target").cat.set_categories(classes)
             targets = words.cat.codes.to_numpy(dtype=np.int64)
             is_misfit = targets < 0
             description = f"one of {len(classes)} classes: {listed(classes, 20)}"
         if is_misfit.any():
             row = int(np.argmax(is_misfit))
-            cell = str(cells.frame[self.target].iloc[row])
+            value = str(table.frame[self.target].iloc[row])
             raise ConfigurationError(
-                f"{cells.where([row])}: {cell!r} in target {self.target!r}, expected {description}.",
-                without_data=self.without_cells([f"{self.target!r} ({description})"]),
+                f"{table.where([row])}: {value!r} in the target {self.target!r}, expected {description}.",
+                without_data=self.message_without_values([f"{self.target!r} ({description})"]),
             )
         return targets
 
@@ -445,16 +452,19 @@ class Dictionary:
         return digest(self.to_plain()).hex()[:12]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the dictionary as values of YAML's types, without what has its default."""
-        plain = _changed_fields(self)
-        for name, record_type in (("read", FileFormat), ("columns", Column)):
+        """Return the dictionary as values of YAML's types, without arguments that have their defaults."""
+        plain = _changed_options(self)
+        for name, dataclass_type in (("read", FileFormat), ("columns", Column)):
             records: Mapping[str, Any] = getattr(self, name)
-            if records or record_type is Column:
-                plain[name] = {key: _changed_fields(record) for key, record in records.items()}
+            if records or dataclass_type is Column:
+                plain[name] = {key: _changed_options(record) for key, record in records.items()}
         return plain
 
     def to_text(self, comments: Mapping[str, str] | None = None) -> str:
-        """Return the dictionary in YAML, one line a column, with all texts in quotation marks."""
+        """Return the dictionary in YAML, with one line for each column and all texts in quotation marks.
+
+        ``comments`` are written behind the columns that they are keyed by.
+        """
         comments = comments or {}
         lines = list(_HEAD)
         plain = self.to_plain()
@@ -463,21 +473,21 @@ class Dictionary:
             f"{name}: {_quoted(value)}" for name, value in plain.items() if name != "excluded"
         ]
         sections = {"columns": columns, "excluded": self.excluded}
-        for title, entries in sections.items():
-            if not entries:
+        for title, section in sections.items():
+            if not section:
                 continue
             lines.append(f"{title}:")
-            for name, entry in entries.items():
+            for name, value in section.items():
                 comment = f"  # {comments[name]}" if name in comments else ""
-                lines.append(f"  {_quoted(name)}: {_quoted(entry)}{comment}")
+                lines.append(f"  {_quoted(name)}: {_quoted(value)}{comment}")
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Dictionary:
-        """Read what :meth:`to_plain` returns, or what somebody has written.
+        """Make a dictionary of values of YAML's types, as :meth:`to_plain` returns.
 
         Raises:
-            ConfigurationError: it has an unknown option, or an option of another type.
+            ConfigurationError: there is an unknown option, or an option has another type.
         """
         options = dict(plain)
         columns = {}
@@ -485,7 +495,7 @@ class Dictionary:
             columns[str(name).strip()] = _column_from_plain(str(name), column_plain or {})
         formats = {}
         for name, format_plain in (options.pop("read", None) or {}).items():
-            formats[str(name)] = _record(FileFormat, format_plain, f"read: {name!r}")
+            formats[str(name)] = _dataclass_from(FileFormat, format_plain, f"read: {name!r}")
 
         excluded = options.pop("excluded", None) or {}
         if isinstance(excluded, str):
@@ -494,11 +504,12 @@ class Dictionary:
             excluded = dict.fromkeys(excluded, "")
         excluded = {str(name).strip(): str(reason or "") for name, reason in excluded.items()}
         options |= {"columns": columns, "read": formats, "excluded": excluded}
-        dictionary: Dictionary = _record(cls, options, "the data dictionary")
+        dictionary: Dictionary = _dataclass_from(cls, options, "the data dictionary")
         positive = dictionary.positive
-        is_draft = bool(dictionary.class_counts)
+        # Of an inferred dictionary nobody has chosen the order of the classes.
+        is_inferred = bool(dictionary.class_counts)
         classes = dictionary.classes or ()
-        if positive is None and len(classes) == 2 and not is_draft:
+        if positive is None and len(classes) == 2 and not is_inferred:
             positive = classes[-1]
         return dictionary.with_positive(positive)
 
@@ -513,7 +524,7 @@ class Dictionary:
             ) from error
         if not isinstance(plain, Mapping):
             raise ConfigurationError(
-                f"{path} is no data dictionary: expected target:, columns: ..."
+                f"{path} is not a data dictionary: expected a YAML mapping with target:, columns: and others."
             )
         return cls.from_plain(plain)
 
@@ -526,19 +537,19 @@ class Dictionary:
 
 
 _HEAD = (
-    "# What the columns mean. Read each line, correct it, and let all sites have the same file.",
-    "# Counts, classes, means and rare words tell something of the rows: delete what must not leave.",
+    "# What the columns mean. Read each line, correct it, and give all sites the same file.",
+    "# Counts, classes, means and rare words reveal something about the rows: delete what must not leave the site.",
 )
 
 if TYPE_CHECKING:
     DictionaryOptions: TypeAlias = Dictionary | Mapping[str, Any] | str | Path | None
 else:
-    #: What the command line can give: options, or the path of a file.
+    # The command line can give options, or the path of a file.
     DictionaryOptions = dict[str, Any] | str | None
 
 
-def _changed_fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a record that have not their defaults. Mappings of records are left out."""
+def _changed_options(record: Any) -> dict[str, Any]:
+    """Return the options of a dataclass that differ from their defaults, without mappings of dataclasses."""
     changed = {}
     for option in fields(record):
         value = getattr(record, option.name)
@@ -549,16 +560,16 @@ def _changed_fields(record: Any) -> dict[str, Any]:
     return changed
 
 
-def _record(record_type: Any, options: Mapping[str, Any], title: str) -> Any:
-    """Make a record of options. An unknown one is refused by name."""
-    names = [option.name for option in fields(record_type)]
+def _dataclass_from(dataclass_type: Any, options: Mapping[str, Any], title: str) -> Any:
+    """Make a dataclass of options. Raise ConfigurationError for an unknown option."""
+    names = [option.name for option in fields(dataclass_type)]
     for name in options:
         if name not in names:
             raise ConfigurationError(
                 f"{title} has no option {name!r}.{nearest(str(name), names)} It has {', '.join(names)}."
             )
     try:
-        return record_type(**{name: _immutable(value) for name, value in options.items()})
+        return dataclass_type(**{name: _immutable(value) for name, value in options.items()})
     except ConfigurationError as error:
         raise ConfigurationError(f"{title}: {error}") from error
 
@@ -568,8 +579,8 @@ def _immutable(value: Any) -> Any:
 
 
 def _column_from_plain(name: str, plain: Mapping[str, Any]) -> Column:
-    """Read a column, whose kind follows from its categories or scale if it is left out."""
-    column: Column = _record(Column, plain, f"column {name!r}")
+    """Make a column. If its kind is missing, it follows from the categories or the scale."""
+    column: Column = _dataclass_from(Column, plain, f"column {name!r}")
     if column.kind:
         return column
     if column.categories is not None:
@@ -580,5 +591,5 @@ def _column_from_plain(name: str, plain: Mapping[str, Any]) -> Column:
 
 
 def _quoted(plain: Any) -> str:
-    """Write a value as JSON, which is YAML with all texts in quotation marks."""
+    """Return a value as JSON, which is YAML with all texts in quotation marks."""
     return json.dumps(plain, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Merger of several sites' drafts to one data dictionary, and comparison of a table with its dictionary."""
+"""Merge of several sites' inferred dictionaries, and comparison of a table with its data dictionary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pandas as pd
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order, positive_last
-from flsv.data.tables.cells import Cells, FileFormat
 from flsv.data.tables.dictionary import (
     CATEGORIES,
     NUMBERS,
@@ -20,108 +19,117 @@ from flsv.data.tables.dictionary import (
     Column,
     Dictionary,
 )
-from flsv.data.tables.drafts import (
+from flsv.data.tables.inference import (
     MIN_COMPARED,
     Question,
-    TableDoubt,
+    TableWarning,
     check_spelling_of_words,
-    draft,
-    drafted_column,
+    infer,
+    inferred_column,
     kind_of,
     rounded,
     with_target_column,
 )
+from flsv.data.tables.table import FileFormat, Table
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: From which ratios of units and of deviations on drafts disagree.
+# Above these, a site's column differs so much from the others' that there is a data warning.
+#: Ratio of means and deviations that are in two units, if there are many rows.
 MAX_RATIO = 2.1
+#: Ratio of deviations.
 MAX_RATIO_OF_DEVIATIONS = 4.0
-#: From which differences on drafts disagree: of means in deviations, of shares without a value.
+#: Difference of means, in deviations.
 MAX_SHIFT = 2.0
+#: Difference of the shares of missing values.
 MAX_MISSING_DIFFERENCE = 0.25
-#: Up to so many sites, each is compared with the others alone, else with all.
-MAX_SITES_APART = 30
-#: Up to so many clients, each has a draft of its own.
-MAX_DRAFTS = 100
-#: Strength of a difference that no sampling explains.
+#: Of more sites, each is compared with all sites instead of all others.
+MAX_SITES_COMPARED_WITH_OTHERS = 30
+#: Of more clients, one dictionary for each table is inferred instead of one for each client.
+MAX_DICTIONARIES = 100
+#: Strength of a difference that cannot be due to chance.
 _CERTAIN = 4.0
-#: Name in doubts of all that is not the site in question.
+# Names of what a site is compared with, beside the sites' names.
 _DICTIONARY = "the dictionary"
 _CLIENTS = "the clients"
 #: Name of the rows that no client trains on.
 _UNTRAINED = ""
-#: Settings that all drafts have in common.
+#: Arguments that are equal in all dictionaries that are merged.
 _SHARED_SETTINGS = ("target", "task", "patient", "standardize_target", "positive")
 
 
-def merge(drafts: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableDoubt]]:
-    """Make one dictionary of several sites' drafts, by the sites' names.
+def merge(dictionary_by_site: Mapping[str, Dictionary]) -> tuple[Dictionary, list[TableWarning]]:
+    """Merge several sites' inferred dictionaries, by the sites' names.
 
     Returns:
-        The dictionary, which does not depend on the order of the sites, and where they disagree.
+        The dictionary, which does not depend on the order of the sites, and data warnings where sites differ.
     """
-    merged, doubts = _merge_columns(drafts, subject_site=None)
-    dictionary = _with_merged_target(drafts)
+    merged, data_warnings = _merge_columns(dictionary_by_site, subject_site=None)
+    dictionary = _with_merged_target(dictionary_by_site)
     columns = dict(merged.columns)
     excluded = dict(merged.excluded)
     for name, column in merged.columns.items():
         if column.missing and not column.count:
             del columns[name]
-            excluded[name] = "? no row has a value"
-    return replace(dictionary, columns=columns, excluded=excluded), doubts
+            excluded[name] = "? no row of any site has a value. Exclude the column"
+    return replace(dictionary, columns=columns, excluded=excluded), data_warnings
 
 
 def _merge_columns(
-    drafts: Mapping[str, Dictionary], subject_site: str | None
-) -> tuple[Dictionary, list[TableDoubt]]:
-    """Return a dictionary of all columns, without a target, and doubts about one site or all."""
+    dictionary_by_site: Mapping[str, Dictionary], subject_site: str | None
+) -> tuple[Dictionary, list[TableWarning]]:
+    """Return a dictionary of all columns, without a target, and data warnings about ``subject_site``, or all sites."""
     excluded: dict[str, str] = {}
     names: dict[str, None] = {}
-    for dictionary in drafts.values():
+    for dictionary in dictionary_by_site.values():
         excluded = {**dictionary.excluded, **excluded}
         names |= dict.fromkeys(dictionary.columns)
 
     columns = {}
-    doubts: list[TableDoubt] = []
+    data_warnings: list[TableWarning] = []
     for name in names:
         if name in excluded:
             continue
 
         column_by_site = {}
-        for site, dictionary in drafts.items():
+        for site, dictionary in dictionary_by_site.items():
             if name in dictionary.columns:
                 column_by_site[site] = dictionary.columns[name]
         try:
-            _check_same_meaning(column_by_site, sites_without=drafts.keys() - column_by_site)
+            _check_same_meaning(
+                column_by_site, sites_without=dictionary_by_site.keys() - column_by_site
+            )
             columns[name] = pooled(list(column_by_site.values()))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
-        doubts += _disagreements(name, column_by_site, subject_site=subject_site)
-    return Dictionary(columns=columns, excluded=excluded), doubts
+        data_warnings += _disagreements(name, column_by_site, subject_site=subject_site)
+    return Dictionary(columns=columns, excluded=excluded), data_warnings
 
 
 def _check_same_meaning(
     column_by_site: Mapping[str, Column], sites_without: Collection[str]
 ) -> None:
-    """Raise Question if a site lacks a column, or sites have it in several kinds or spellings."""
+    """Raise Question if a column is missing at a site, or sites have several kinds or spellings of it."""
     if sites_without:
-        sites = listed(column_by_site)
-        raise Question(f"no such column at {listed(sorted(sites_without))}, and {sites} have it")
+        raise Question(
+            f"the column is missing at {listed(sorted(sites_without))}, but {listed(column_by_site)} have it. Exclude "
+            "it, or add it to all tables"
+        )
 
     sites_by_kind: dict[str, list[str]] = {}
     sites_by_word: dict[str, list[str]] = {}
     for site, column in column_by_site.items():
         for word in column.categories or ():
             sites_by_word.setdefault(word, []).append(site)
-        if column.count:  # of an empty column nobody knows the kind
+        if column.count:  # the kind of an empty column is not known
             kind = NUMBERS if column.kind == WHOLE_NUMBERS else column.kind
             sites_by_kind.setdefault(kind, []).append(site)
 
     if len(sites_by_kind) > 1:
         kinds = [f"{kind} at {listed(sites)}" for kind, sites in sites_by_kind.items()]
         raise Question(
-            f"{' and '.join(kinds)}. Two codings of one thing, or a unit? Say its kind, or leave it out"
+            f"the sites have {' and '.join(kinds)}. Do they code the same thing in two ways, or write a unit? Set the "
+            "column's kind, or exclude it"
         )
     check_spelling_of_words(sites_by_word, "the column", owners=lambda: sites_by_word)
     _check_units(column_by_site)
@@ -129,7 +137,6 @@ def _check_same_meaning(
 
 
 def _check_units(column_by_site: Mapping[str, Column]) -> None:
-    """Raise Question if sites have said several units."""
     site_by_unit: dict[str, str] = {}
     for site in sorted(column_by_site):
         unit = column_by_site[site].unit
@@ -137,11 +144,11 @@ def _check_units(column_by_site: Mapping[str, Column]) -> None:
             site_by_unit.setdefault(unit, site)
     if len(site_by_unit) > 1:
         units = [f"{unit} at {site}" for unit, site in site_by_unit.items()]
-        raise Question(f"the unit is {' and '.join(units)}. Write the same unit in all tables")
+        raise Question(f"the unit is {' and '.join(units)}. Use the same unit in all tables")
 
 
 def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
-    """Raise Question if categories tell whose a row is: no other site has one of them, or two codes differ."""
+    """Raise Question if categories reveal the site: it shares none with others, or two sites use two pairs of codes."""
     words_by_site: dict[str, set[str]] = {}
     for site in sorted(column_by_site):
         column = column_by_site[site]
@@ -163,8 +170,9 @@ def _check_words_are_shared(column_by_site: Mapping[str, Column]) -> None:
 
 def _question_of_words(site: str, words: set[str], finding: str) -> Question:
     return Question(
-        f"{site} has {_in_words(words)}, and {finding}, so that categories tell the model where a row is from. Two "
-        "codings of one thing? Write the same words in all tables, leave the column out, or name all its categories"
+        f"{site} has {_in_words(words)}, and {finding}, so that the model would learn which site a row is from. Do the "
+        "sites code the same thing in two ways? Use the same words in all tables, exclude the column, or name all its "
+        "categories"
     )
 
 
@@ -173,7 +181,7 @@ def _in_words(words: set[str]) -> str:
 
 
 def pooled(columns: Sequence[Column]) -> Column:
-    """Return a column of all rows: mean and scale by the numbers of rows, all categories, the widest range."""
+    """Pool columns of several sites: all categories, the widest range, mean and scale weighted by numbers of rows."""
     columns_with_rows = [column for column in columns if column.count] or list(columns)
     first_column = columns_with_rows[0]
     kinds = {column.kind for column in columns_with_rows}
@@ -209,7 +217,7 @@ def pooled(columns: Sequence[Column]) -> Column:
     means = [column.mean or 0.0 for column in columns_with_rows]
     deviations = [column.scale or 0.0 for column in columns_with_rows]
     different_moments = {*zip(means, deviations)}
-    if len(different_moments) == 1:  # said by hand
+    if len(different_moments) == 1:  # set in the data dictionary, so not rounded again
         return pooled_column
 
     # Exact sums do not depend on the order of the sites.
@@ -234,7 +242,7 @@ def _finite(bound: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Difference:
-    """Difference of a site's numbers from those elsewhere, of strength 1 where doubts begin."""
+    """Difference of a site's numbers from the others'. There is a data warning if the strength is above 1."""
 
     strength: float
     text: str
@@ -245,10 +253,10 @@ def _disagreements(
     column_by_site: Mapping[str, Column],
     subject_site: str | None,
     usual_source: str = "elsewhere",
-) -> Iterator[TableDoubt]:
-    """Compare each site's column with the pooled one of all others, which is that of ``usual_source``."""
-    # If one site has another unit, all others differ from it: only the farthest is told.
-    farthest: TableDoubt | None = None
+) -> Iterator[TableWarning]:
+    """Compare each site's column with the pooled column of all others. Texts call these ``usual_source``."""
+    # If one site has another unit, all others differ from the mean, so only the largest difference is a warning.
+    farthest: TableWarning | None = None
     largest_strength = 1.0
     all_columns = list(column_by_site.values())
     usual_column = pooled(all_columns)
@@ -256,7 +264,7 @@ def _disagreements(
         if subject_site not in (None, site) or len(all_columns) < 2:
             continue
 
-        if len(all_columns) <= MAX_SITES_APART:
+        if len(all_columns) <= MAX_SITES_COMPARED_WITH_OTHERS:
             other_columns = []
             for other_column in all_columns:
                 if other_column is not column:
@@ -270,32 +278,34 @@ def _disagreements(
         share_missing = column.missing / num_rows
         usual_share = usual_column.missing / num_usual_rows
         if share_missing - usual_share > MAX_MISSING_DIFFERENCE:
-            text = f"{share_missing:.0%} are missing, {usual_share:.0%} {usual_source}"
-            yield TableDoubt(site, name, text)
+            text = (
+                f"{share_missing:.0%} of the values are missing, {usual_share:.0%} {usual_source}"
+            )
+            yield TableWarning(site, name, text)
         words = set(column.categories or ())
         new_words = words.difference(usual_column.categories or ())
         if new_words:
-            yield TableDoubt(site, name, f"no other site has {listed(sorted(new_words))}")
+            yield TableWarning(site, name, f"no other site has {listed(sorted(new_words))}")
 
         is_comparable = min(column.count, usual_column.count) >= MIN_COMPARED
         if column.categories is None and is_comparable:
             difference = _difference(column, usual_column, usual_source)
             if difference.strength > largest_strength:
                 largest_strength = difference.strength
-                farthest = TableDoubt(site, name, difference.text)
+                farthest = TableWarning(site, name, difference.text)
     if farthest is not None:
         yield farthest
 
 
 def _difference(column: Column, usual_column: Column, usual_source: str) -> _Difference:
-    """Compare a site's numbers with those of ``usual_source`` by bounds, means and deviations."""
     low, high = column.bounds
     usual_low, usual_high = usual_column.bounds
     if high - low == usual_high - usual_low == 1 and low != usual_low:
         codes = f"{low:g} or {high:g}"
         usual_codes = f"{usual_low:g} or {usual_high:g}"
         return _Difference(
-            _CERTAIN, f"{codes}, {usual_source} {usual_codes}: two codings of one thing?"
+            _CERTAIN,
+            f"the values are {codes}, {usual_source} {usual_codes}: is the same thing coded in two ways?",
         )
 
     mean = column.mean or 0.0
@@ -304,7 +314,7 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
     usual_scale = usual_column.scale or 0.0
     if not scale or not usual_scale:
         strength = _CERTAIN if usual_scale else 0.0
-        return _Difference(strength, f"all values are {mean:g}, {usual_source} they differ")
+        return _Difference(strength, f"all values are {mean:g}, but {usual_source} they differ")
 
     if mean * usual_mean > 0:
         ratio_of_means = mean / usual_mean
@@ -313,40 +323,47 @@ def _difference(column: Column, usual_column: Column, usual_source: str) -> _Dif
         size = abs(log_of_means + log_of_scales) / 2
         allowed_size = math.log(MAX_RATIO) + 6 / math.sqrt(column.count)  # for skewed values
         if abs(log_of_means - log_of_scales) < math.log(2) and size > allowed_size:
-            text = f"values are {ratio_of_means:.3g} times those {usual_source}: another unit?"
+            text = f"the values are {ratio_of_means:.3g} times those {usual_source}: are they in another unit?"
             return _Difference(2 * size / allowed_size, text)
 
     ratio_of_scales = scale / usual_scale
     is_compact = usual_scale < abs(usual_mean) / 2
     if is_compact and ratio_of_scales > MAX_RATIO_OF_DEVIATIONS:
-        text = f"deviation {scale:.3g}, {usual_source} {usual_scale:.3g}: some in another unit, or codes?"
+        text = (
+            f"the standard deviation is {scale:.3g}, {usual_source} {usual_scale:.3g}: are some values in another "
+            "unit, or codes of missing values?"
+        )
         return _Difference(ratio_of_scales / MAX_RATIO_OF_DEVIATIONS, text)
 
     shift = abs(mean - usual_mean) / max(scale, usual_scale)
-    return _Difference(shift / MAX_SHIFT, f"mean {mean:.4g}, {usual_source} {usual_mean:.4g}")
+    return _Difference(
+        shift / MAX_SHIFT, f"the mean is {mean:.4g}, {usual_source} {usual_mean:.4g}"
+    )
 
 
-def _with_merged_target(drafts: Mapping[str, Dictionary]) -> Dictionary:
-    """Return a dictionary with all classes and no columns."""
-    first_site, first_draft = next(iter(drafts.items()))
+def _with_merged_target(dictionary_by_site: Mapping[str, Dictionary]) -> Dictionary:
+    """Return a dictionary with the classes of all sites, but without columns."""
+    first_site, first_dictionary = next(iter(dictionary_by_site.items()))
     read: dict[str, FileFormat] = {}
-    for site, dictionary in drafts.items():
+    for site, dictionary in dictionary_by_site.items():
         for setting in _SHARED_SETTINGS:
             value = getattr(dictionary, setting)
-            first_value = getattr(first_draft, setting)
+            first_value = getattr(first_dictionary, setting)
             if value != first_value:
                 raise ConfigurationError(
-                    f"The drafts differ in {setting}: {value!r} at {site}, {first_value!r} at {first_site}."
+                    f"The sites' dictionaries differ in {setting}: it is {value!r} at {site} and {first_value!r} at "
+                    f"{first_site}. Use the same value at all sites."
                 )
         for name, file_format in dictionary.read.items():
             if read.setdefault(name, file_format) != file_format:
                 raise ConfigurationError(
-                    f"read: {name!r} is written in two ways. Give the sites' files names of their own."
+                    f"read: the sites' dictionaries have two formats for {name!r}. Give the sites' files different "
+                    "names."
                 )
-    merged = replace(first_draft, read=read)
-    if first_draft.task == "regression":
+    merged = replace(first_dictionary, read=read)
+    if first_dictionary.task == "regression":
         targets = []
-        for dictionary in drafts.values():
+        for dictionary in dictionary_by_site.values():
             (count,) = dictionary.class_counts or (0,)
             target = Column(
                 NUMBERS,
@@ -357,11 +374,11 @@ def _with_merged_target(drafts: Mapping[str, Dictionary]) -> Dictionary:
             targets.append(target)
         return with_target_column(merged, pooled(targets))
 
-    counts = _counts_by_class(drafts)
-    class_orders = {dictionary.classes for dictionary in drafts.values()}
+    counts = _counts_by_class(dictionary_by_site)
+    class_orders = {dictionary.classes for dictionary in dictionary_by_site.values()}
     has_order = len(class_orders) == 1 and (merged.positive is not None or len(counts) != 2)
     if has_order:
-        classes = tuple(first_draft.classes or ())
+        classes = tuple(first_dictionary.classes or ())
     else:
         classes = classes_by_site(counts, merged.target, merged.positive, len(class_orders) > 1)
     totals = counts.sum(axis=1).loc[list(classes)]
@@ -374,12 +391,12 @@ def _with_merged_target(drafts: Mapping[str, Dictionary]) -> Dictionary:
     return replace(dictionary, positive=classes[-1]) if len(classes) == 2 else dictionary
 
 
-def _counts_by_class(drafts: Mapping[str, Dictionary]) -> pd.DataFrame:
-    """Return each site's number of rows of each class, indexed by the class."""
+def _counts_by_class(dictionary_by_site: Mapping[str, Dictionary]) -> pd.DataFrame:
     counts_by_site = {}
-    for site, dictionary in drafts.items():
+    for site, dictionary in dictionary_by_site.items():
         classes = dictionary.classes or ()
-        class_counts = dictionary.class_counts or [1] * len(classes)  # deleted before it left
+        # A site may have deleted its counts before it sent the dictionary.
+        class_counts = dictionary.class_counts or [1] * len(classes)
         counts_by_site[site] = pd.Series(class_counts, index=classes, dtype=float)
     return pd.DataFrame(counts_by_site).fillna(0.0)
 
@@ -391,28 +408,29 @@ def classes_by_site(
     classes = in_order(list(counts.index))
     if are_compared:
         owners = {name: list(counts.columns[counts.loc[name] > 0]) for name in classes}
-        check_spelling(classes, f"the target {target!r}", owners=lambda: owners)
+        check_spelling(classes, f"The target {target!r}", owners=lambda: owners)
         _check_classes(counts, target)
         if positive is not None and len(classes) > 2:
             classes_of_sites = [f"{name!r} at {listed(owners[name])}" for name in classes]
             raise ConfigurationError(
-                f"the target {target!r} is {', '.join(classes_of_sites)}, and pos_label={positive!r} needs two. "
-                "Two codings of one thing? Write the same two in all tables, or leave pos_label out."
+                f"The target {target!r} has the classes {', '.join(classes_of_sites)}, but pos_label={positive!r} "
+                "needs exactly two. If sites code the same classes in two ways, use the same words in all tables. If "
+                "not, remove pos_label."
             )
     return positive_last(classes, positive)
 
 
 def check_number_of_classes(num_classes: int, num_rows: int, target: str) -> None:
-    """Raise ConfigurationError if nearly all rows have a target of their own."""
+    """Raise ConfigurationError if more than half of the rows have a class of their own."""
     if num_classes > max(2, num_rows / 2):
         raise ConfigurationError(
-            f"the target {target!r} has {num_classes} different values in {num_rows} rows. Numbers to predict need "
-            "task: regression."
+            f"The target {target!r} has {num_classes} different values in {num_rows} rows, too many for classes. If "
+            "they are numbers to predict, set task: regression in the data dictionary."
         )
 
 
 def _check_classes(counts: pd.DataFrame, target: str) -> None:
-    """Raise ConfigurationError if values are no classes, or a site codes them otherwise.
+    """Raise ConfigurationError if values are not classes, or a site codes them differently.
 
     ``counts`` has each site's number of rows of each class, indexed by the class.
     """
@@ -420,8 +438,8 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
     num_rows = counts.to_numpy().sum()
     if num_classes < 2:
         raise ConfigurationError(
-            f"the target {target!r} has one value in all rows, {counts.index[0]!r}: expected at least 2 classes. If "
-            'others have more, name all in the data dictionary: classes: ["no", "yes"].'
+            f"The target {target!r} has the same value in all rows, {counts.index[0]!r}, but at least 2 classes are "
+            'needed. If other sites have more, name all in the data dictionary: classes: ["no", "yes"].'
         )
     check_number_of_classes(num_classes, int(num_rows), target)
     if len(counts.columns) < 2:
@@ -433,68 +451,72 @@ def _check_classes(counts: pd.DataFrame, target: str) -> None:
         if has_class.any() and not (has_class & is_at_others).any():
             classes = listed(counts.index[has_class], 8, repr)
             raise ConfigurationError(
-                f"the target {target!r} is {classes} at {site}, and nowhere else. Two codings of one thing? If not, "
-                'name all classes in the data dictionary: classes: ["no", "yes"].'
+                f"The target {target!r} is {classes} at {site}, and no other site has these classes. If the same "
+                "classes are coded in two ways, use the same words in all tables. If not, name all classes in the "
+                "data "
+                'dictionary: classes: ["no", "yes"].'
             )
 
 
-def draft_all(
-    tables: Sequence[tuple[Cells, Mapping[str, np.ndarray]]],
-    held_out: Sequence[Cells],
+def infer_all(
+    tables: Sequence[tuple[Table, Mapping[str, np.ndarray]]],
+    held_out: Sequence[Table],
     dictionary: Dictionary,
     *,
     is_site: bool = False,
-) -> tuple[Dictionary, list[TableDoubt]]:
-    """Draft the dictionary of a federation in one process, or the part of one site.
+) -> tuple[Dictionary, list[TableWarning]]:
+    """Infer the dictionary of a federation in one process, or of one site.
 
-    All cells fit it, also those that are held out, whose rows do not count in means and scales.
+    All fields fit it, also those of held-out rows, which do not count in means and scales.
 
     Args:
         tables: each table, and the positions of each client's training rows in it.
         held_out: tables of which no client has rows.
-        dictionary: what is known already.
-        is_site: whether there is one site, whose draft leaves it and is merged later.
+        dictionary: what the user has written.
+        is_site: whether the tables are of one site, whose dictionary is sent to others and merged.
     """
     num_clients = sum(len(rows_by_client) for _, rows_by_client in tables)
-    drafts: dict[str, Dictionary] = {}
-    untrained_drafts = {}
-    for cells, rows_by_client in tables:
+    dictionary_by_site: dict[str, Dictionary] = {}
+    untrained_dictionaries = {}
+    for table, rows_by_client in tables:
         training_rows = np.concatenate([*rows_by_client.values()])
-        if is_site or num_clients > MAX_DRAFTS:
-            rows_by_client = {cells.name: training_rows}
-        untrained_rows = np.setdiff1d(np.arange(len(cells)), training_rows)
+        if is_site or num_clients > MAX_DICTIONARIES:
+            rows_by_client = {table.name: training_rows}
+        untrained_rows = np.setdiff1d(np.arange(len(table)), training_rows)
         rows_by_name = {
             **rows_by_client,
             _UNTRAINED: untrained_rows,
         }
-        drafts_of_table = draft(
-            cells,
+        dictionaries_of_table = infer(
+            table,
             dictionary,
             rows_by_site=rows_by_name,
             leaves_site=is_site,
         )
-        untrained_drafts[cells.name] = drafts_of_table.pop(_UNTRAINED)
-        drafts |= drafts_of_table
+        untrained_dictionaries[table.name] = dictionaries_of_table.pop(_UNTRAINED)
+        dictionary_by_site |= dictionaries_of_table
 
-    doubts: list[TableDoubt] = []
+    data_warnings: list[TableWarning] = []
     if is_site:
-        (merged,) = drafts.values()
+        (merged,) = dictionary_by_site.values()
     else:
-        merged, doubts = merge(drafts)
+        merged, data_warnings = merge(dictionary_by_site)
 
-    merged, _ = _widened(merged, untrained_drafts, subject_site=_UNTRAINED)
-    for cells in held_out:
-        drafts_of_table = draft(cells, dictionary, leaves_site=is_site)
-        merged, doubts_beside_clients = _widened(merged, drafts_of_table, subject_site=cells.name)
-        doubts += doubts_beside_clients
-    return merged, doubts
+    merged, _ = _widened(merged, untrained_dictionaries, subject_site=_UNTRAINED)
+    for table in held_out:
+        dictionaries_of_table = infer(table, dictionary, leaves_site=is_site)
+        merged, warnings_beside_clients = _widened(
+            merged, dictionaries_of_table, subject_site=table.name
+        )
+        data_warnings += warnings_beside_clients
+    return merged, data_warnings
 
 
 def _widened(
-    merged: Dictionary, drafts: Mapping[str, Dictionary], subject_site: str
-) -> tuple[Dictionary, Sequence[TableDoubt]]:
-    """Return a dictionary that held-out cells fit, too, and doubts about these."""
-    wider, doubts = _merge_columns({_CLIENTS: merged, **drafts}, subject_site)
+    merged: Dictionary, dictionary_by_site: Mapping[str, Dictionary], subject_site: str
+) -> tuple[Dictionary, Sequence[TableWarning]]:
+    """Return a dictionary that held-out fields fit, too, and data warnings about these."""
+    wider, data_warnings = _merge_columns({_CLIENTS: merged, **dictionary_by_site}, subject_site)
     columns = {}
     for name, column in wider.columns.items():
         clients_column = merged.columns[name]
@@ -505,46 +527,53 @@ def _widened(
             count=clients_column.count,
             missing=clients_column.missing,
         )
-    return replace(merged, columns=columns, excluded=wider.excluded), doubts
+    return replace(merged, columns=columns, excluded=wider.excluded), data_warnings
 
 
 def compare(
-    dictionary: Dictionary, cells: Cells, site: str
-) -> tuple[dict[str, pd.Series], list[TableDoubt]]:
-    """Read a site's table by a complete dictionary, and compare both, for the site's own log.
+    dictionary: Dictionary, table: Table, site: str
+) -> tuple[dict[str, pd.Series], list[TableWarning]]:
+    """Read a site's table by a complete dictionary, and compare the two, for the site's own log.
 
     Returns:
-        The columns' values, and doubts.
+        The columns' values, and data warnings.
 
     Raises:
-        ConfigurationError: cells do not fit the dictionary, or it is not clear whether they are its numbers.
+        ConfigurationError: fields do not fit the dictionary, or it is not clear whether they are the numbers that it
+            expects.
     """
     has_codes = {}
     for name, column in dictionary.columns.items():
-        cells.check_has(name, "the data dictionary")
+        table.check_has(name, "the data dictionary")
         if column.has_numbers:
             try:
                 unknown_column = Column(gaps=column.gaps, unit=column.unit)
-                has_codes[name] = kind_of(cells, name, unknown_column) == CATEGORIES
+                has_codes[name] = kind_of(table, name, unknown_column) == CATEGORIES
             except Question as question:
                 raise ConfigurationError(
                     f"{site}: {name}: {question}",
-                    without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
+                    without_data=dictionary.message_without_values(
+                        [f"{name!r} ({column.description})"]
+                    ),
                 ) from question
 
-    values = dictionary.values(cells)
-    doubts: list[TableDoubt] = []
+    values = dictionary.values(table)
+    data_warnings: list[TableWarning] = []
     for name, column in dictionary.columns.items():
-        if has_codes.get(name):  # of numbers alone
+        if has_codes.get(name):
             raise ConfigurationError(
-                f"{site}: {name} has numbers that begin with a zero or a plus, as codes do, and the data dictionary "
-                f"has {column.kind}. Give it categories, or leave it out.",
-                without_data=dictionary.without_cells([f"{name!r} ({column.description})"]),
+                f"{site}: the values of {name} begin with a zero or a plus, as codes do, but the data dictionary "
+                f"expects {column.kind}. Set kind: categories, or exclude the column.",
+                without_data=dictionary.message_without_values(
+                    [f"{name!r} ({column.description})"]
+                ),
             )
         unlimited_column = replace(column, low=None, high=None, mean=None, scale=None)
-        site_column = drafted_column(unlimited_column, values[name])
-        usual_column = replace(column, count=column.count or len(cells))  # by hand it has none
+        site_column = inferred_column(unlimited_column, values[name])
+        # A column that was written by hand has no count.
+        usual_column = replace(column, count=column.count or len(table))
         columns = {_DICTIONARY: usual_column, site: site_column}
-        # Its numbers are of all sites, with this one.
-        doubts += _disagreements(name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}")
-    return values, doubts
+        data_warnings += _disagreements(
+            name, columns, subject_site=site, usual_source=f"in {_DICTIONARY}"
+        )
+    return values, data_warnings

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from flsv.data import FederatedDataModule
-from flsv.data.contents import loader_hash, loader_rows
+from flsv.data.federated_data import loader_rows
 from flsv.data.groups import client_called
 from flsv.data.labels import Classes
+from flsv.data.sample_hashes import loader_hash
 from flsv.data.sources.base import SourceData
 from flsv.data.splits import FederatedSplits
 from flsv.engines.remote.transport import common_hash

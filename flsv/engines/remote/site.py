@@ -210,9 +210,9 @@ class Site:
             raise Refused(
                 f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"
             )
-        if self._data.dictionary_lacks:
-            raise Refused(f"its data dictionary is not complete: {self._data.dictionary_lacks}")
-        if self._data.has_draft:
+        if self._data.missing_from_dictionary:
+            raise Refused(f"its data dictionary is not complete: {self._data.missing_from_dictionary}")
+        if self._data.has_inferred_dictionary:
             raise Refused(
                 "its table has no data dictionary. Infer its part with flsv data --write, merge all sites' parts with "
                 "flsv data --merge, and pass the same file to all sites and the server: dictionary=..."

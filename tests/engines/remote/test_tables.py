@@ -86,7 +86,7 @@ def server_data(dictionary=MERGED):
 
 @pytest.mark.slow
 def test_sites_give_the_weights_and_values_of_one_process(tmp_path):
-    """With the dictionary that is merged of the sites' drafts, to the bit."""
+    """With the dictionary that is merged of the sites' dictionaries, to the bit."""
     fit = partial(fit_in_one_process, clients=TABLES, val=VAL, pos_label="yes")
     local, _ = fit(tmp_path / "local", dictionary=MERGED)
     sites = Hospitals(tmp_path / "sites")
@@ -123,14 +123,14 @@ def test_data_are_set_up_once_at_each_site(tmp_path):
 
 
 def test_site_without_a_dictionary_is_refused(tmp_path):
-    for dictionary, reason in ((None, "leaves questions that"), (DICTIONARY, "has")):
+    for dictionary, reason in ((None, "meaning of some columns"), (DICTIONARY, "has")):
         federation = Hospitals(tmp_path, dictionary=dictionary)
         with refused(f"Boston' cannot take part: its table {reason} no data dictionary"):
             federation.directory()
         assert "patient" not in str([reply.plain for reply in federation.replies])
 
 
-def test_site_whose_dictionary_lacks_a_columns_categories_names_it(tmp_path):
+def test_site_whose_dictionary_gaps_a_columns_categories_names_it(tmp_path):
     columns = {**MERGED.columns, "ward": Column(kind="categories")}
     federation = Hospitals(tmp_path, dictionary=replace(MERGED, columns=columns))
     with refused("Boston' cannot take part: .*it lacks categories of 'ward'.* merge again"):
@@ -173,7 +173,7 @@ def test_nothing_that_a_curious_server_tries_tells_of_a_column(tmp_path):
         Packet("summary", {"client": 0}),
         Packet("handshake", {"client": 1, "dictionary": other_dictionary}),
         Packet(
-            "query", {"client": 0, "function": "flsv.data.tables.drafts:draft", "arguments": {}}
+            "query", {"client": 0, "function": "flsv.data.tables.inference:infer", "arguments": {}}
         ),
     ]
     federation = Hospitals(tmp_path)
@@ -200,7 +200,7 @@ def test_site_compares_its_table_with_the_dictionary_in_its_own_log(tmp_path):
     """A dictionary of January, and a table of June."""
     lyon = TABLES["Lyon"].assign(age=TABLES["Lyon"]["age"] * 0.2)
     federation = Hospitals(tmp_path, {**TABLES, "Lyon": lyon})
-    with warns("tables are doubtful:.*0.196 times"):
+    with warns("the tables may contain errors.*0.196 times"):
         federation.directory()
 
     assert "0.196" not in str([reply.plain for reply in federation.replies])
@@ -253,7 +253,7 @@ class Arrays(L.LightningDataModule):
     "make_server_data",
     [
         pytest.param(lambda: server_data(replace(MERGED, excluded={})), id="another dictionary"),
-        pytest.param(lambda: server_data(DICTIONARY), id="a draft of its own"),
+        pytest.param(lambda: server_data(DICTIONARY), id="an inferred dictionary"),
         pytest.param(
             lambda: FederatedDataModule(VAL, labels="died", dictionary=DICTIONARY, val=VAL),
             id="no OneClient",

@@ -1,6 +1,6 @@
-"""Drafts of a data dictionary from a table, which ask what its cells do not say.
+"""Inference of a data dictionary from a table.
 
-A column that is not clear is drafted as an excluded one, whose reason is a question.
+A column whose meaning is not clear is excluded, and the reason is a question, which somebody has to answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pandas.api.types import (
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import in_order
-from flsv.data.tables.cells import Cells, numbers_of
 from flsv.data.tables.dictionary import (
     CATEGORIES,
     DAYS,
@@ -33,28 +32,29 @@ from flsv.data.tables.dictionary import (
     Column,
     Dictionary,
 )
+from flsv.data.tables.table import Table, numbers_of
 from flsv.utilities.errors import ConfigurationError, listed
 
-#: Smallest number of rows of a category that a site's draft names.
+#: Smallest number of rows of a category that a site's inferred dictionary names.
 MIN_ROWS = 5
-#: Largest number of categories of a column whose kind nobody has named.
+#: Largest number of categories of a column whose kind the user has not set.
 MAX_CATEGORIES = 50
 #: Smallest number of values that are compared.
 MIN_COMPARED = 20
-#: Smallest number of values among which any value may lie apart, and not only a code.
+#: Smallest number of values among which any value may be isolated, and not only a code of missing values.
 MIN_VALUES = 50
-#: Largest number of units that texts with numbers have.
+#: Largest number of different units behind a column's numbers. Texts with more are categories.
 MAX_UNITS = 3
-#: Smallest number of different values of a column whose name is that of an identifier, and of running numbers.
+#: Smallest number of different values of an identifier: of a column with such a name, and of one with running numbers.
 MIN_IDENTIFIERS = 20
 MIN_RUNNING_NUMBERS = 100
-#: Digits of drafted means and scales, in standard deviations.
+#: Number of digits of inferred means and scales, relative to the standard deviation.
 NUM_DIGITS = 7
-#: Largest number by which a site's draft divides a deviation to round means and scales.
+#: A site rounds means and scales to its deviation divided by its number of rows, but at most by this number.
 MAX_ROUNDING = 1000
-#: Codes of missing values.
+#: Codes of missing values: 9, 99, -999, ...
 _NINES = re.compile(r"-?9+")
-#: Names of columns that say whose a row is.
+#: Names of columns that identify the person or the case of a row.
 _IDENTIFIER = re.compile(
     r"(?i)(.*[\W_])?(id|pid|mrn|uuid|patient|subject|person|case|record|student|customer|user)s?"
     r"([\W_]?(id|no|nr|number|code|key))?"
@@ -71,12 +71,12 @@ _ANY_NUMBER = re.compile(
 
 
 class Question(ConfigurationError):
-    """Question that a table's cells do not answer: what a column means, or how it is written."""
+    """Question that the user has to answer: what a column means, or how it is written."""
 
 
 @dataclass(frozen=True)
 class ColumnCard:
-    """Record of a table's column: the features that it became, and which training rows have no value, bool ``[N]``."""
+    """Description of a table's column: its features, and which training rows have no value, bool ``[N]``."""
 
     name: str
     became: str
@@ -84,44 +84,47 @@ class ColumnCard:
 
 
 @dataclass(frozen=True)
-class TableDoubt:
-    """Doubt about a column of a site."""
+class TableWarning:
+    """Data warning about a column of a site."""
 
     site: str
     column: str
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.column} of {self.site}: {self.text}"
 
-def draft(
-    cells: Cells,
+
+def infer(
+    table: Table,
     dictionary: Dictionary,
     rows_by_site: Mapping[str, np.ndarray] | None = None,
     leaves_site: bool = False,
 ) -> dict[str, Dictionary]:
-    """Complete a dictionary for each site whose rows a table has.
+    """Infer a complete dictionary for each site whose rows a table has.
 
     Args:
-        cells: the table, whose rows have a target.
-        dictionary: what is known already, at least the target.
-        rows_by_site: positions of each site's rows. None: all are of the site that has the table's name.
-        leaves_site: whether others read the draft, so that it hides counts below five, and rounds.
+        table: the table, whose rows have a target.
+        dictionary: what the user has written, at least the target.
+        rows_by_site: positions of each site's rows. None: all rows belong to the site that has the table's name.
+        leaves_site: whether the dictionary is sent to others. Then it hides counts below five, and numbers are rounded.
 
     Returns:
         Each site's dictionary.
     """
     for name in (dictionary.target, *dictionary.columns):
         if name != REST:
-            cells.check_has(name, "the data dictionary")
+            table.check_has(name, "the data dictionary")
     if rows_by_site is None:
-        rows_by_site = {cells.name: np.arange(len(cells))}
+        rows_by_site = {table.name: np.arange(len(table))}
 
     excluded = dict(dictionary.excluded)
     columns_by_site: dict[str, dict[str, Column]] = {}
     for site in rows_by_site:
         columns_by_site[site] = {}
-    for name in _column_names(cells, dictionary):
+    for name in _column_names(table, dictionary):
         try:
-            column, values = _read_column(cells, name, dictionary.column(name))
+            column, values = _read_column(table, name, dictionary.column(name))
         except Question as question:
             excluded[name] = f"? {question}"
             continue
@@ -130,39 +133,39 @@ def draft(
             values_of_site = values
             if len(rows) != len(values):
                 values_of_site = values.iloc[rows]
-            site_column = drafted_column(column, values_of_site, leaves_site)
+            site_column = inferred_column(column, values_of_site, leaves_site)
             columns_by_site[site][name] = site_column
 
-    drafts = {}
+    dictionary_by_site = {}
     for site, rows in rows_by_site.items():
         site_dictionary = replace(
             dictionary,
             columns=columns_by_site[site],
             excluded=excluded,
         )
-        drafts[site] = with_target(site_dictionary, cells.take(rows), leaves_site)
-    return drafts
+        dictionary_by_site[site] = with_target(site_dictionary, table.take(rows), leaves_site)
+    return dictionary_by_site
 
 
-def _column_names(cells: Cells, dictionary: Dictionary) -> list[str]:
-    """Return the columns to draft: those that the dictionary names, and all others unless it excludes them."""
+def _column_names(table: Table, dictionary: Dictionary) -> list[str]:
+    """Return the columns to infer: those that the dictionary names, and all others unless it excludes them."""
     excluded_names = {dictionary.target, dictionary.patient, *dictionary.excluded}
     names = []
-    for name in cells.frame:
-        is_left_out = REST in excluded_names and name not in dictionary.columns
-        if name not in excluded_names and not is_left_out:
+    for name in table.frame:
+        is_excluded_by_rest = REST in excluded_names and name not in dictionary.columns
+        if name not in excluded_names and not is_excluded_by_rest:
             names.append(name)
     return names
 
 
-def with_target(dictionary: Dictionary, cells: Cells, leaves_site: bool = False) -> Dictionary:
-    """Draft the classes, or mean and scale of numbers to predict."""
+def with_target(dictionary: Dictionary, table: Table, leaves_site: bool = False) -> Dictionary:
+    """Infer the classes, or mean and scale of numbers to predict."""
     if dictionary.task == "regression":
-        numbers = pd.Series(cells.numbers(dictionary.target))
-        target = drafted_column(Column(NUMBERS), numbers, leaves_site)
+        numbers = pd.Series(table.numbers(dictionary.target))
+        target = inferred_column(Column(NUMBERS), numbers, leaves_site)
         return with_target_column(dictionary, target)
 
-    words = cells.words(dictionary.target, "target")
+    words = table.words(dictionary.target, "target")
     classes = dictionary.classes or in_order(list(words.cat.categories))
     counts = words.value_counts()
     class_counts = [int(counts.get(name, 0)) for name in classes]
@@ -182,19 +185,20 @@ def with_target_column(dictionary: Dictionary, target: Column) -> Dictionary:
         return dictionary
     if not target.scale:
         raise ConfigurationError(
-            f"all training rows have the same {dictionary.target!r}, which cannot be standardized."
+            f"All training rows have the same value of the target {dictionary.target!r}, which therefore cannot be "
+            "standardized. Set standardize_target: false in the data dictionary."
         )
     return replace(dictionary, target_mean=target.mean or 0.0, target_scale=target.scale)
 
 
 def _read_column(
-    cells: Cells,
+    table: Table,
     name: str,
     column: Column,
 ) -> tuple[Column, pd.Series]:
-    """Return a column with its kind, and the table's values in it."""
-    kind = column.kind or kind_of(cells, name, column)
-    # No cell is a misfit before it is known what fits.
+    """Return a column with its kind, and the table's values in it. Raise Question if the kind is not clear."""
+    kind = column.kind or kind_of(table, name, column)
+    # Bounds and categories are inferred from the values, so at first all values fit that are of the kind.
     unlimited_column = replace(
         column,
         kind=kind,
@@ -203,74 +207,81 @@ def _read_column(
         other_words=True,
         gaps=column.gaps or True,
     )
-    values, is_misfit = unlimited_column.values(cells, name)
+    values, is_misfit = unlimited_column.values(table, name)
     if is_misfit.any():
         row = int(np.argmax(is_misfit))
-        cell = str(cells.frame[name].iloc[row])
+        value = str(table.frame[name].iloc[row])
         raise Question(
-            f"{cells.where([row])}: {cell!r} is none of {kind}, as other cells are. A missing value (gaps), another "
-            "notation (read), a number with its unit (unit), or categories (kind)?"
+            f"{table.where([row])}: the other fields are {kind}, but this one is {value!r}. Does it mean a missing "
+            "value (add it to gaps), is it a number in another format (set read) or with a unit (set unit), or are "
+            "these categories (set kind)?"
         )
 
     if not column.kind:
-        _check_names_no_rows(cells, name, kind, values)
+        _check_no_identifier(table, name, kind, values)
     if kind == CATEGORIES:
-        check_spelling_of_words(values.cat.categories, cells.title)
+        check_spelling_of_words(values.cat.categories, table.title)
     elif kind != TRUTHS:
-        _check_none_lies_apart(cells, name, column, values)
+        _check_no_isolated_value(table, name, column, values)
     return replace(column, kind=kind), values
 
 
-def _check_names_no_rows(cells: Cells, name: str, kind: str, values: pd.Series) -> None:
-    """Raise Question if values name rows, persons or cases, or are too many words."""
+def _check_no_identifier(table: Table, name: str, kind: str, values: pd.Series) -> None:
+    """Raise Question if values look like identifiers of rows, persons or cases, or are too many categories."""
     if kind not in (WHOLE_NUMBERS, CATEGORIES):
         return
     num_values = values.nunique()
-    is_named = num_values >= MIN_IDENTIFIERS and _IDENTIFIER.fullmatch(name)
+    has_name_of_identifier = num_values >= MIN_IDENTIFIERS and _IDENTIFIER.fullmatch(name)
     are_running_numbers = False
     if kind == WHOLE_NUMBERS and num_values == len(values) >= MIN_RUNNING_NUMBERS:
         are_running_numbers = values.max() - values.min() < 2 * num_values
-    if is_named or are_running_numbers:
+    if has_name_of_identifier or are_running_numbers:
         raise Question(
-            f"{num_values} different values in {cells.title}, as of a number of the case. Leave it out, or say its kind"
+            f"{table.title} has {num_values} different values, as an identifier of persons or cases has. Exclude the "
+            "column, or set its kind"
         )
     if kind == CATEGORIES and num_values > MAX_CATEGORIES:
         raise Question(
-            f"{num_values} different words in {cells.title}. Numbers of cases and texts are no features; kind: "
-            "categories makes as many of them"
+            f"{table.title} has {num_values} different words, as an identifier or free text has. Exclude the column, "
+            "or set kind: categories, which makes a feature of each"
         )
 
 
-def _check_none_lies_apart(cells: Cells, name: str, column: Column, values: pd.Series) -> None:
-    """Raise Question if values lie apart on a side on which nobody has said what fits."""
-    values_apart = apart(values.dropna().to_numpy(dtype=float))
-    if not len(values_apart):
+def _check_no_isolated_value(table: Table, name: str, column: Column, values: pd.Series) -> None:
+    """Raise Question if values are isolated on a side on which the user has set no bound."""
+    isolated_values = isolated_numbers(values.dropna().to_numpy(dtype=float))
+    if not len(isolated_values):
         return
-    is_below = values_apart[0] <= values.min()
-    bound = column.low if is_below else column.high
-    if bound is not None:
+    is_below = isolated_values[0] <= values.min()
+    bound_name = "low" if is_below else "high"
+    if getattr(column, bound_name) is not None:
         return
-    row = int(np.argmax(values == values_apart[0]))
-    cell = str(cells.frame[name].iloc[row])
+    row = int(np.argmax(values == isolated_values[0]))
+    value = str(table.frame[name].iloc[row])
     raise Question(
-        f"{cells.where([row])}: {cell!r} lies farther from all other values than these from each other. A missing "
-        f"value (gaps), another unit, or a value like others ({'low' if is_below else 'high'})?"
+        f"{table.where([row])}: {value!r} is farther from all other values than these are from each other. Does it "
+        "mean a missing value (add it to gaps), is it in another unit (correct it), or does it fit (set "
+        f"{bound_name})?"
     )
 
 
-def apart(numbers: np.ndarray) -> np.ndarray:
-    """Return the numbers that lie farther from all others than these from each other, ascending, or none.
+def isolated_numbers(numbers: np.ndarray) -> np.ndarray:
+    """Return the numbers that are farther from all others than these are from each other, ascending, or none.
 
-    Their gap to the others is wider than the range of the others. That is enough for codes (9, 99, -999, ...), and for
-    negative numbers beside others that are not. Any other number lies apart among 50 if the gap is wider also in
-    ``log(1 + x / s)``, with the others' median distance ``s`` from their median, so that skewed numbers, as of money,
-    do not, or beside other negative numbers if the gap is three times as wide. Zeros never lie apart, nor does what is
-    beside fewer than 20 different numbers, but for a code.
+    The gap between them and the others has to be wider than the range of the others. This is enough for a code of
+    missing values (9, 99, -999, ...), and for negative numbers if the others are not negative. Other numbers are
+    isolated only among at least 50 numbers, of which at least 20 are different:
+
+    - If no number is negative, the gap has to be wider than the range also in ``log(1 + x / s)``, where ``s`` is the
+      others' median distance from their median. So no number of a skewed distribution, such as of money, is isolated.
+    - If some numbers are negative, the gap has to be wider than three times the range.
+
+    Zeros are never isolated.
 
     Example:
-        >>> apart(np.array([*range(60), 99, -999.0]))
+        >>> isolated_numbers(np.array([*range(60), 99, -999.0]))
         array([-999.])
-        >>> apart(np.geomspace(1, 1e6, 60))
+        >>> isolated_numbers(np.geomspace(1, 1e6, 60))
         array([], dtype=float64)
     """
     none = np.array([])
@@ -282,11 +293,13 @@ def apart(numbers: np.ndarray) -> np.ndarray:
         return negative_numbers
 
     logarithms = _logarithms(numbers, _typical_distance(numbers))
-    split = int(np.argmax(np.diff(logarithms))) + 1  # behind the widest gap
+    split = int(np.argmax(np.diff(logarithms))) + 1  # the first number after the widest gap
     few_numbers, other_numbers = sorted([numbers[:split], numbers[split:]], key=len)
     gap = numbers[split] - numbers[split - 1]
     range_of_others = np.ptp(other_numbers)
-    if not gap > range_of_others > 0 or not few_numbers.any():
+    is_wide_gap = gap > range_of_others > 0
+    are_zeros = not few_numbers.any()
+    if are_zeros or not is_wide_gap:
         return none
     if _is_code(few_numbers):
         return few_numbers
@@ -298,35 +311,34 @@ def apart(numbers: np.ndarray) -> np.ndarray:
         return none
 
     if numbers[0] < 0:
-        is_apart = gap > 3 * range_of_others
+        are_isolated = gap > 3 * range_of_others
     else:
         unit = _typical_distance(other_numbers)
         gap_of_logarithms = np.diff(_logarithms(numbers, unit)).max()
-        is_apart = gap_of_logarithms > np.ptp(_logarithms(other_numbers, unit))
-    return few_numbers if is_apart else none
+        are_isolated = gap_of_logarithms > np.ptp(_logarithms(other_numbers, unit))
+    return few_numbers if are_isolated else none
 
 
 def _logarithms(numbers: np.ndarray, unit: float) -> np.ndarray:
-    """Return ascending numbers on a logarithmic scale from zero on, if none is negative."""
+    """Return ``log(1 + x / unit)`` of ascending numbers, or the numbers themselves if one is negative."""
     if numbers[0] < 0 or not unit:
         return numbers
     return np.log1p(numbers / unit)
 
 
 def _is_code(numbers: np.ndarray) -> bool:
-    """Return whether numbers are one code of missing values."""
     distinct_numbers = set(numbers.tolist())
     return len(distinct_numbers) == 1 and bool(_NINES.fullmatch(f"{distinct_numbers.pop():.15g}"))
 
 
 def _typical_distance(numbers: np.ndarray) -> float:
-    """Return the median distance from the median, or the mean one if most numbers are equal."""
+    """Return the median distance from the median, or the mean distance if the median one is 0."""
     distances = np.abs(numbers - np.median(numbers))
     return float(np.median(distances) or distances.mean())
 
 
-def drafted_column(column: Column, values: pd.Series, leaves_site: bool = False) -> Column:
-    """Return a complete column by its values in a site's rows, NaN where one is missing."""
+def inferred_column(column: Column, values: pd.Series, leaves_site: bool = False) -> Column:
+    """Infer a complete column from the values of a site's rows, with NaN for missing ones."""
     known_values = values.dropna()
     num_missing = len(values) - len(known_values)
     if num_missing == 0 and column.gaps is True:
@@ -364,22 +376,21 @@ def drafted_column(column: Column, values: pd.Series, leaves_site: bool = False)
     if column.high is not None:
         high = column.high
     if column.mean is None or column.scale is None:
-        mean, scale = _told_moments(numbers) if leaves_site else _moments(numbers)
+        mean, scale = _coarse_moments(numbers) if leaves_site else _moments(numbers)
         column = replace(column, mean=mean, scale=scale)
     return replace(column, low=low, high=high)
 
 
 def _moments(numbers: np.ndarray) -> tuple[float, float]:
-    """Return rounded mean and standard deviation."""
     deviation = float(numbers.std())
     return rounded(float(numbers.mean()), deviation), rounded(deviation, deviation)
 
 
-def _told_moments(numbers: np.ndarray) -> tuple[float, float]:
-    """Return mean and standard deviation so far rounded that one row more or less does not show.
+def _coarse_moments(numbers: np.ndarray) -> tuple[float, float]:
+    """Return mean and standard deviation, rounded so far that they do not reveal a single row.
 
-    That is a deviation over the number of rows, up to a thousandth. Fewer than five rows that differ from all others
-    do not count.
+    They are rounded to the deviation divided by the number of rows or by 1000. If all rows but fewer than five have the
+    same number, the column counts as constant.
     """
     distinct_numbers, counts = np.unique(numbers, return_counts=True)
     if len(numbers) - counts.max() < MIN_ROWS:
@@ -399,7 +410,7 @@ def check_spelling_of_words(
     where: str,
     owners: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> None:
-    """Raise Question if two words, which are no numbers, are spellings of one."""
+    """Raise Question if two words are spellings of one word. Numbers are not compared."""
     texts = []
     for word in words:
         if not _ANY_NUMBER.fullmatch(word):
@@ -410,101 +421,103 @@ def check_spelling_of_words(
         raise Question(str(error)) from error
 
 
-def kind_of(cells: Cells, name: str, column: Column) -> str:
-    """Return a column's kind, or raise Question."""
+def kind_of(table: Table, name: str, column: Column) -> str:
+    """Infer a column's kind. Raise Question if it is not clear."""
     if column.categories is not None:
         return CATEGORIES
-    typed_cells = cells.frame[name]
-    if isinstance(typed_cells.dtype, pd.CategoricalDtype):
+    typed_fields = table.frame[name]
+    if isinstance(typed_fields.dtype, pd.CategoricalDtype):
         return CATEGORIES
-    if is_bool_dtype(typed_cells):
+    if is_bool_dtype(typed_fields):
         return TRUTHS
-    if not cells.is_text_file:
-        type_of_cells = infer_dtype(typed_cells, skipna=True)
-        if type_of_cells in ("mixed", "mixed-integer"):
-            raise Question(f"values of several types in {cells.title}. Give them one")
-    if not is_numeric_dtype(typed_cells):
-        return _kind_of_texts(cells, name, column)
-    return _kind_of_numbers(cells, name, typed_cells.dropna())
+    if not table.is_text_file:
+        type_of_fields = infer_dtype(typed_fields, skipna=True)
+        if type_of_fields in ("mixed", "mixed-integer"):
+            raise Question(f"{table.title} has values of several types. Convert them to one type")
+    if not is_numeric_dtype(typed_fields):
+        return _kind_of_texts(table, name, column)
+    return _kind_of_numbers(table, name, typed_fields.dropna())
 
 
-def _kind_of_texts(cells: Cells, name: str, column: Column) -> str:
-    """Return the kind of a column with texts or dates, or raise Question."""
-    words = cells.words(name)
-    gap_marks = column.gap_marks(cells.is_text_file)
+def _kind_of_texts(table: Table, name: str, column: Column) -> str:
+    words = table.words(name)
+    gap_marks = column.gap_marks(table.is_text_file)
     texts = [text for text in words.cat.categories if text not in gap_marks]
     if not texts:
         return NUMBERS
     if set(texts) <= NUMBER_BY_TRUTH.keys():
         return TRUTHS
 
-    has_dates = is_datetime64_any_dtype(cells.frame[name])
+    has_dates = is_datetime64_any_dtype(table.frame[name])
     if has_dates or all(map(_DATE.fullmatch, texts)):
         raise Question(
-            f"dates, such as {texts[0]!r} in {cells.title}. Days since what? kind: {DAYS}1970, or {DAYS}another column"
+            f"{table.title} has dates, such as {texts[0]!r}. Make numbers of them: set kind: {DAYS}1970, or kind: "
+            f"{DAYS}<another column>"
         )
 
-    numbers = numbers_of(pd.Series(texts, dtype=object), cells.file_format, column.unit)
+    numbers = numbers_of(pd.Series(texts, dtype=object), table.file_format, column.unit)
     is_number = np.isfinite(numbers)
-    _check_notation(cells, words, texts, is_number)
+    _check_format(table, words, texts, is_number)
     if not is_number.any():
         _check_units(texts)
         return CATEGORIES
     if _are_codes(texts):
         return CATEGORIES
-    return _kind_of_numbers(cells, name, pd.Series(numbers[is_number]))
+    return _kind_of_numbers(table, name, pd.Series(numbers[is_number]))
 
 
 def _are_codes(texts: Collection[str]) -> bool:
-    """Return whether numbers name something: one begins with a zero, or each with a plus, as 01067 and +4930."""
+    """Return whether numbers are codes: one begins with a zero, as 01067, or each with a plus, as +4930."""
     have_zeros = any(map(_LEADING_ZERO.fullmatch, texts))
     return have_zeros or (bool(texts) and all(map(_DIALED_NUMBER.fullmatch, texts)))
 
 
 def _check_units(texts: Sequence[str]) -> None:
-    """Raise Question if all texts are numbers with units."""
     matches = [match for text in texts if (match := _WITH_UNIT.fullmatch(text))]
     if len(matches) < len(texts):
         return
     units = sorted({match[2] for match in matches})
     if len(units) == 1:
         raise Question(
-            f"{texts[0]!r} is a number with a unit. Say unit: {units[0]!r}, or kind: categories"
+            f"{texts[0]!r} is a number with a unit. Set unit: {units[0]!r}, or kind: categories"
         )
     if len(units) <= MAX_UNITS and all(match[1] for match in matches):
         raise Question(
-            f"{texts[0]!r} is a number with a unit, and {listed(units, show=repr)} are there. Write one unit in the "
-            "table, or say kind: categories"
+            f"{texts[0]!r} is a number with a unit, but the column has the units {listed(units, show=repr)}. Write all "
+            "numbers of the table in one unit, or set kind: categories"
         )
 
 
-def _check_notation(
-    cells: Cells,
+def _check_format(
+    table: Table,
     words: pd.Series,
     texts: Sequence[str],
     is_number: np.ndarray,
 ) -> None:
-    """Raise Question if a text is a number in another notation than the file's."""
-    for text, is_in_notation in zip(texts, is_number):
-        if not is_in_notation and _ANY_NUMBER.fullmatch(text):
+    """Raise Question if a text is a number in another format than the file's."""
+    for text, is_in_format in zip(texts, is_number):
+        if not is_in_format and _ANY_NUMBER.fullmatch(text):
             row = int(np.argmax(words == text))
             raise Question(
-                f"{cells.where([row])}: {text!r} is a number in another notation (read: decimal, thousands), or not "
-                "a number (kind: categories)?"
+                f"{table.where([row])}: is {text!r} a number in another format (set decimal or thousands in read), or "
+                "not a number (set kind: categories)?"
             )
 
 
-def _kind_of_numbers(cells: Cells, name: str, numbers: pd.Series) -> str:
-    if cells.is_text_file:
-        _check_point(cells, name)
+def _kind_of_numbers(table: Table, name: str, numbers: pd.Series) -> str:
+    if table.is_text_file:
+        _check_point(table, name)
     return WHOLE_NUMBERS if (numbers % 1 == 0).all() else NUMBERS
 
 
-def _check_point(cells: Cells, name: str) -> None:
-    """Raise Question if all numbers are below 1,000 or have three digits after a point, and there are both."""
-    if cells.file_format.thousands is not None:
+def _check_point(table: Table, name: str) -> None:
+    """Raise Question if it is not clear whether a point separates thousands.
+
+    This is so if some numbers have three digits after a point, and all others have at most three digits.
+    """
+    if table.file_format.thousands is not None:
         return
-    texts = cells.frame[name].tolist()
+    texts = table.frame[name].tolist()
     distinct_texts = set(texts)
     grouped = set(filter(_GROUPED_NUMBER.fullmatch, distinct_texts))
     short = set(filter(_SHORT_NUMBER.fullmatch, distinct_texts))
@@ -514,19 +527,21 @@ def _check_point(cells: Cells, name: str) -> None:
         text = max(grouped)
         row = texts.index(text)
         raise Question(
-            f"{cells.where([row])}: does the point of {text!r} separate thousands? It stands beside {max(short)!r}. "
-            'Say read: thousands: ".", or kind: numbers'
+            f"{table.where([row])}: does the point of {text!r} separate thousands? The column also has {max(short)!r}. "
+            'Set thousands: "." in read, or kind: numbers'
         )
 
 
 def rounded(number: float, deviation: float) -> float:
-    """Round to digits of a standard deviation, so that a file has few of them."""
+    """Round a number to ``NUM_DIGITS`` digits of a standard deviation."""
     size = deviation or abs(number) or 1.0
     return round(number, NUM_DIGITS - math.floor(math.log10(size)))
 
 
 def wide_range(numbers: np.ndarray) -> tuple[float, float]:
-    """Return rounded bounds far beyond most numbers, which are no single row's, or the codes of a yes and no.
+    """Return rounded bounds far beyond most numbers, which hide the number of a single row.
+
+    If there are only two different numbers, each in at least five rows, return these.
 
     Example:
         >>> wide_range(np.arange(20, 91))
@@ -551,7 +566,10 @@ def wide_range(numbers: np.ndarray) -> tuple[float, float]:
 
 
 def _rounded_up(usual_end: float, largest: float, magnitude: float) -> float:
-    """Return an end beyond the largest number: one digit of a range, three of the end, or one if it is one row's."""
+    """Round ``usual_end``, or a larger ``largest`` number, up.
+
+    It is rounded to one digit of ``magnitude``, and to three digits of its own, or to one if it is a row's own number.
+    """
     end = max(usual_end, largest)
     num_digits = 3 if end > largest else 1
     exponents = [math.floor(math.log10(magnitude))]

@@ -1,4 +1,4 @@
-"""Cells of tables: how files are read, which notation is obeyed, and which kinds columns are taken for."""
+"""Tables: how files are read, which number formats are recognized, and which kinds columns are taken for."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from flsv.data import Column
-from flsv.data.tables.cells import Cells, FileFormat, read_cells
 from flsv.data.tables.dictionary import NUMBERS
+from flsv.data.tables.table import FileFormat, Table, open_table
 from flsv.utilities.errors import ConfigurationError
 from helpers.data import set_up_data
 
@@ -18,22 +18,22 @@ from helpers.data import set_up_data
     ("text", "message"),
     [
         ("", "table.csv is empty"),
-        ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the header has 2 names"),
-        ("a,b\n1,2\na , b\n", "line 3: the columns' names again"),
-        ('a,b\n"x" y,2\n"x,2\n', "line 3: 1 values, but the header has 2 names"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: the row has 3 fields, but the header has 2 names"),
+        ("a,b\n1,2\na , b\n", "line 3: the header is repeated"),
+        ('a,b\n"x" y,2\n"x,2\n', "line 3: the row has 1 fields, but the header has 2 names"),
     ],
 )
 def test_read_csv_of_a_broken_table_raises(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
-        read_cells(tmp_path / "table.csv")
+        open_table(tmp_path / "table.csv")
 
 
 def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('\na,b\n1,"x\ny"\n\n2,z\n')
 
-    lines = read_cells(path).lines()
+    lines = open_table(path).lines()
     assert lines.tolist() == [4, 6]
 
 
@@ -48,8 +48,8 @@ def numbers_in(
     table.to_csv(path, index=False, sep=";")
 
     file_format = FileFormat(**notation)
-    cells = read_cells(path, file_format=file_format)
-    values, is_misfit = column.values(cells, "x")
+    table = open_table(path, file_format=file_format)
+    values, is_misfit = column.values(table, "x")
     assert not is_misfit.any(), values[is_misfit]
     return values.tolist()
 
@@ -121,19 +121,19 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
     is_second = [False, True, False]
 
     for source, num_usual_gaps in ((frame, 0), (path, 1)):
-        cells = read_cells(source)
+        table = open_table(source)
         for marks in (["-99"], ["-99.0"]):
             column = Column(NUMBERS, gaps=marks)
-            lab, _ = column.values(cells, "lab")
+            lab, _ = column.values(table, "lab")
             assert lab.isna().tolist() == is_second
 
         column = Column(gaps=["7"], **categories)
-        codes, _ = column.values(cells, "code")
+        codes, _ = column.values(table, "code")
         assert codes.isna().tolist() == is_second  # 07 is another
 
         # The usual marks are of text files: in a frame, NA is a word.
         column = Column(**categories)
-        codes, _ = column.values(cells, "code")
+        codes, _ = column.values(table, "code")
         assert codes.isna().sum() == num_usual_gaps
 
 
@@ -141,19 +141,22 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "question"),
     [
-        (["81,5", "78.0", "90"], "line 2: '81,5' is a number in another notation"),
-        (["1 234,5", "78,5", "1\u202f250"], "is a number in another notation"),
-        (["1'234.5", "78.5", "90"], "is a number in another notation"),
+        (["81,5", "78.0", "90"], "line 2: is '81,5' a number in another format"),
+        (["1 234,5", "78,5", "1\u202f250"], "a number in another format"),
+        (["1'234.5", "78.5", "90"], "a number in another format"),
         (POINTS, "does the point of '25.548' separate thousands"),
         (["-1.412", "", "0"], "does the point of '-1.412' separate thousands"),
-        ([*map(str, range(20)), "<1.5"], "line 22: '<1.5' is none of whole numbers"),
-        (["31.12.2023", "1.2.2024", ""], "dates, such as '31.12.2023'"),
-        (["2023-12-31 10:00", ""], "dates, such as '2023-12-31 10:00'"),
+        (
+            [*map(str, range(20)), "<1.5"],
+            "line 22: the other fields are whole numbers, but this one is '<1.5'",
+        ),
+        (["31.12.2023", "1.2.2024", ""], "has dates, such as '31.12.2023'"),
+        (["2023-12-31 10:00", ""], "has dates, such as '2023-12-31 10:00'"),
         (["Male", "male", "other"], "Boston.csv has 'Male', 'male', which look like spellings"),
         (["St", "St."], "look like spellings of one"),
     ],
 )
-def test_what_cells_do_not_say_is_asked(
+def test_columns_of_unclear_meaning_are_asked_about(
     tmp_path: Path,
     texts: list[str],
     question: str,
@@ -168,7 +171,7 @@ def test_what_cells_do_not_say_is_asked(
         path = tmp_path / f"{client}.csv"
         table.to_csv(path, index=False, sep=";")
 
-    message = f"(?s)leave questions.*x: .*{question}"
+    message = f"(?s)not clear.*x: .*{question}"
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(str(tmp_path), labels="ill")
 
@@ -214,7 +217,7 @@ def test_kinds_of_columns(
     assert column.kind == kind
 
 
-def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
+def test_kinds_of_the_dictionary_replace_inference(tmp_path: Path) -> None:
     """Sixty words, points that separate no thousands, a mark of a gap, and dates in two notations."""
     columns = {
         "word": [f"name {row}" for row in range(60)],
@@ -257,8 +260,8 @@ def test_kind_is_said_where_cells_do_not_say_it(tmp_path: Path) -> None:
 
 def test_version_numbers_keep_their_zero() -> None:
     versions = ["1.0", "1.1", "2.0"]
-    cells = Cells(pd.DataFrame({"x": versions}))
-    assert cells.words("x").tolist() == versions
+    table = Table(pd.DataFrame({"x": versions}))
+    assert table.words("x").tolist() == versions
 
 
 def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_path: Path) -> None:
@@ -267,13 +270,13 @@ def test_file_in_another_encoding_is_refused_unless_the_encoding_is_named(tmp_pa
     (tmp_path / "Lyon.csv").write_text(text, "cp1252")
     (tmp_path / "Osaka.csv").write_text(text, "utf-16")
 
-    message = 'Lyon.csv is not in utf-8-sig: .*read: ."Lyon.csv": ."encoding": "cp1252"'
+    message = 'Lyon.csv cannot be decoded as utf-8-sig: .*read: ."Lyon.csv": ."encoding": "cp1252"'
     with pytest.raises(ConfigurationError, match=message):
         set_up_data(str(tmp_path), labels="ill")
 
     formats = {"Lyon.csv": {"encoding": "cp1252"}}
     dictionary = {"read": formats}
-    with pytest.raises(ConfigurationError, match='Osaka.csv has zero bytes, .*"utf-16"'):
+    with pytest.raises(ConfigurationError, match='Osaka.csv contains zero bytes, .*"utf-16"'):
         set_up_data(str(tmp_path), labels="ill", dictionary=dictionary)
 
     formats["Osaka"] = {"encoding": "utf-16"}

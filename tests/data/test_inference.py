@@ -1,4 +1,4 @@
-"""Drafts of a data dictionary: what is asked, and what a site's draft tells of its rows."""
+"""Inference of a data dictionary: its questions, and what a site's dictionary reveals of its rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 from flsv.cli import main
 from flsv.data import Column, Dictionary, FederatedDataModule, OneClient, Splits
-from flsv.data.tables.drafts import apart, drafted_column
+from flsv.data.tables.inference import inferred_column, isolated_numbers
 from flsv.data.tables.merger import merge
 from flsv.data.tables.source import OpenQuestions
 from flsv.utilities.errors import ConfigurationError
@@ -31,12 +31,12 @@ def make_columns(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def draft_of(
+def infer_of(
     table: Mapping[str, Any] | str,
     dictionary: Any = None,
     pos_label: Any = None,
 ) -> Dictionary:
-    """Return what a site drafts of its table."""
+    """Return what a site infers of its table."""
     data = FederatedDataModule(
         table if isinstance(table, str) else pd.DataFrame(table),
         OneClient(),
@@ -71,11 +71,11 @@ def questions_of(
 ) -> list[str]:
     """Return what is asked about a column of a site's table."""
     table = table_of(column, name)
-    draft = draft_of(table, {"columns": {name: options}})
-    return draft.questions
+    inferred = infer_of(table, {"columns": {name: options}})
+    return inferred.questions
 
 
-# Values that lie apart
+# Isolated values
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def questions_of(
     ],
 )
 @pytest.mark.parametrize("num_rows", [1, 4, 10])
-def test_value_that_lies_apart_is_asked_about_however_few_its_rows(
+def test_value_that_is_isolated_is_asked_about_however_few_its_rows(
     name: str, code: float, num_rows: int
 ) -> None:
     column = make_columns()[name].astype(float)
@@ -104,7 +104,7 @@ def test_value_that_lies_apart_is_asked_about_however_few_its_rows(
     (question,) = questions_of(column, name)
 
     assert question.startswith(f"{name}: ")
-    assert "lies farther from all other values" in question
+    assert "is farther from all other values" in question
 
     bound = "low" if code < 0 else "high"
     assert not questions_of(column, name, **{bound: code})
@@ -139,26 +139,26 @@ def test_ordinary_skewed_columns_are_not_asked_about() -> None:
     for num_rows in (20, 60, 120, 500):
         for _ in range(100):
             for name, column in skewed_columns(draw, num_rows).items():
-                is_asked = len(apart(column.astype(float))) > 0
+                is_asked = len(isolated_numbers(column.astype(float))) > 0
                 num_asked[name] = num_asked.get(name, 0) + is_asked
 
     assert max(num_asked.values()) <= 4, num_asked  # of 400
 
 
-def test_date_that_lies_apart_is_asked_about() -> None:
+def test_date_that_is_isolated_is_asked_about() -> None:
     dates = pd.date_range("2024-01-20", periods=NUM_ROWS)
     days = dates.strftime("%Y-%m-%d").tolist()
     days[3] = "9999-12-31"
     (question,) = questions_of(days, kind="days since 1970")
-    assert "'9999-12-31' lies farther" in question
+    assert "'9999-12-31' is farther" in question
 
 
-def test_number_to_predict_that_lies_apart_is_told() -> None:
+def test_number_to_predict_that_is_isolated_is_warned_of() -> None:
     columns = make_columns()
     columns["died"] = columns["hb"].copy()
     columns["died"][5] = -999
-    with pytest.warns(UserWarning, match="-999 in the target 'died' lies farther"):
-        draft_of(columns, {"task": "regression"})
+    with pytest.warns(UserWarning, match="-999 in the target 'died' is farther"):
+        infer_of(columns, {"task": "regression"})
 
 
 # Codes, units and identifiers
@@ -190,7 +190,7 @@ def test_text_codes_are_categories(
     else:
         table = table.astype({"x": dtype})
 
-    assert draft_of(table).columns["x"].kind == kind
+    assert infer_of(table).columns["x"].kind == kind
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def test_numbers_with_units_are_asked_about_and_read_by_their_unit(
     assert "unit" in question
 
     dictionary = {"columns": {"x": {"unit": unit}}}
-    draft = draft_of(table_of(texts), dictionary)
-    column = draft.columns["x"]
+    inferred = infer_of(table_of(texts), dictionary)
+    column = inferred.columns["x"]
 
     assert column.mean == pytest.approx(np.mean(numbers), abs=0.1)
 
 
-def test_cell_with_another_unit_does_not_fit() -> None:
+def test_field_with_another_unit_does_not_fit() -> None:
     texts = ["4.2 mg/l", "0.4 mg/dl"]
     (question,) = questions_of(texts, unit="mg/l")
-    assert "'0.4 mg/dl' is none of numbers" in question
+    assert "the other fields are numbers, but this one is '0.4 mg/dl'" in question
 
 
 @pytest.mark.parametrize("texts", [["1st", "2nd", "3rd"], ["A 1", "B 2"], ["1 A to", "x"]])
@@ -236,7 +236,7 @@ def test_words_with_numbers_are_categories(texts: list[str]) -> None:
 )
 def test_identifiers_are_asked_about_also_if_they_repeat(name: str, values: Any) -> None:
     (question,) = questions_of(list(values), name)
-    assert "as of a number of the case" in question
+    assert "as an identifier of persons or cases has" in question
     assert not questions_of(list(values), name, kind="categories")
 
 
@@ -250,9 +250,9 @@ def test_other_columns_are_no_identifiers(name: str, values: Any) -> None:
 # Merging
 
 
-def draft_with_words(words: list[str], **options: Any) -> Dictionary:
+def infer_with_words(words: list[str], **options: Any) -> Dictionary:
     column = {"kind": "categories", **options}
-    return draft_of(table_of(words), {"columns": {"x": column}})
+    return infer_of(table_of(words), {"columns": {"x": column}})
 
 
 @pytest.mark.parametrize(
@@ -269,32 +269,32 @@ def draft_with_words(words: list[str], **options: Any) -> Dictionary:
 def test_categories_that_tell_the_site_are_asked_about(
     words_of_sites: list[list[str]], is_asked: bool
 ) -> None:
-    drafts = {}
+    dictionary_by_site = {}
     for number, words in enumerate(words_of_sites):
-        drafts[f"site {number}"] = draft_with_words(words)
+        dictionary_by_site[f"site {number}"] = infer_with_words(words)
 
-    merged, _ = merge(drafts)
-    in_other_order, _ = merge(dict(reversed(drafts.items())))
+    merged, _ = merge(dictionary_by_site)
+    in_other_order, _ = merge(dict(reversed(dictionary_by_site.items())))
 
     assert bool(merged.questions) == is_asked
     assert sorted(merged.questions) == sorted(in_other_order.questions)
     if is_asked:
-        assert "tell the model where a row is from" in merged.questions[0]
+        assert "the model would learn which site a row is from" in merged.questions[0]
         all_words = sorted({word for words in words_of_sites for word in words})
         for number, words in enumerate(words_of_sites):
-            drafts[f"site {number}"] = draft_with_words(words, categories=all_words)
-        merged, _ = merge(drafts)
+            dictionary_by_site[f"site {number}"] = infer_with_words(words, categories=all_words)
+        merged, _ = merge(dictionary_by_site)
         assert not merged.questions
 
 
 def test_sites_with_several_units_are_asked() -> None:
-    drafts = {}
+    dictionary_by_site = {}
     for number, unit in enumerate(["mg/l", "mg/dl"]):
         table = table_of(make_columns(number)["hb"])
         dictionary = {"columns": {"x": {"unit": unit}}}
-        drafts[f"site {number}"] = draft_of(table, dictionary)
+        dictionary_by_site[f"site {number}"] = infer_of(table, dictionary)
 
-    merged, _ = merge(drafts)
+    merged, _ = merge(dictionary_by_site)
 
     (question,) = merged.questions
     assert "mg/l at site 0 and mg/dl at site 1" in question
@@ -303,23 +303,23 @@ def test_sites_with_several_units_are_asked() -> None:
 def test_site_with_one_class_is_told_how_to_name_both() -> None:
     columns = {**make_columns(), "died": ["no"] * NUM_ROWS}
     with pytest.raises(ConfigurationError, match='classes: \\["no", "yes"\\]'):
-        draft_of(columns, pos_label="yes")
+        infer_of(columns, pos_label="yes")
 
-    draft = draft_of(columns, {"classes": ["no", "yes"]}, pos_label="yes")
-    assert draft.class_counts == (NUM_ROWS, 0)
+    inferred = infer_of(columns, {"classes": ["no", "yes"]}, pos_label="yes")
+    assert inferred.class_counts == (NUM_ROWS, 0)
 
 
 @pytest.mark.slow
 def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A column may be left out there. Its kind needs new drafts, by which the sites' columns are read."""
+    """A column may be excluded there. Its kind needs new dictionaries, by which the sites' columns are read."""
     monkeypatch.chdir(tmp_path)
     for name, words in {"Boston": ["0", "1"], "Lyon": ["no", "yes"]}.items():
         columns = {**make_columns(), "smoker": np.resize(words, NUM_ROWS)}
         pd.DataFrame(columns).to_csv(f"{name}.csv", index=False)
 
-    def draft_and_merge(answers: str) -> None:
+    def infer_and_merge(answers: str) -> None:
         Path("answers.yaml").write_text(answers)
         for name in ("Boston", "Lyon"):
             main(
@@ -336,45 +336,45 @@ def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
             assert str(tmp_path) not in Path(f"{name}.yaml").read_text()
         main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
 
-    draft_and_merge("columns: {}")
+    infer_and_merge("columns: {}")
     merged = Dictionary.from_file("merged.yaml")
     (question,) = merged.questions
     assert question.startswith("smoker: ")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Leave a column out in the merged file" in printed
+    assert "You can exclude a column in the merged dictionary" in printed
 
-    left_out = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
-    Path("left_out.yaml").write_text(left_out)
-    answers = Dictionary.from_file("left_out.yaml")
+    excluded = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
+    Path("excluded.yaml").write_text(excluded)
+    answers = Dictionary.from_file("excluded.yaml")
     assert answers.is_complete
     assert not answers.questions
 
     completed = {**merged.to_plain(), "excluded": {}}
     completed["columns"]["smoker"] = {"kind": "categories"}
-    assert "it lacks categories of 'smoker'" in Dictionary.from_plain(completed).lacks
-    assert "merge again" in Dictionary.from_plain(completed).lacks
+    assert "categories of 'smoker' are missing" in Dictionary.from_plain(completed).missing_parts
+    assert "merge again" in Dictionary.from_plain(completed).missing_parts
 
-    draft_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
+    infer_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
     assert Dictionary.from_file("merged.yaml").is_complete
 
 
-def test_question_of_a_draft_has_no_local_path(tmp_path: Path) -> None:
+def test_question_of_an_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
     columns = make_columns()
     columns["hb"][3] = -999
     file = tmp_path / "Lyon.csv"
     pd.DataFrame(columns).to_csv(file, index=False)
 
-    draft = draft_of(str(file))
+    inferred = infer_of(str(file))
 
-    (question,) = draft.questions
+    (question,) = inferred.questions
     assert question.startswith("hb: Lyon.csv, line 5: '-999")
-    assert str(tmp_path) not in draft.to_text()
+    assert str(tmp_path) not in inferred.to_text()
 
 
-# What a draft tells
+# What an inferred dictionary reveals
 
 
-def test_draft_tells_no_value_of_a_row_with_a_gap_beside_it() -> None:
+def test_inferred_dictionary_reveals_no_value_of_a_row_with_a_gap_beside_it() -> None:
     """The attacker subtracts the sums of a complete column and of a derived one with one gap."""
     errors = []
     for row in range(20):
@@ -382,10 +382,10 @@ def test_draft_tells_no_value_of_a_row_with_a_gap_beside_it() -> None:
         age = columns["age"].astype(float)
         derived = age.copy()
         derived[row] = np.nan
-        draft = draft_of({"age": age, "derived": derived, "died": columns["died"]})
+        inferred = infer_of({"age": age, "derived": derived, "died": columns["died"]})
 
-        complete_column = draft.columns["age"]
-        derived_column = draft.columns["derived"]
+        complete_column = inferred.columns["age"]
+        derived_column = inferred.columns["derived"]
         assert derived_column.missing == 0
         assert derived_column.count == NUM_ROWS
         assert derived_column.gaps  # as the features need
@@ -399,7 +399,7 @@ def test_draft_tells_no_value_of_a_row_with_a_gap_beside_it() -> None:
 
 
 @pytest.mark.parametrize("num_ones", [0, 1, 2, 4])
-def test_draft_hides_counts_below_five(num_ones: int) -> None:
+def test_inferred_dictionary_hides_counts_below_five(num_ones: int) -> None:
     is_one = np.arange(NUM_ROWS) < num_ones
     columns = {
         "code": is_one.astype(int),
@@ -409,27 +409,27 @@ def test_draft_hides_counts_below_five(num_ones: int) -> None:
         "few": np.where(is_one, make_columns()["hb"], np.nan),
         "died": np.where(is_one, "yes", "no"),
     }
-    draft = draft_of(columns, {"classes": ["no", "yes"]})
-    plain = draft.to_plain()
+    inferred = infer_of(columns, {"classes": ["no", "yes"]})
+    plain = inferred.to_plain()
 
     assert plain["class_counts"] == [NUM_ROWS - num_ones if num_ones else NUM_ROWS, 0]
     assert plain["columns"]["word"]["categories"] == ["B"]
     for name in ("code", "truth"):
-        assert draft.columns[name].mean == 0
-        assert draft.columns[name].scale == 0
-    assert draft.columns["gap"].count == NUM_ROWS
-    assert draft.columns["few"].count == 0
-    assert draft.columns["few"].mean == 0
-    assert draft.columns["few"].low is None
+        assert inferred.columns[name].mean == 0
+        assert inferred.columns[name].scale == 0
+    assert inferred.columns["gap"].count == NUM_ROWS
+    assert inferred.columns["few"].count == 0
+    assert inferred.columns["few"].mean == 0
+    assert inferred.columns["few"].low is None
 
 
-def test_draft_tells_the_largest_value_by_its_first_digit_only() -> None:
+def test_inferred_dictionary_reveals_the_largest_value_by_its_first_digit_only() -> None:
     ratios = []
     for seed in range(25):
         draw = np.random.default_rng(seed)
         incomes = draw.lognormal(10.5, 1.2, NUM_ROWS)
-        draft = draft_of(table_of(incomes))
-        high = draft.columns["x"].high
+        inferred = infer_of(table_of(incomes))
+        high = inferred.columns["x"].high
         assert high is not None
         assert high > incomes.max()
         ratios.append(high / incomes.max())
@@ -438,10 +438,10 @@ def test_draft_tells_the_largest_value_by_its_first_digit_only() -> None:
     assert np.mean(errors < 0.0047) < 0.15
 
 
-def test_means_and_scales_of_drafts_have_three_digits() -> None:
+def test_means_and_scales_of_sites_have_three_digits() -> None:
     draw = np.random.default_rng(0)
     numbers = draw.normal(62, 14, 20_000)
-    column = drafted_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
+    column = inferred_column(Column("numbers"), pd.Series(numbers), leaves_site=True)
     deviation = numbers.std()
     assert column.mean == pytest.approx(numbers.mean(), abs=deviation / 1000)
     assert column.scale == pytest.approx(deviation, rel=1 / 1000)

@@ -1,4 +1,4 @@
-"""What the data have said reaches the record, the page, the shares and the verdict, for each kind of doubt."""
+"""What the data have said reaches the record, the page, the shares and the verdict, for each kind of data warning."""
 
 import json
 from dataclasses import asdict
@@ -12,7 +12,7 @@ import torch
 
 from flsv.cli import main
 from flsv.data import FederatedDataModule, Splits
-from flsv.data.copies import STRONG_DOUBT
+from flsv.data.copies import STRONG_WARNING
 from flsv.federation.data_events import events_of_copies, events_of_tables
 from flsv.report import Budget, write_report
 from flsv.report.shares import shares_of
@@ -66,7 +66,7 @@ def copy_lyons_rows(tables: Tables):
 FAULTS = {
     "missing": remove_half_of_ages,
     "unit": count_age_in_months,
-    "twice": repeat_rows,
+    "repeated": repeat_rows,
     "shared": copy_lyons_rows,
 }
 
@@ -89,10 +89,10 @@ def make_data(tables: Tables) -> FederatedDataModule:
 
 
 def events_of_fault(kind: str) -> list[dict[str, Any]]:
-    """The events of the one doubt about tables with a fault."""
+    """The events of the one data warning about tables."""
     tables = make_tables()
     FAULTS[kind](tables)
-    if kind in ("twice", "shared"):
+    if kind in ("repeated", "shared"):
         data = make_data(tables)
         return [asdict(event) for event in events_of_copies(data)]
 
@@ -101,37 +101,37 @@ def events_of_fault(kind: str) -> list[dict[str, Any]]:
         labels="died",
         splits=Splits(server_val=0.0),
     )
-    with warns("the tables are doubtful"):
+    with warns("the tables may contain errors"):
         data.setup("fit")
     events = [asdict(event) for event in events_of_tables(data)]
     assert len(events) == 1
     return events
 
 
-def make_run_with_doubt(folder: Path, kind: str) -> Path:
+def make_run_with_data_warning(folder: Path, kind: str) -> Path:
     run = make_game(folder, {"sv": [0.3, 0.2, 0.1]})
     return change_record(run, clients=list(CLIENTS), events=events_of_fault(kind))
 
 
 @pytest.mark.fast_rows
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
+def test_each_data_warning_is_on_the_page_in_the_shares_and_without_names_on_pages_of_one_client(
     tmp_path, kind
 ):
-    folder = make_run_with_doubt(tmp_path, kind)
-    (doubt,) = open_run(folder).record["events"]
+    folder = make_run_with_data_warning(tmp_path, kind)
+    (data_warning,) = open_run(folder).record["events"]
 
     page = text_of_page(write_report(folder, budget=BUDGET))
     row_of_bilbao, *_ = read_rows(folder / "shares.csv")
     verdict = shares_of(open_run(folder), BUDGET).verdict
     reasons = verdict.reasons
 
-    assert doubt.text in page
-    assert doubt.text in row_of_bilbao["finding"]
+    assert data_warning.text in page
+    assert data_warning.text in row_of_bilbao["finding"]
     for reason in reasons.values():
         assert reason in page
         assert reason in row_of_bilbao["verdict"]
-    is_strong = doubt.strength >= STRONG_DOUBT
+    is_strong = data_warning.strength >= STRONG_WARNING
     assert ("data_warnings" in reasons) == (is_strong and kind != "shared")
     assert ("shared_samples" in reasons) == (kind == "shared")
     assert ("amount" in row_of_bilbao) == (kind != "shared")
@@ -141,7 +141,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
         page = text_of_page(write_report(folder, client=client, budget=BUDGET))
 
         assert verdict.title in page
-        assert doubt.text not in page
+        assert data_warning.text not in page
         for name, text in reasons.items():
             assert sentences_for_one.get(name, text) in page, name
         for other_client in set(CLIENTS) - {client}:
@@ -149,7 +149,7 @@ def test_each_doubt_is_on_the_page_in_the_shares_and_without_names_on_pages_of_o
 
 
 def test_both_partners_with_the_same_rows_are_named(tmp_path):
-    folder = make_run_with_doubt(tmp_path, "shared")
+    folder = make_run_with_data_warning(tmp_path, "shared")
 
     shares = shares_of(open_run(folder), BUDGET)
 
@@ -157,7 +157,7 @@ def test_both_partners_with_the_same_rows_are_named(tmp_path):
     assert first_reason == "shared_samples"  # it forbids a payment
     assert "Bilbao and Lyon (" in shares.verdict.reasons["shared_samples"]
     finding_of_bilbao, finding_of_lyon, finding_of_turin = shares.table["finding"]
-    assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are samples of Lyon, too"
+    assert finding_of_bilbao == f"samples: {NUM_ROWS} of {NUM_ROWS} are also samples of Lyon"
     assert finding_of_lyon == "samples: some are also samples of Bilbao"
     assert finding_of_turin == ""
 
@@ -173,7 +173,7 @@ def write_table_with_shared_samples(folder: Path):
 
 
 @pytest.mark.slow
-def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
+def test_a_fit_records_and_prints_its_data_warnings(tmp_path, capsys):
     write_table_with_shared_samples(tmp_path / "clinics")
     config = write_config(
         tmp_path / "federation.yaml",
@@ -190,14 +190,14 @@ def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
         },
     )
 
-    with warns("are samples of Lyon, too"):
+    with warns("are also samples of Lyon"):
         run = fit_by_command(tmp_path, config)
 
     printed_words = capsys.readouterr().out.split()
     assert "Bilbao and Lyon (" in " ".join(printed_words)
     record = json.loads((run / "run.json").read_text())
     (event,) = record["events"]
-    assert event["what"] == "doubt"
+    assert event["what"] == "data_warning"
     assert event["kind"] == "shared"
     assert [event["client"], *event["others"]] == [0, 1]
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
@@ -207,4 +207,4 @@ def test_a_fit_records_and_prints_its_doubts(tmp_path, capsys):
     command = ["retrain", str(run), "--trainings", "singles", "--seeds", "1"]
     assert main(command) == 0
     verdict = shares_of(open_run(run), Budget(900.0)).verdict
-    assert "are samples of Lyon, too" in verdict.reasons["shared_samples"]
+    assert "are also samples of Lyon" in verdict.reasons["shared_samples"]
