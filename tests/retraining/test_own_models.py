@@ -88,7 +88,9 @@ def lose_replies(cohort):
 
 @pytest.mark.parametrize("clients", [3, 4, 6])
 @pytest.mark.parametrize("change", [enlarge_own_update, take_no_part, lose_replies])
-def test_client_that_does_not_lie_is_not_inconsistent_and_makes_no_other_inconsistent(change, clients):
+def test_client_that_does_not_lie_is_not_inconsistent_and_makes_no_other_inconsistent(
+    change, clients
+):
     for seed in range(20):
         cohort = UnequalClients(clients, seed)
         change(cohort)

@@ -1,4 +1,4 @@
-"""ShadowShapley trains each coalition alone: random numbers, failures, consistency warnings, and ends that are one coalition's."""
+"""ShadowShapley trains each coalition alone: random numbers, failures, warnings, and one coalition ends early."""
 
 import lightning as L
 import pytest
