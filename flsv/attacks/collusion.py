@@ -99,9 +99,8 @@ class Collusion(ClientChoice, JointUpload):
             raise ConfigurationError(
                 f"{self!r} returned updates of shape {list(false_updates.shape)}, but expected {expected}."
             )
-        false_updates = false_updates.expand(
-            num_colluders, -1
-        )  # one update [P] is sent by all colluders
+        # One update [P] is sent by all colluders.
+        false_updates = false_updates.expand(num_colluders, -1)
         colluders_in_cohort = [cohort[row] for row in colluder_rows]
         return dict(zip(colluders_in_cohort, false_updates))
 

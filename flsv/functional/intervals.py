@@ -179,9 +179,8 @@ def seed_covariance(
     if num_seeds == 1:
         return variances.diag()
     covariance_of_values = torch.cov(values.double().T)
-    covariance_of_values = torch.atleast_2d(
-        covariance_of_values
-    )  # torch.cov of one client is a scalar
+    # torch.cov of one client is a scalar.
+    covariance_of_values = torch.atleast_2d(covariance_of_values)
     # The prior seeds count here, too, with a covariance of 0.
     shrinkage = (num_seeds - 1) / (num_seeds - 1 + PRIOR_SEEDS)
     covariance = shrinkage * covariance_of_values / num_seeds

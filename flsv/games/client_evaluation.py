@@ -424,9 +424,8 @@ def _function_arguments(measure: ModelScore) -> dict[str, Any]:
     """Return the arguments ``performance`` and ``mode`` with which the server requests a measure from clients."""
     if measure.by_class:
         return {}
-    if (
-        measure.called and measure.logits is None
-    ):  # a name of flsv's, from which the client also knows the mode
+    # From a name of flsv's the client also knows the mode.
+    if measure.called and measure.logits is None:
         return {"performance": measure.called, "mode": None}
     if isinstance(measure.of, str):  # the name of a logged value
         return {"performance": measure.of, "mode": measure.mode}

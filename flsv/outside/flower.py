@@ -345,9 +345,8 @@ class _Files:
         """Return the weights ``[num_clients]`` in the average, NaN for clients that are not in the round."""
         weights = torch.full((num_clients,), math.nan).double()
         for client, count in samples.items():
-            weights[client] = (
-                count or 1
-            )  # a client that reports no count has the weight of one sample
+            # A client that reports no count has the weight of one sample.
+            weights[client] = count or 1
             self._samples[client] = count or 0
         return weights / weights.nansum()
 

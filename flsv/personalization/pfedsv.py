@@ -327,9 +327,8 @@ class PFedSV(UploadKeeper):
     ) -> dict[str, Tensor]:
         if self._is_personal is None or start is not None:
             return {}
-        if (
-            client in self._cohort
-        ):  # it received the extractor after the previous round's aggregation
+        # The client received the extractor after the previous round's aggregation.
+        if client in self._cohort:
             return {}
         model = state.model()
         is_shared = ~self._is_personal.to(model.device)

@@ -97,9 +97,8 @@ class ClientValues:
             A snapshot with the structure that the module has now.
         """
         first_state = self._changes[0].whole if self._changes else None
-        if not isinstance(
-            first_state, dict
-        ):  # it belongs to this process, or no client has trained
+        # A dictionary is from another process. A snapshot is from this one, and None if no client has trained.
+        if not isinstance(first_state, dict):
             snapshot = first_state or initial
             self._warn_once(module, _changed_structure(initial, snapshot))
             snapshot.values = self._merged(snapshot.values, initial)

@@ -100,9 +100,8 @@ def _listen() -> None:
     open_writer = serialization._open_zipfile_writer
 
     def open_announced(path: Any) -> Any:
-        if isinstance(
-            path, str | os.PathLike
-        ):  # torch opens it in C++, of which Python does not know
+        # torch opens a path in C++, where Python raises no event.
+        if isinstance(path, str | os.PathLike):
             sys.audit("open", path, "w", os.O_WRONLY | os.O_TRUNC)
         return open_writer(path)
 

@@ -221,9 +221,8 @@ class Site:
             )
 
     def _handshake(self, packet: Packet) -> Packet:
-        self.policy.noise(
-            self._config.uploads
-        )  # this and the next line raise an error if the policy refuses
+        # These two lines raise an error if the policy refuses.
+        self.policy.noise(self._config.uploads)
         self.policy.check_reported(self._needed_reports())
         dictionary = self._data.dictionary
         num_classes = packet.plain.get("classes")

@@ -148,11 +148,12 @@ class _Strata:
         """
         # For each of R sizes, and each player i except the base player, one coalition without both.
         num_others = self.num_players - 1
+        # [R (n - 1), n - 2]
         coalitions = random_coalitions(
             sizes=sizes.repeat_interleave(num_others),
             num_players=num_others - 1,
             generator=self.generator,
-        )  # [R (n - 1), n - 2]
+        )
 
         # Player i's row gets n - 1 columns: the n - 2 drawn ones, and on the diagonal the player's own, which stays
         # False. For n = 4 the drawn rows ab, cd, ef become -ab, c-d, ef-.
