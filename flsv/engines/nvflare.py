@@ -225,7 +225,7 @@ class FlsvController(Controller):  # type: ignore[misc]  # untyped where nvflare
         workspace = Path(fl_ctx.get_workspace().get_root_dir())
         server = replace(configured_server, folder=workspace / configured_server.folder)
         try:
-            server.serve(NvflareTransport(self, fl_ctx, abort_signal), fl_ctx.get_job_id())
+            server.serve(NvflareTransport(self, fl_ctx, abort_signal))
         except Stopped as error:
             self.log_info(fl_ctx, f"{error}: the next job continues from {server.folder}")
 

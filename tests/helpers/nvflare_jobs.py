@@ -21,7 +21,6 @@ class Job:
     def __init__(self, folder, code):
         self.folder = folder
         self.code = code
-        self.number = 0
         self.abort_signal = Signal()
         self.tasks = []
         self.cancelled = []
@@ -36,8 +35,7 @@ class Job:
             self.executors[site] = FlsvExecutor(f"{code.__name__}:{site}")
 
     def run(self, server):
-        """Run the rounds that are left, as another job."""
-        self.number += 1
+        """Run the rounds that are left, as another job. All jobs have one id, as in NVFlare's simulator."""
         self.code.server = server
         self.controller().control_flow(self.abort_signal, self.context("server"))
 
@@ -66,7 +64,7 @@ class Job:
         manager = FLContextManager(
             engine=engine,
             identity_name=name,
-            job_id=f"job {self.number}",
+            job_id="simulate_job",
             public_stickers={},
             private_stickers={FLContextKey.RUNNER: runner},
         )

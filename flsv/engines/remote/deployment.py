@@ -87,8 +87,9 @@ class RemoteServer:
     wait: NonNegative = 600.0
     max_samples: Count = MAX_SAMPLES_OF_SPLIT
 
-    def serve(self, transport: Transport, run: str) -> None:
-        """Run all remaining rounds. ``run`` is the network's name of the run.
+    def serve(self, transport: Transport, run: str | None = None) -> None:
+        """Run all remaining rounds. ``run`` is the network's name of the run if other programs may write into
+        ``status.json`` that they have stopped it.
 
         Raises:
             ConfigurationError: a metric or strategy cannot work with remote sites (checked before any site is
