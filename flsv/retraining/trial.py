@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -34,6 +35,8 @@ from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, digest
 
+#: Parts of the paths of files that are not the user's: of installed packages and of flsv, wherever it is.
+_LIBRARY_FOLDERS = ("site-packages", str(Path(__file__).parents[1]))
 #: Types of objects that a callback refers to, and that are not its own state.
 _SHARED_TYPES = (
     nn.Module,
@@ -213,7 +216,7 @@ def _content_of(callback: L.Callback) -> Any:
 def _place_of(error: Exception) -> str:
     """Return the innermost place of an error that is not in a library, such as `` at train.py:12 (on_fit_start)``."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_of_library = any(folder in frame.filename for folder in ("site-packages", "/flsv/"))
+        is_of_library = any(folder in frame.filename for folder in _LIBRARY_FOLDERS)
         if not is_of_library:
             return f" at {frame.filename}:{frame.lineno} ({frame.name})"
     return ""
