@@ -107,8 +107,8 @@ def spend_privacy(
         epsilon = gaussian_epsilon(composed_multiplier, rounds=1, delta=delta)
         if max_epsilon is not None and epsilon > max_epsilon:
             raise Refused(
-                f"its policy wants max_epsilon={max_epsilon:g}, and with one more update after {entries['updates']} it "
-                f"would be {epsilon:.3g}"
+                f"its policy sets max_epsilon={max_epsilon:g}, but one more update after {entries['updates']} would "
+                f"make epsilon {epsilon:.3g}"
             )
         entries["updates"] += 1
         entries["epsilon"] = epsilon

@@ -153,7 +153,7 @@ def _cells(
         cells = next(csv.reader([line], strict=True))
     except csv.Error as error:
         raise ConfigurationError(
-            f"{path}, line {number}: {error}; expected cells that are parted by commas."
+            f"{path}, line {number}: {error}. Expected values that are separated by commas."
         ) from None
     return [_original_text(cell) for cell in cells]
 

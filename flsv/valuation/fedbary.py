@@ -325,7 +325,8 @@ class FedBary(ValidatedArguments, SampleFilter):
         if len(set(features_by_owner.values())) > 1:
             counts = listed(f"{name} has {count}" for name, count in features_by_owner.items())
             raise ConfigurationError(
-                f"{self.features!r}: {counts} features. Bring all inputs to one shape."
+                f"{self.features!r}: all samples need the same number of features, but {counts}. Give all inputs one "
+                "shape."
             )
 
     def _value_client(

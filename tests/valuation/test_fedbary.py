@@ -382,7 +382,8 @@ def test_participants_with_different_feature_counts_are_refused_by_name(at_serve
         sets[1] = six_features
         participant = "client 1"
 
-    message = rf"Pixels\(\): client 0 has 5, .*{participant} has 6 features"
+    numbers = rf"client 0 has 5, .*{participant} has 6"
+    message = rf"Pixels\(\): all samples need the same number of features, but {numbers}"
     with refused(message):
         value_clients(sets, server, support=9)
 

@@ -30,7 +30,7 @@ def check_points(x: Tensor, name: str = "x") -> None:
         )
     if len(x) == 0:
         raise ConfigurationError(
-            f"{name} is empty, but a distribution needs at least one sample. Remove this side."
+            f"{name} is empty, but a distribution needs at least one sample. Remove the empty one."
         )
     is_invalid = ~torch.isfinite(x)
     num_invalid = int(is_invalid.any(1).sum())
