@@ -49,7 +49,7 @@ def test_resumed_run_whose_coalitions_fail_shows_no_values_of_an_earlier_round(
     assert "no batch norm" in record["why_no_values"]
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("members", "coalition"),
     [

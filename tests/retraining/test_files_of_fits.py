@@ -121,7 +121,7 @@ class ValidationHistory(Base):
             file.write("validated\n")
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 def test_scoring_by_validation_hooks_writes_nothing(folders, performance):
     plain, valued = folders
