@@ -1,6 +1,5 @@
 """Averages of models: against the average of the global models by hand, wherever the callback stands in the list."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -11,10 +10,9 @@ from flsv import Reporting
 from flsv.federation import FederatedLoop
 from helpers import refused
 from helpers.data import toy_data
-from helpers.fits import fit, plain_trainer, state_vector, trainer_for
+from helpers.fits import fit, plain_trainer, state_vector
 from helpers.loops_by_hand import KeepsRounds
 from helpers.models import Plain
-from helpers.recorded import Recorded
 
 averaging = pytest.importorskip(
     "lightning.pytorch.callbacks.weight_averaging", reason="Lightning before 2.6"
@@ -262,46 +260,3 @@ def test_weight_averaging_callbacks_incompatible_with_rounds_are_refused(
 ):
     with refused(match):
         fit(FederatedLoop(seed=1), tmp_path, callbacks=[make() for make in callbacks])
-
-
-class ModelsOfValidation(Callback):
-    """Keeps a copy of each model that the run's validation sees."""
-
-    def __init__(self):
-        self.states = []
-
-    def on_validation_batch_start(self, trainer, module, *args):
-        self.states.append(copy.deepcopy(module.state_dict()))
-
-
-@torch.no_grad()
-def utility_by_hand(module, data):
-    """Minus the mean loss of the server's samples."""
-    inputs, labels = zip(*data.val_dataloader())
-    module.eval()
-    logits = module(torch.cat(inputs))
-    return -float(torch.nn.functional.cross_entropy(logits, torch.cat(labels)))
-
-
-@pytest.mark.slow
-def test_every_round_scores_the_model_that_validation_sees(tmp_path):
-    metric = Recorded(coalitions="singles", performance="negative_loss", every=1)
-    quiet = Reporting(table=False)
-    loop = FederatedLoop(metrics={"sv": metric}, seed=1, reporting=quiet)
-    watch = ModelsOfValidation()
-    data = toy_data(server_val=0.3)
-    module = Plain()
-    trainer = trainer_for(loop, tmp_path, rounds=3, callbacks=[make_moving_average(), watch])
-    trainer.fit(module, data)
-
-    # The first two rounds' models, and the last one's, which is what the fit delivers.
-    delivered_state = copy.deepcopy(module.state_dict())
-    expected = []
-    for state in [*watch.states[:2], delivered_state]:
-        module.load_state_dict(state)
-        utility = utility_by_hand(module, data)
-        expected.append(utility)
-
-    bound_metric = loop.metrics["sv"]
-    utilities = bound_metric.grand_utilities.flatten().tolist()
-    assert utilities == pytest.approx(expected, abs=1e-6)

@@ -1,5 +1,6 @@
 """A GradScaler whose scale is so high that the first steps are left out, as on a GPU in half precision."""
 
+import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -32,6 +33,7 @@ def test_clients_loss_scale_does_not_depend_on_the_client_before_it(tmp_path):
     assert torch.equal(update_after_client_0, update_alone)
 
 
+@pytest.mark.slow
 def test_loss_scale_resumes_bitwise(tmp_path):
     def fit_half(folder, rounds, **options):
         loop = FederatedLoop(seed=1)

@@ -46,7 +46,7 @@ def pair(request, tmp_path_factory):
     return train_with_values(kind_if_installed(name), tmp_path_factory.mktemp(name))
 
 
-@pytest.mark.fast_rows("wgan-spectral-norm", "hooks")
+@pytest.mark.fast_rows("hooks")
 def test_every_kind_of_module_trains_as_the_loop_by_hand(pair):
     pair.check()
 
@@ -87,7 +87,7 @@ def test_no_buffer_of_any_kind_of_module_changes_before_the_first_batch(tmp_path
     assert {name: before_first_batch[name] for name in at_start} == at_start
 
 
-@pytest.mark.fast_rows("wgan-spectral-norm", "hooks")
+@pytest.mark.fast_rows("hooks")
 def test_shapley_values_of_every_kind_of_module_equal_those_by_hand(pair):
     pair.check_values()
 

@@ -1,6 +1,5 @@
 """docs/reference/compatibility.md: each row names a test, and each tested kind and option has its place in a row."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -32,12 +31,8 @@ def test_every_row_of_the_compatibility_table_names_an_existing_test():
     assert len(rows_of_table()) > 50
     for support, test in rows_of_table():
         path, _, function = test.partition("::")
-        tree = ast.parse((ROOT / path).read_text())
-        functions = set()
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef):
-                functions.add(node.name)
-        assert function in functions or (not function and path in TESTED), support
+        is_defined = f"\ndef {function}(" in (ROOT / path).read_text()
+        assert is_defined or (not function and path in TESTED), support
 
 
 def test_every_tested_kind_and_option_is_listed_in_the_compatibility_table():

@@ -290,6 +290,7 @@ def test_autocast_context_applies_to_the_forward_only(backend):
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("backend", ["vmap", "serial"])
 def test_model_with_nan_or_inf_has_no_hits_and_no_finite_loss(backend):
     net = make_network()

@@ -11,9 +11,8 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from flsv import ClientEvaluation, Reporting
+from flsv import Reporting
 from flsv.core.parameter_space import ParameterSpace
-from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.federation import FederatedLoop
 from flsv.functional import few_coalitions
 from flsv.games import ModelEvaluator
@@ -62,7 +61,6 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
         def training_step(self, batch, batch_idx):
             return self.loss((batch[0] + 1, batch[1]))
 
-    module = Classifier()
     binary_accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=2)
     metrics = {
         "fast": LeaveOneOut(performance="negative_loss"),
@@ -70,27 +68,14 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
         "hits": LeaveOneOut(),
         "metric": LeaveOneOut(performance=binary_accuracy),
     }
-    loop = FederatedLoop(
-        metrics=metrics,
-        evaluation=ClientEvaluation(every=1),
-        seed=3,
-    )
-    partitioner = SizePartitioner([3, 1, 2])
-    data = FederatedDataModule(Classifier.data(), partitioner, splits=Splits(client_test=0.5))
+    loop = FederatedLoop(metrics=metrics, seed=3)
 
-    fit(loop, tmp_path, module, data, rounds=1)
+    fit(loop, tmp_path, Classifier(), partition_in_three(Classifier.data()), rounds=1)
 
     values = loop.contributions
     assert values["fast"].abs().min() > 0
     assert_close(values["fast"], values["logged"], rtol=1e-3, atol=1e-6)
     assert_close(values["hits"], values["metric"])
-    assert "accuracy" in loop.client_scores
-
-    for client, accuracy in enumerate(loop.client_scores["accuracy"].tolist()):
-        inputs, labels = zip(*data.client_loader(client, "test"))
-        is_right = module(torch.cat(inputs)).argmax(-1) == torch.cat(labels)
-        # A client tells its scores in three significant digits.
-        assert accuracy == pytest.approx(is_right.float().mean().item(), rel=5e-3)
 
 
 METRICS = [

@@ -188,6 +188,7 @@ def counted(monkeypatch, owner: Any, name: str) -> list[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_coalitions_inherit_what_the_run_has_found(monkeypatch, tmp_path):
     contents = counted(monkeypatch, ModuleCopies, "content_of")
     copies = counted(monkeypatch, ModuleCopies, "__init__")

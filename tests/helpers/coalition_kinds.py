@@ -3,44 +3,24 @@
 import os
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-import lightning as L
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from helpers.coalitions_by_hand import RATE
 from helpers.data import CLASSES, FEATURES
+from helpers.hidden_state import RATE, Base
 
 
 def make_mlp(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), *between, nn.ReLU(), nn.Linear(8, CLASSES))
 
 
-class Module(L.LightningModule):
-    def __init__(self, net: Callable[[], nn.Module] = make_mlp, optimizer: Any = None):
+class Module(Base):
+    def __init__(self, net: Callable[[], nn.Module] = make_mlp):
         super().__init__()
         torch.manual_seed(3)
         self.net = net()
-        self.optimizer = optimizer or partial(torch.optim.SGD, lr=RATE)
-        self.beta = 1.0
-
-    def forward(self, x):
-        return self.net(x)
-
-    def loss(self, batch):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        return self.optimizer(self.parameters())
 
 
 class Manual(Module):
@@ -61,7 +41,7 @@ def make_plateau_scheduler(optimizer) -> ReduceLROnPlateau:
 
 class Plateau(Module):
     def configure_optimizers(self):
-        optimizer = self.optimizer(self.parameters())
+        optimizer = super().configure_optimizers()
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": make_plateau_scheduler(optimizer), "monitor": "val_loss"},
@@ -79,7 +59,7 @@ class DigitsOneCycle(DigitsPlateau):
     """Its learning rates depend on the number of rounds that are planned."""
 
     def configure_optimizers(self):
-        optimizer = self.optimizer(self.parameters())
+        optimizer = Base.configure_optimizers(self)
         planned_rounds = self.trainer.max_epochs or 1
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4 * RATE, planned_rounds + 1)
         return {"optimizer": optimizer, "lr_scheduler": scheduler}

@@ -11,7 +11,7 @@ from flsv.metrics import ShadowShapley
 from flsv.sampling import FixedCohort
 from helpers.data import toy_data
 
-SEED, ROUNDS, FIT_ROUNDS, RATE = 5, 3, 2, 0.1
+SEED, ROUNDS, FIT_ROUNDS = 5, 3, 2
 
 
 class GameByFits:

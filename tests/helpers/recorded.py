@@ -13,9 +13,6 @@ class Recorded(ShadowShapley):
     Of the untrained model first, then of that of all clients.
     """
 
-    #: Of the model of all clients after each valued round, [R, 1].
-    grand_utilities: Tensor
-
     utilities: Tensor
     first_round: Tensor
     members: list[Members]
@@ -24,7 +21,6 @@ class Recorded(ShadowShapley):
     def complete(self, scores, game):
         utilities_by_round = [scores.utilities(game, index) for index in game.rounds]
         utilities = torch.stack(utilities_by_round)  # [R, K, 1]
-        self.grand_utilities = utilities[:, 1]
         self.first_round = utilities[0].flatten()
         self.utilities = utilities[-1].flatten()
         self.members = game.coalitions

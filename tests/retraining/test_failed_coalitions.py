@@ -53,7 +53,7 @@ def fail_to_write(*args, **options):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("members", "coalition"),
     [

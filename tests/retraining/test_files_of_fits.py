@@ -56,6 +56,7 @@ def assert_same_files(plain, valued, names=NAMES):
         assert (valued / name).read_bytes() == (plain / name).read_bytes()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("is_absolute", [True, False], ids=["absolute", "relative"])
 def test_files_are_those_without_the_metric(folders, tmp_path, is_absolute):
     plain, valued = folders
@@ -120,7 +121,8 @@ class ValidationHistory(Base):
             file.write("validated\n")
 
 
-@pytest.mark.parametrize("performance", ["negative_loss", "val_loss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("performance", ["val_loss", "negative_loss"])
 def test_scoring_by_validation_hooks_writes_nothing(folders, performance):
     plain, valued = folders
     plain_module, module = ValidationHistory(), ValidationHistory()
@@ -167,6 +169,7 @@ class MakesFolder(L.Callback):
         self.folder.mkdir()
 
 
+@pytest.mark.fast_rows
 @pytest.mark.parametrize("hook", ["setup", "on_train_start"])
 def test_folder_that_no_coalition_can_make_a_second_time_ends_no_run(tmp_path, hook):
     callback = MakesFolder(tmp_path / "new", hook)

@@ -3,12 +3,7 @@
 import pytest
 
 from helpers import kinds_of_attributes, kinds_of_modules, kinds_of_parts, kinds_of_scores, refused
-from helpers.hidden_state import (
-    Kind,
-    fit_members_alone,
-    fit_with_values,
-    in_fork,
-)
+from helpers.hidden_state import Kind, fit_members_alone, fit_with_values, in_fork
 
 KINDS = {
     **kinds_of_modules.KINDS,
@@ -16,34 +11,19 @@ KINDS = {
     **kinds_of_parts.KINDS,
     **kinds_of_scores.KINDS,
 }
-#: State that the module shares, weights that a callback swaps in, and checkpoints; a kind of each other outcome; scores
-#: by outputs, by logged values, and of a federation that comes to nothing.
-FAST = (
-    "a closure",
-    "EMAWeightAveraging",
-    "a subclass of ModelCheckpoint",
-    "a global",
-    "an open file",
-    "average, outputs",
-    "temperature, logged",
-    "diverging members",
-    "patience in validation steps",
-    "best weights of its own checkpoint",
-)
+#: State that the module does not hold, and what cannot be copied.
+NOT_LONG = ("a closure", "a global", "an open file")
 #: The coalitions whose members are trained alone: the one that is trained last, and that of all clients.
 COMPARED = [(0, 1), (0, 1, 2)]
 
 
 def parameters():
-    """The kinds, slow but for FAST. Those of modules are long: test_run_copy.py asks what a copy of each keeps."""
+    """The kinds, of which those of modules are long, but for some: test_run_copy.py asks what a copy of each keeps."""
+    of_modules = kinds_of_modules.KINDS | kinds_of_attributes.KINDS
     marked = []
     for name in KINDS:
-        marks = []
-        if name not in FAST:
-            marks.append(pytest.mark.slow)
-            if name not in kinds_of_parts.KINDS | kinds_of_scores.KINDS:
-                marks.append(pytest.mark.long)
-        marked.append(pytest.param(name, marks=marks))
+        is_long = name in of_modules and name not in NOT_LONG
+        marked.append(pytest.param(name, marks=[pytest.mark.long] if is_long else []))
     return marked
 
 
@@ -62,7 +42,7 @@ def fit_alone(name, members):
     return fit_members_alone(kind.alone or kind, members)
 
 
-@pytest.mark.fast_rows("a closure")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", parameters())
 def test_coalitions_are_fits_of_their_members_or_have_a_warning_or_are_refused(name):
     kind = KINDS[name]

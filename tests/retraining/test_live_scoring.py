@@ -43,7 +43,7 @@ def scored_on_all_batches(
     return record_game(folder, Base())
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trainer_options",
     [

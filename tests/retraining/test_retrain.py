@@ -36,6 +36,7 @@ def make_trainer(folder, sampler=None, rounds=2):
     return trainer_for(loop, folder, rounds)
 
 
+@pytest.mark.slow
 def test_retrain_with_one_seed_equals_a_fit_of_each_coalition(tmp_path):
     module = Module(lambda: make_mlp(nn.Dropout(0.3)))
     loop = FederatedLoop(seed=SEED, reporting=QUIET)

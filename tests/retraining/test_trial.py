@@ -269,7 +269,7 @@ def values_without_callbacks(tmp_path_factory):
     return loop.contributions["shadow"]
 
 
-@pytest.mark.fast_rows
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_reader",
     [

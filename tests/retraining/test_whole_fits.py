@@ -26,39 +26,6 @@ def test_design_within_max_fits_has_the_expected_cost(max_fits, clients, costs):
     assert equivalent_runs(coalition_masks(design_within(max_fits, clients), clients)) == costs
 
 
-class DivergesForClient1Alone(Manual):
-    """Where client 1 trains alone, its loss is NaN in the second round."""
-
-    def loss(self, batch):
-        loop = loop_of(self)
-        loss = super().loss(batch)
-        is_second_round = loop.round_index == 1
-        is_client_1_alone = loop.state.cohort == [1]
-        if self.training and is_second_round and is_client_1_alone:
-            return loss * float("nan")
-        return loss
-
-
-@pytest.mark.slow
-def test_divergence_of_one_coalition_changes_no_other_coalitions_score(tmp_path):
-    utilities_by_module = {}
-    for module in (Manual, DivergesForClient1Alone):
-        recorded = Recorded(coalitions="all", performance="negative_loss")
-        fit_module(tmp_path, recorded, module())
-        utilities = recorded.utilities.flatten().tolist()
-        utilities_by_module[module] = dict(zip(recorded.members, utilities, strict=True))
-
-    finite_utilities = utilities_by_module[Manual]
-    utilities_with_a_divergence = utilities_by_module[DivergesForClient1Alone]
-    different_coalitions = [
-        members
-        for members, utility in finite_utilities.items()
-        if utilities_with_a_divergence[members] != utility
-    ]
-
-    assert different_coalitions == [(1,)]
-
-
 class DrawsItsScore(Manual):
     def validation_step(self, batch, batch_idx):
         self.log("luck", torch.rand(()))

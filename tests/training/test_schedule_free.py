@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from flsv.federation import FederatedLoop
-from flsv.metrics import ShadowShapley
 from helpers.fits import assert_resumes, fit, state_vector
 from helpers.loops_by_hand import LOCAL_EPOCHS, SEED, train_with_own_optimizers
 from helpers.models import Plain, network
@@ -145,15 +144,3 @@ def test_clients_averaged_weights_are_what_the_server_gets(tmp_path, kind, polic
 @pytest.mark.slow
 def test_modes_and_averages_that_clients_keep_resume_bitwise(tmp_path):
     assert_resumes(lambda: make_loop(optimizer_state="persist"), tmp_path, InValidationHooks)
-
-
-@pytest.mark.slow
-def test_coalitions_of_schedule_free_clients_train_as_the_run(tmp_path, recwarn):
-    loop = make_loop(metrics={"shadow": ShadowShapley(coalitions="singles")})
-    fit(loop, tmp_path, InValidationHooks(), rounds=ROUNDS)
-
-    assert loop.contributions["shadow"].isfinite().all()
-    consistency_warnings = [
-        str(warning.message) for warning in recwarn if "came to another" in str(warning)
-    ]
-    assert not consistency_warnings

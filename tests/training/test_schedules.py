@@ -269,47 +269,6 @@ def test_schedule_length_read_in_setup_is_the_largest_clients_with_a_warning(tmp
     assert 2 * module.length_in_setup == longest
 
 
-#: The number of steps after each step of :class:`CountsInItsGroups`. An attribute of the optimizer would be a client's.
-COUNTS_OF_STEPS = []
-
-
-class CountsInItsGroups(torch.optim.SGD):
-    """Keeps its number of steps where schedule-free optimizers keep theirs."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, lr=0.1)
-        COUNTS_OF_STEPS.clear()
-        for group in self.param_groups:
-            group["k"] = 0
-
-    def step(self, closure=None):
-        result = super().step(closure)
-        for group in self.param_groups:
-            group["k"] += 1
-            group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
-            assert group["weight_sum"] == group["k"] / 2
-
-        COUNTS_OF_STEPS.append(group["k"])
-        return result
-
-
-@pytest.mark.parametrize("policy", ["reset", "persist"])
-def test_state_in_optimizer_groups_follows_the_optimizer_state_policy(tmp_path, policy):
-    num_rounds = 3
-    loop = FederatedLoop(seed=SEED, optimizer_state=policy)
-    module = fit(loop, tmp_path, Plain(optimizer=CountsInItsGroups), rounds=num_rounds)
-
-    # Each count of 1 is the first step of an optimizer's new state.
-    num_new_states = COUNTS_OF_STEPS.count(1)
-    new_states_by_client = num_rounds if policy == "reset" else 1
-    assert num_new_states == CLIENTS * new_states_by_client
-
-    # The clients' states are taken out of the run's optimizer.
-    (optimizer,) = module.trainer.optimizers
-    assert optimizer.param_groups[0]["k"] == 0
-    assert "weight_sum" not in optimizer.param_groups[0]
-
-
 @pytest.mark.fast_rows
 @pytest.mark.parametrize(
     ("kind", "make_saver"),

@@ -13,6 +13,7 @@ from flsv.functional import (
     few_coalitions_shapley,
     interval_over_seeds,
 )
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.few_coalitions import KERNEL_PARTS, prior_variance, retrained_shapley
 from flsv.functional.shapley.surrogate import (
     averaged_membership,
@@ -66,31 +67,16 @@ def test_equal_utilities_give_zero_values_and_errors():
     [membership, averaged_membership, gaussian(0.3)],
 )
 def test_prior_variance_equals_that_computed_from_all_coalitions(n, kernel):
-    """L K L', with the linear map L from a game's table to its Shapley values, column by column."""
-    masks = few_coalitions(n, "all")
-    row_of_mask = {tuple(mask): row for row, mask in enumerate(masks.tolist())}
-
-    def apply_shapley(table):
-        def look_up(coalitions):
-            return table[[row_of_mask[tuple(mask)] for mask in coalitions.tolist()]]
-
-        return exact_shapley(look_up, n).values
+    """L K L', with the linear map L from a game's table to its Shapley values, of all columns at once."""
+    masks = all_coalitions(n)
+    table_covariance = gram(kernel, masks, masks)
 
     # The Shapley values of a game's table u [2^n] are L u. A covariance K of tables gives L K L' of values.
-    table_covariance = gram(kernel, masks, masks)
-    left_product = torch.stack(
-        [apply_shapley(column) for column in table_covariance.T],
-        dim=1,
-    )
-    value_covariance = torch.stack([apply_shapley(row) for row in left_product])
+    left_product = shapley_of_table(table_covariance)
+    value_covariance = shapley_of_table(left_product.T)
 
     expected_variance = torch.full((n,), prior_variance(kernel, n)).double()
-    assert_close(
-        value_covariance.diagonal(),
-        expected_variance,
-        rtol=0,
-        atol=1e-7,
-    )
+    assert_close(value_covariance.diagonal(), expected_variance, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
