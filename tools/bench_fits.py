@@ -4,16 +4,17 @@
     python tools/bench_fits.py lenet-8 retrain --repeats 5
     python tools/bench_fits.py lenet-8 --values singles halves both all
     python tools/bench_fits.py tiny-3 large-2 --values singles cumulative --repeats 5 --against OTHER_CHECKOUT
-    python tools/bench_fits.py memory --against OTHER_CHECKOUT
+    python tools/bench_fits.py memory outputs --against OTHER_CHECKOUT
 
 Seven clients train by FedAvg: LeNet5 on scikit-learn's digits in 28x28, and ``resnet18`` of timm on 2,100 images of
 CIFAR-10 (from ``$FLSV_DATA_ROOT``). ``tiny`` is an MLP and three clients of 30 samples, ``large`` five clients of 63 MB
 in memory each. A row has the seconds of the fit without the metric, and how many of these the fit with it takes, in all
 and by part: the copy, the coalitions, scoring, its forward passes, and the twin. ``retrain`` is ``flsv retrain RUN
 --seeds 3`` of the quickstart, over the quickstart. ``memory`` is the peak memory of a round of ten clients in models of
-50 MB. One torch thread. The least of some repetitions in turns counts, after one that does not. Another checkout is
-measured in turns with this one, each repetition in a new process. What lies beside the folder for temporary files
-counts for a coalition: let ``$TMPDIR`` be one with few neighbours.
+50 MB, ``outputs`` that of scoring a model in all its outputs, of 40,000 samples and 5,000 classes; without another
+checkout, name one of these two alone. One torch thread. The least of some repetitions in turns counts, after one that
+does not. Another checkout is measured in turns with this one, each repetition in a new process. What lies beside the
+folder for temporary files counts for a coalition: let ``$TMPDIR`` be one with few neighbours.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main as flsv_command
+from flsv.core.parameter_space import ParameterSpace
 from flsv.data import DirichletPartitioner, Files, IIDPartitioner, Splits
 from flsv.games import ModelEvaluator, ValidatedModels, model_evaluator
 from flsv.metrics import CumulativeShapley, LeaveOneOut, ShadowShapley
@@ -61,12 +63,17 @@ CASES = {
     "tiny-3": ("tiny", 3),
     "large-2": ("large", 2),
 }
+CASES_OF_MEMORY = ("memory", "outputs")
 PARTS = ("copy", "coalitions", "scoring", "forward", "twin")
 #: Values by ``ShadowShapley(coalitions=)``, or by :class:`CumulativeShapley`.
 VALUES = ("singles", "halves", "both", "all", "cumulative")
 #: Entries of the weight matrix of the case ``memory``, and bytes of a model.
 WIDTH = 3_536
 MODEL_BYTES = 4 * WIDTH**2
+#: Validation samples and classes of the case ``outputs``, and bytes of a model's outputs.
+NUM_SAMPLES = 40_000
+NUM_CLASSES = 5_000
+OUTPUT_BYTES = 4 * NUM_SAMPLES * NUM_CLASSES
 
 
 class PartTimer:
@@ -200,10 +207,32 @@ def peak_models() -> float:
     )
     splits = Splits(server_val=0.1, max_samples=300)
     data = FederatedDataModule(dataset, IIDPartitioner(10), batch_size=32, splits=splits)
-    initial_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    initial_peak = peak_bytes()
     fit_in_folder(WideNet(), data, 1, {"value": LeaveOneOut()})
-    final_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (final_peak - initial_peak) * 1024 / MODEL_BYTES
+    return (peak_bytes() - initial_peak) / MODEL_BYTES
+
+
+def peak_outputs() -> float:
+    """Score a model, and return the memory in outputs of all samples that takes."""
+    module = torch.nn.Linear(8, NUM_CLASSES)
+    inputs = torch.randn(NUM_SAMPLES, 8)
+    labels = torch.randint(NUM_CLASSES, (NUM_SAMPLES,))
+    batches = zip(inputs.split(256), labels.split(256))
+    initial_peak = peak_bytes()
+    space = ParameterSpace(module)
+    evaluator = ModelEvaluator(
+        module,
+        space,
+        batches,
+        num_classes=NUM_CLASSES,
+    )
+    evaluator.score_module(module)
+    return (peak_bytes() - initial_peak) / OUTPUT_BYTES
+
+
+def peak_bytes() -> int:
+    """Return the peak memory of this process."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def fit(
@@ -290,6 +319,8 @@ def seconds_here(
     """Return the least seconds of a case by part: ``alone``, and with each of ``values``."""
     if name == "memory":
         return {"alone": Counter(run=1.0), "models": Counter(run=peak_models())}
+    if name == "outputs":
+        return {"alone": Counter(run=1.0), "outputs": Counter(run=peak_outputs())}
     if name == "retrain":
         return seconds_of_retrain(timer, repeats)
     network, rounds = CASES[name]
@@ -342,12 +373,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cases = [*CASES, "retrain", "memory"]
+    cases = [*CASES, "retrain", *CASES_OF_MEMORY]
     parser.add_argument(
         "cases",
         nargs="*",
         metavar="CASE",
-        default=[name for name in cases if name not in ("tiny-3", "large-2", "memory")],
+        default=[name for name in cases if name not in ("tiny-3", "large-2", *CASES_OF_MEMORY)],
         help=f"of {cases}",
     )
     parser.add_argument("--repeats", type=int, default=3)
