@@ -377,7 +377,7 @@ def copies_of_clients(*inputs):
     return find_copies(hashes)
 
 
-def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
+def test_samples_whose_inputs_are_all_nan_are_reported_as_such_and_are_no_copies():
     first_inputs = make_inputs(1, num_samples=12)
     second_inputs = make_inputs(2)
     first_inputs[:9] = torch.nan
@@ -391,7 +391,7 @@ def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
     ]
 
 
-def test_samples_with_one_value_and_gaps_are_there_twice():
+def test_samples_with_one_value_and_gaps_may_be_repeated():
     inputs = make_inputs(1)
     inputs[:20] = torch.nan
     inputs[:20, 0] = 0.5

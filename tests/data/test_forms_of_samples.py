@@ -250,7 +250,7 @@ VECTORS = [
         ((VECTORS, LABELS), "X has to be an array"),
         ((VECTORS, np.array(LABELS)), "X has to be an array"),
         ((Table(VECTORS, LABELS), LABELS), "is a Table, which is not a sample"),
-        ([], "there are no samples"),
+        ([], "the data set has no samples"),
     ],
 )
 def test_what_holds_no_samples_is_refused_with_the_reason(data, reason):
