@@ -178,9 +178,15 @@ def test_npz_arrays_become_images_and_labels(tmp_path, shape, dtype, expected):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"train_labels": np.zeros((12, 14))}, r"train_labels are float64 \[12, 14\].*one whole number for each"),
+        (
+            {"train_labels": np.zeros((12, 14))},
+            r"train_labels are float64 \[12, 14\].*one whole number for each",
+        ),
         ({"train_images": np.zeros((12, 8, 8, 5))}, r"images are float64 \[8, 8, 5\] and uint8"),
-        ({"train_labels": None, "test_images": None}, "no array train_labels, test_images. Its arrays are"),
+        (
+            {"train_labels": None, "test_images": None},
+            "no array train_labels, test_images. Its arrays are",
+        ),
         ({"train_labels": np.array([{}] * 12, dtype=object)}, "Object arrays cannot be loaded"),
     ],
 )

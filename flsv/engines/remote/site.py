@@ -209,7 +209,9 @@ class Site:
                 f"its data module has {self._data.num_clients} clients, but a site is one client. Use OneClient()"
             )
         if self._data.missing_from_dictionary:
-            raise Refused(f"its data dictionary is not complete: {self._data.missing_from_dictionary}")
+            raise Refused(
+                f"its data dictionary is not complete: {self._data.missing_from_dictionary}"
+            )
         if self._data.has_inferred_dictionary:
             raise Refused(
                 "its table has no data dictionary. Infer its part with flsv data --write, merge all sites' parts with "
