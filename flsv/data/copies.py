@@ -144,20 +144,13 @@ def _own_copies(
 
 
 def _medians_of_others(numbers: Sequence[float]) -> list[float]:
-    """Return, for each of n numbers, the median of the others. It is 0 for a single number."""
-    num_others = len(numbers) - 1
-    if num_others == 0:
+    """Return the median of all other numbers for each number. It is 0 for a single number."""
+    if len(numbers) == 1:
         return [0.0]
-    order = np.argsort(numbers)
-    ranks = np.argsort(order)
-    ascending = np.asarray(numbers)[order]
-
-    # Without a number, those of higher ranks move down by one.
-    lower_middle = (num_others - 1) // 2
-    upper_middle = num_others // 2
-    lower = ascending[lower_middle + (ranks <= lower_middle)]
-    upper = ascending[upper_middle + (ranks <= upper_middle)]
-    medians: list[float] = ((lower + upper) / 2).tolist()
+    medians = []
+    for position in range(len(numbers)):
+        other_numbers = np.delete(numbers, position)
+        medians.append(float(np.median(other_numbers)))
     return medians
 
 

@@ -1,6 +1,5 @@
 """Samples that two clients have are found in any data that hold them, and equal ones by chance are not."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -18,7 +17,6 @@ from flsv.data import FederatedDataModule, Splits
 from flsv.data.copies import Copies, copies_in, find_copies
 from flsv.data.sample_hashes import hash_samples
 from flsv.federation.data_events import events_of_copies
-from flsv.metrics import ShadowShapley
 from helpers import warns
 from helpers.fits import fit
 from helpers.models import Plainest
@@ -317,36 +315,6 @@ def test_clients_with_few_different_rows_make_no_data_warning(num_values: int) -
     assert copies_in(federation) == []
 
 
-@pytest.mark.slow
-def test_a_fit_on_copied_arrays_says_not_to_pay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [make_inputs(seed) for seed in range(4)]
-    rows[3][:10] = rows[0][:10]
-    expected = "10 of 40"
-    loop = FederatedLoop(metrics={"value": ShadowShapley()}, seed=1)
-    federation = make_federation(rows)
-
-    with pytest.warns(UserWarning, match=f"samples of Lyon: {expected} are also samples of Turin"):
-        fit(
-            loop,
-            tmp_path,
-            make_module(),
-            federation,
-            rounds=1,
-        )
-
-    record = (tmp_path / "run.json").read_text()
-    (event,) = json.loads(record)["events"]
-    assert event["client"] == 0
-    assert event["others"] == [3]
-    assert event["kind"] == "shared"
-    output = capsys.readouterr().out
-    printed = " ".join(output.split())
-    assert "Do not pay by these values" in printed
-    assert f"Lyon and Turin ({expected} are also samples of Turin)" in printed
-
-
 def test_a_fit_that_tells_nobody_does_not_compare_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +345,7 @@ def copies_of_clients(*inputs):
     return find_copies(hashes)
 
 
-def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
+def test_samples_whose_inputs_are_all_nan_are_reported_as_such_and_are_no_copies():
     first_inputs = make_inputs(1, num_samples=12)
     second_inputs = make_inputs(2)
     first_inputs[:9] = torch.nan
@@ -391,7 +359,7 @@ def test_samples_whose_inputs_are_all_nan_are_told_as_such_and_are_no_copies():
     ]
 
 
-def test_samples_with_one_value_and_gaps_are_there_twice():
+def test_samples_with_one_value_and_gaps_may_be_repeated():
     inputs = make_inputs(1)
     inputs[:20] = torch.nan
     inputs[:20, 0] = 0.5

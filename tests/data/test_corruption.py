@@ -149,7 +149,7 @@ def corrupt_labels(corruption):
 
 
 def test_choice_of_a_client_that_does_not_exist_or_of_none_is_refused():
-    with pytest.raises(ConfigurationError, match=r"no client 7; clients are 0 \.\. 4"):
+    with pytest.raises(ConfigurationError, match=r"no client 7. The clients are 0 \.\. 4"):
         ClientChoice(clients=[0, 7]).chosen(5)
     with pytest.raises(ConfigurationError, match=r"none of 5 clients.* is 0\.1"):
         ClientChoice(fraction=0.05).chosen(5)

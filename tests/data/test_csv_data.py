@@ -47,10 +47,9 @@ def make_csv_data(tmp_path):
         (tmp_path / "rows.csv").write_text("\n".join([header, *lines]), "utf-8")
         if test_lines is not None:
             (tmp_path / "test.csv").write_text("\n".join([header, *test_lines]), "utf-8")
-            options["test_path"] = "test.csv"
+            options["test_path"] = str(tmp_path / "test.csv")
 
-        arguments = {"root": str(tmp_path), **options_of_kind, **options}
-        data = kind("rows.csv", **arguments)
+        data = kind(str(tmp_path / "rows.csv"), **{**options_of_kind, **options})
         data.setup("fit")
         return data
 
@@ -124,12 +123,12 @@ def test_character_data_cuts_text_into_pieces(make_csv_data):
         (
             TextData,
             {"lines": ["ship,sea,a", "earn, ,b"] * 2, "group": "desk"},
-            r"line 3, 5: 2 of 4 rows have no 'desk' \(groups\)",
+            r"line 3, 5: 2 of 4 rows have no value in 'desk' \(groups\)",
         ),
         (
             TextData,
             {"test_lines": ["crude,sea,oil"]},
-            r"line 2: 'crude' in target 'label', expected one of 2 classes",
+            r"line 2: 'crude' in the target 'label', expected one of 2 classes",
         ),
         (
             CharacterData,

@@ -151,54 +151,6 @@ def test_question_without_an_answer_is_refused(tmp_path: Path) -> None:
         read_clinics(tmp_path, dictionary)
 
 
-def test_kinds_of_the_dictionary_decide_how_columns_are_read(tmp_path: Path) -> None:
-    """Dates, and numbers that name something, need no further option."""
-    dictionary = make_dictionary()
-    dictionary["columns"] = {
-        "stay": {"kind": "days since came", "low": 0, "high": 90, "mean": 5, "scale": 4},
-        "zip": {"categories": ["01067", "80331"]},
-    }
-    texts = {
-        "stay": ["2024-03-02", "2024-03-05", "2024-07-09", "2024-03-09"],
-        "came": ["2024-03-01"] * 4,
-        "zip": ["01067", "80331"] * 2,
-        "died": ["no", "yes"] * 2,
-    }
-    file = tmp_path / "Lyon.csv"
-    pd.DataFrame(texts).to_csv(file, index=False)
-
-    def read() -> Any:
-        data = FederatedDataModule(
-            clients={"Lyon": str(file), "Graz": str(file)},
-            labels="died",
-            dictionary=dictionary,
-            splits=Splits(server_val=0.0),
-        )
-        data.setup("fit")
-        return data
-
-    with pytest.raises(
-        ConfigurationError,
-        match="Lyon.csv, line 4: '2024-07-09' in 'stay', expected days since came from 0 to 90",
-    ):
-        read()
-    dictionary["columns"]["stay"]["high"] = 365
-    inputs, _ = read()._source.tensors
-    first_row, second_row = inputs[:2].tolist()
-    assert first_row == [-1, 1, 0, 0, 0]
-    assert second_row == [-0.25, 0, 1, 0, 0]
-
-
-def test_column_of_another_kind_is_refused_by_its_file(tmp_path: Path) -> None:
-    dictionary = make_dictionary()
-    dictionary["columns"]["ward"] = {"kind": "truth values"}
-
-    with pytest.raises(
-        ConfigurationError, match=r"ward: .*Boston.csv, line 2: the other fields are truth"
-    ):
-        read_clinics(tmp_path, dictionary, ward=["True", "False"] * 2)
-
-
 def test_rows_of_a_patient_of_the_dictionary_stay_together(tmp_path: Path) -> None:
     rows = {name: cells * 15 for name, cells in ROWS.items()}
     rows["case"] = [str(row // 3) for row in range(60)]

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flsv.cli import main
 from flsv.data import Column, Dictionary, FederatedDataModule, OneClient, Splits
 from flsv.data.tables.inference import inferred_column, isolated_numbers
 from flsv.data.tables.merger import merge
@@ -309,56 +308,23 @@ def test_site_with_one_class_is_told_how_to_name_both() -> None:
     assert inferred.class_counts == (NUM_ROWS, 0)
 
 
-@pytest.mark.slow
-def test_merged_dictionary_with_a_question_answered_in_it_alone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A column may be excluded there. Its kind needs new dictionaries, by which the sites' columns are read."""
-    monkeypatch.chdir(tmp_path)
-    for name, words in {"Boston": ["0", "1"], "Lyon": ["no", "yes"]}.items():
-        columns = {**make_columns(), "smoker": np.resize(words, NUM_ROWS)}
-        pd.DataFrame(columns).to_csv(f"{name}.csv", index=False)
+def test_questions_are_answered_by_excluding_the_column_but_its_kind_alone_is_incomplete() -> None:
+    dictionary_by_site = {
+        "Boston": infer_with_words(["0", "1"]),
+        "Lyon": infer_with_words(["no", "yes"]),
+    }
+    plain = merge(dictionary_by_site)[0].to_plain()
 
-    def infer_and_merge(answers: str) -> None:
-        Path("answers.yaml").write_text(answers)
-        for name in ("Boston", "Lyon"):
-            main(
-                [
-                    "data",
-                    f"--data.source={tmp_path}/{name}.csv",
-                    "--data.labels=died",
-                    "--data.partitioner=OneClient",
-                    "--data.splits.server_val=0",
-                    "--data.dictionary=answers.yaml",
-                    f"--write={name}.yaml",
-                ]
-            )
-            assert str(tmp_path) not in Path(f"{name}.yaml").read_text()
-        main(["data", "--merge", "Boston.yaml", "Lyon.yaml", "--write=merged.yaml"])
+    excluded = Dictionary.from_plain({**plain, "excluded": {"x": "no question"}})
+    with_kind = {**plain["columns"], "x": {"kind": "categories"}}
+    incomplete = Dictionary.from_plain({**plain, "columns": with_kind, "excluded": {}})
 
-    infer_and_merge("columns: {}")
-    merged = Dictionary.from_file("merged.yaml")
-    (question,) = merged.questions
-    assert question.startswith("smoker: ")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "You can exclude a column in the merged dictionary" in printed
-
-    excluded = Path("merged.yaml").read_text().replace('"? ', '"left out: ')
-    Path("excluded.yaml").write_text(excluded)
-    answers = Dictionary.from_file("excluded.yaml")
-    assert answers.is_complete
-    assert not answers.questions
-
-    completed = {**merged.to_plain(), "excluded": {}}
-    completed["columns"]["smoker"] = {"kind": "categories"}
-    assert "categories of 'smoker' are missing" in Dictionary.from_plain(completed).missing_parts
-    assert "merge again" in Dictionary.from_plain(completed).missing_parts
-
-    infer_and_merge('columns: {smoker: {categories: ["0", "1", "no", "yes"]}}')
-    assert Dictionary.from_file("merged.yaml").is_complete
+    assert excluded.is_complete
+    assert not excluded.questions
+    assert "categories of 'x' are missing" in incomplete.missing_parts
 
 
-def test_question_of_an_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
+def test_inferred_dictionary_has_no_local_path(tmp_path: Path) -> None:
     columns = make_columns()
     columns["hb"][3] = -999
     file = tmp_path / "Lyon.csv"

@@ -184,7 +184,7 @@ def test_pathological_partitioner_gives_each_client_its_number_of_classes(client
     few_of_class_0 = [0, 0, 1, 1, 1, 1, 1, 1]
     few_samples = torch.tensor(few_of_class_0)
 
-    with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* holders"):
+    with pytest.raises(ConfigurationError, match="class 0 has fewer samples than its .* clients"):
         count_by_client_and_class(PathologicalPartitioner(7, 2), few_samples, 2)
 
 

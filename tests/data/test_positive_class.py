@@ -243,7 +243,7 @@ def test_positive_class_of_numeric_labels_is_class_1(tmp_path):
 
 def test_pos_label_of_a_wrapped_data_module_is_the_positive_class(tmp_path):
     (tmp_path / "a.csv").write_text("label,text\n" + "ham,hello\nspam,buy\nham,hi\n" * 9)
-    texts = TextData("a.csv", root=str(tmp_path), pos_label="ham")
+    texts = TextData(str(tmp_path / "a.csv"), pos_label="ham")
 
     data = FederatedDataModule(texts, OneClient())
     data.setup("fit")

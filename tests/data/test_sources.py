@@ -177,12 +177,12 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
     [
         ({"clients": {"a": HERE}}, "data of at least 2 clients by name"),
         ({"clients": {"a": HERE, "b": HERE}, "source": "mnist"}, "without source and groups"),
-        ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': there are no samples"),
+        ({"clients": {"a": HERE, "b": (X[:0], Y[:0])}}, "client 'b': the data set has no samples"),
         ({"clients": {"a": HERE, "b": (X[:, :3], Y)}}, "those of 'a' .*those of 'b' "),
         ({"clients": {"a": HERE, "a ": HERE}}, "The clients' names are .* have to be different"),
         (
             {"source": HERE, "val": DataLoader(HERE)},
-            "val: .* Instead of a DataLoader give loader.dataset",
+            "val: .* Instead of a DataLoader, give loader.dataset",
         ),
         ({"source": "mnist"}, "data.files.download true"),
         ({"source": (X[:4], Y[:4])}, "gives the clients 1, 1, 1, 1, 0 of 4 samples"),
@@ -194,7 +194,7 @@ TABLE = Frame(age=[*range(40)], sex=[*"fm"] * 20, ill=[0, 1] * 20)
         ({"source": TABLE, "labels": "ill", "groups": "ill"}, "'ill' .groups. is also the target"),
         (
             {"source": TABLE, "labels": "sex", "dictionary": {"task": "regression"}},
-            "in target 'sex', expected a number",
+            "in the target 'sex', expected a number",
         ),
     ],
 )
@@ -361,7 +361,7 @@ def test_sampler_of_a_wrapped_loader_selects_samples_and_its_order_is_dropped():
     with_replacement = RandomSampler(DATA, replacement=True)
     for sampler, order in (
         (with_replacement, " RandomSampler, but flsv shuffles"),
-        (SequentialSampler(DATA), r"in their order \(shuffle=False\)"),
+        (SequentialSampler(DATA), r"does not shuffle samples"),
     ):
         loader = DataLoader(DATA, batch_size=2, sampler=sampler)
         with pytest.warns(UserWarning, match=order):

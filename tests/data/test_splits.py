@@ -244,7 +244,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "no such column": (
         {"server_val": HeldOut("fold", 1)},
-        r"has no column 'fold' \(splits\)",
+        r"has no column 'fold', which is named in splits",
     ),
     "no date": (
         {"server_val": HeldOut("split", since="2024-01-01")},

@@ -108,7 +108,7 @@ def test_samples_of_a_stream_are_neither_held_out_nor_read_into_memory(options, 
 
 
 def test_stream_that_ends_early_or_cannot_begin_anew_is_told():
-    with pytest.raises(RuntimeError, match="has ended after 5 of 8 samples"):
+    with pytest.raises(RuntimeError, match="has ended after 5 samples, but .*samples=8"):
         list(Stream(range(5), samples=8))
     with pytest.raises(ConfigurationError, match="a list_iterator can be read only once"):
         Stream(iter([1, 2, 3]), samples=2)

@@ -143,16 +143,12 @@ def test_marks_of_gaps_match_any_notation_of_a_number(tmp_path: Path) -> None:
     [
         (["81,5", "78.0", "90"], "line 2: is '81,5' a number in another format"),
         (["1 234,5", "78,5", "1\u202f250"], "a number in another format"),
-        (["1'234.5", "78.5", "90"], "a number in another format"),
-        (POINTS, "does the point of '25.548' separate thousands"),
         (["-1.412", "", "0"], "does the point of '-1.412' separate thousands"),
         (
             [*map(str, range(20)), "<1.5"],
             "line 22: the other fields are whole numbers, but this one is '<1.5'",
         ),
-        (["31.12.2023", "1.2.2024", ""], "has dates, such as '31.12.2023'"),
         (["2023-12-31 10:00", ""], "has dates, such as '2023-12-31 10:00'"),
-        (["Male", "male", "other"], "Boston.csv has 'Male', 'male', which look like spellings"),
         (["St", "St."], "look like spellings of one"),
     ],
 )
@@ -188,12 +184,9 @@ def test_columns_of_unclear_meaning_are_asked_about(
     ("texts", "kind"),
     [
         (["30", "4.5", "-1e3", ""], "numbers"),
-        (["+0.5", "+1", "0"], "numbers"),
-        (["+4930", "+4940"], "categories"),
         (["1.412", "0.873"], "numbers"),
         (["1.412", "1000"], "numbers"),
         (["7", "8", "NA"], "whole numbers"),
-        (["-8", "12", "-07"], "categories"),
         (["1.2.3", "1.2.4", "2.0.1"], "categories"),
         (["True", "False", ""], "truth values"),
         ([f"x{row}" for row in range(50)], "categories"),

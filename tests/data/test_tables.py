@@ -141,11 +141,6 @@ def make_objects(values: list[Any]) -> pd.Series:
     [
         (make_dates, "has dates, such as '2020-01-01'"),
         (lambda: make_objects([1, "1"]), "has values of several types"),
-        (lambda: ["1,5", "2,5"] * 30, "row 0: is '1,5' a number in another format"),
-        (
-            lambda: [np.inf, *range(59)],
-            "row 0: the other fields are numbers, but this one is 'inf'",
-        ),
     ],
 )
 def test_column_of_unusable_values_is_asked_about_unless_excluded(
@@ -163,36 +158,6 @@ def test_column_of_unusable_values_is_asked_about_unless_excluded(
     dictionary = {"excluded": ["odd"]}
     data = set_up_data(frame, labels="ill", dictionary=dictionary)
     assert data.input_shape == (1,)
-
-
-@pytest.mark.parametrize(
-    "coding",
-    [
-        (True, False),
-        ("no", "yes."),
-        ("dead",),
-    ],
-    ids=str,
-)
-def test_two_codings_of_a_target_are_refused_by_table_unless_all_classes_are_named(
-    coding: tuple[Any, ...],
-) -> None:
-    ages = np.random.default_rng(0).normal(size=40)
-    clients: dict[str, Any] = {}
-    for client in ("Boston", "Lyon", "Osaka", "Quito"):
-        labels = coding if client == "Lyon" else ("no", "yes")
-        labels_as_objects = np.array(labels, dtype=object)
-        clients[client] = pd.DataFrame({"age": ages, "ill": np.resize(labels_as_objects, 40)})
-
-    message = "The target 'ill' is .* at Lyon, and no other site"
-    if "yes." in coding:
-        message = r"'yes' \(.*\), 'yes\.' \(.*Lyon.*\), which look like spellings of one name"
-    with pytest.raises(ConfigurationError, match=message):
-        set_up_data(clients=clients, labels="ill")
-
-    classes = list(dict.fromkeys(["no", "yes", *map(str, coding)]))
-    data = set_up_data(clients=clients, labels="ill", dictionary={"classes": classes})
-    assert sorted(data.class_names) == sorted(classes)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_values_of_samples_are_those_of_the_samples_drawn(tmp_path: Path) -> Non
 def test_weighted_sampler_of_another_number_of_weights_is_refused() -> None:
     with pytest.raises(
         ConfigurationError,
-        match=f"WeightedRandomSampler has 3 weights, and the training data have {SAMPLES}",
+        match=f"WeightedRandomSampler has 3 weights, but the training data have {SAMPLES}",
     ):
         make_weighted_data(Weighted(weights=torch.ones(3)))
 
@@ -211,7 +211,7 @@ def test_client_without_enough_weights_above_0_is_refused() -> None:
 
     # One sample can be drawn again and again, and not without replacement.
     make_weighted_data(Weighted(weights=one_weight))
-    with pytest.raises(ConfigurationError, match="Client 1 has too few samples"):
+    with pytest.raises(ConfigurationError, match="samples of client 1, but only"):
         make_weighted_data(Weighted(weights=one_weight, replacement=False))
 
 

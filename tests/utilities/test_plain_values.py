@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ PAIRS = {
     "a tensor's type": (ZEROS, ZEROS.int()),
     "a tensor's sign of 0": (ZEROS, -ZEROS),
     "where a tensor ends": ([ZEROS[:1], ZEROS[:3]], [ZEROS[:3], ZEROS[:1]]),
+    "the middle of a large array": (np.zeros(2000), np.eye(1, 2000, 1000)[0]),
     "no tensor": (ZEROS[:0], ZEROS[:0].view(0, 2)),
 }
 

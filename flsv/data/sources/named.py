@@ -298,11 +298,10 @@ def _split_of(path: Path, split: str, arrays: dict[str, np.ndarray]) -> TensorDa
     if images.dtype == np.uint8:
         inputs = image_tensor(images, mean=[0.5], std=[0.5])
         return tensor_set(inputs, label_vector)
-    pixels = torch.from_numpy(images.astype(np.float32))
     if is_gray:
-        return tensor_set(pixels[:, None], label_vector)
-    channels_first = pixels.permute(0, 3, 1, 2).contiguous()
-    return tensor_set(channels_first, label_vector)
+        images = images[..., None]
+    pixels = torch.from_numpy(images.astype(np.float32))
+    return tensor_set(pixels.permute(0, 3, 1, 2).contiguous(), label_vector)
 
 
 def folder(path: Path, image_size: int = 224) -> SourceData:
