@@ -303,8 +303,8 @@ def game_of(
     store: CoalitionStore,
     run: MeasuredRun,
 ) -> Game:
-    """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds that have values
-    of the metric.
+    """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds in which the
+    metric has values.
     """
     due_rounds = metric.rounds_to_value(store.rounds[-1] + 1)
     rounds = [round_index for round_index in store.rounds if round_index in due_rounds]

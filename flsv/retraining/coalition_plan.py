@@ -73,7 +73,7 @@ from flsv.values.coalition_files import (
 
 #: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
-#: A coalition's fit is stopped if no round begins for as long as the run's first round took, plus this number of seconds.
+#: A coalition's fit is stopped if no round begins for the duration of the run's first round plus this many seconds.
 MAX_EXTRA_WAIT = 60.0
 #: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
 #: client is trained alone, and if all coalitions are trained.

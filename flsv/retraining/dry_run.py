@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -42,6 +43,8 @@ _SHARED_TYPES = (
     DataLoader,
     Optimizer,
 )
+#: The folder of flsv's own code.
+_PACKAGE = Path(__file__).parents[1]
 
 
 class NotRepeatable(Exception):
@@ -214,7 +217,7 @@ def _place_of(error: Exception) -> str:
     not in a library.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_of_library = any(folder in frame.filename for folder in ("site-packages", "/flsv/"))
-        if not is_of_library:
+        is_of_flsv = Path(frame.filename).is_relative_to(_PACKAGE)
+        if not is_of_flsv and "site-packages" not in frame.filename:
             return f" at {frame.filename}:{frame.lineno} ({frame.name})"
     return ""
