@@ -25,7 +25,7 @@ from flsv.engines.engine import Engine
 from flsv.results.folder import CONTRIBUTIONS, RECORD
 from flsv.results.record import read_record
 from flsv.results.round_result import ALL_DIVERGED, NO_UPDATE
-from flsv.sampling.base import checked_probabilities, cohort_of
+from flsv.sampling.base import checked_probabilities, draw_cohort
 from flsv.server.checks import check_space
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import NoModel, RoundServer
@@ -34,7 +34,7 @@ from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.formats import CHECKPOINT_FORMAT, package_versions
 from flsv.utilities.host_copies import on_host
-from flsv.utilities.seeding import generator_for, seed_global_rngs
+from flsv.utilities.seeding import seed_global_rngs
 
 if TYPE_CHECKING:
     from flsv.metrics import PrivacyLoss
@@ -154,15 +154,7 @@ class FederationRun:
         # The values are stored, since metrics are updated before an aggregator needs this cohort's probabilities.
         self._priors = self.metrics.with_priors()
         num_earlier_messages = len(self.channel.messages)
-        state.cohort = cohort_of(
-            sampler=self.config.sampler,
-            num_clients=state.num_clients,
-            contributions=self._priors,
-            generator=generator_for(state.seed, "cohort", state.round_index),
-            round_index=state.round_index,
-            clients=self.clients,
-            model=state.model(),
-        )
+        state.cohort = draw_cohort(self.config.sampler, state, self._priors, self.clients)
         # Messages of the draw are counted in the coming round, and saved in the checkpoint before that round.
         state.pending_traffic = self.channel.pop_since(num_earlier_messages)
 
@@ -295,9 +287,9 @@ class FederationRun:
         state = self.state
         engine = self.engine
         with self._warnings_once():
-            round = self.server.finish(round, state)
             clients_with_updates = [update.client_id for update in engine.updates]
-            state.complete(round, [*engine.broken_clients, *clients_with_updates])
+            senders = [*engine.broken_clients, *clients_with_updates]
+            round = self.server.complete(round, state, senders)
             self._evaluate_clients()
         engine.agree(round, state.model(), self.metrics.contributions)
         engine.end_round(state.model())

@@ -1,4 +1,4 @@
-"""TrainingAfterTheRun: trains coalitions when a run has ended, for metrics that need their models."""
+"""TrainingAfterTheRun: trains coalitions after the end of a run, for metrics that need the coalitions' models."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from flsv.models.classifier import ClassifierClient
 from flsv.retraining.coalition_fit import metrics_in_use
 from flsv.retraining.coalition_store import EARLIER_FOLDER, CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, KeptRun
-from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
+from flsv.retraining.dry_run import DryRunResult
 from flsv.retraining.train_fits import CoalitionTraining
-from flsv.retraining.trial import Findings
+from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.scores.performance import CLASSIFICATION, ModelScore
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.values.coalition_files import Outputs, Training, measure_name, outputs_name
 from flsv.values.query import Game
 
-#: Seconds between two log lines about the trainings' progress.
+#: Seconds between two log lines on the progress of training.
 PAUSE_SECONDS = 10.0
-#: The most entries of outputs that are stored if all coalitions are trained. Only errors are computed from them then.
+#: The largest number of output elements that are stored if all coalitions are trained. They then serve for the values'
+#: standard errors only.
 MAX_STORED_OUTPUTS = 2**24
 
 
 def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]:
-    """Return each performance measure by which the metrics score coalitions' models, ``{name: measure}``."""
+    """Return the performance measures by which the metrics score coalitions' models, ``{name: measure}``."""
     measures = {measure_name(metric.measured_by): metric.measured_by for metric in metrics}
-    # One measure of a classifier's outputs brings all, since flsv retrain shows shares by each of them.
+    # If one is a measure of a classifier, all of these are added, since flsv retrain reports shares by each of them.
     has_classification_measure = any(name in CLASSIFICATION for name in measures)
     if has_classification_measure:
         measures |= {name: name for name in CLASSIFICATION}
@@ -52,7 +53,7 @@ def measures_of(metrics: Iterable[ShadowShapley]) -> dict[str, str | ModelScore]
 
 
 class NoValues(Exception):
-    """Error: coalitions are missing, and why."""
+    """Error: there are no values, for the given reason, because models of coalitions are missing."""
 
     def __init__(self, reason: str, interrupted: bool = False) -> None:
         super().__init__(reason)
@@ -64,28 +65,29 @@ class TrainingAfterTheRun:
     """Training of coalitions after a run, for metrics that need the coalitions' models."""
 
     metrics: Mapping[str, ShadowShapley]
-    #: The coalitions to train, bool ``[K, n]``, the empty and the full one first.
+    #: The coalitions to train, bool ``[K, n]``. The first two are the empty coalition and that of all clients.
     masks: Tensor
     store: CoalitionStore
     run_copy: CopyOfRun
-    findings: Findings
-    #: A hash of the weights from which a resumed run has started. Coalitions must start from the same.
+    dry_run_result: DryRunResult
+    #: A hash of the initial weights of a resumed run, from which coalitions must start, too. None: the run was not
+    #: resumed.
     start_hash: str | None
-    #: The run's model ``[P]`` after a round, which the coalition of all clients must reach.
+    #: The index of a round, and the run's model ``[P]`` after it, which the coalition of all clients must reproduce.
     checked_round: int
     checked_model: Tensor | None
     space: ParameterSpace
-    #: Seconds after which a coalition is given up if no round begins.
+    #: The fit of a coalition is stopped after this number of seconds without the begin of a round.
     max_wait: float
-    #: Sentences on why the values may be wrong.
+    #: Sentences that say why the values may be wrong.
     consistency_warnings: list[str] = field(default_factory=list)
     _is_on_cpu: bool = False
 
     def train(self, run: MeasuredRun) -> Tensor:
-        """Train the coalitions that the store lacks, and return all of them, bool ``[K, n]``.
+        """Train the coalitions that are missing in the store, and return all coalitions, bool ``[K, n]``.
 
         Raises:
-            NoValues: the training was interrupted, or one has failed.
+            NoValues: the training was interrupted, or the fit of a coalition has failed.
         """
         self._is_on_cpu = run.trainer.strategy.root_device.type == "cpu"
         _empty, grand, *_ = members_of(self.masks)
@@ -96,49 +98,53 @@ class TrainingAfterTheRun:
         kept_run = KeptRun(run.trainer)
         try:
             self._train_missing(training, run)
-            self._compare_with_run(training, self._coalitions_to_train(), run)
+            self._compare_with_run(training, run)
             self._compare_first_updates(training, run.trainer)
             if training.changed_tensors:
                 paths = listed(sorted(training.changed_tensors))
                 self.consistency_warnings.append(
-                    f"while coalitions trained, {paths} changed, which the program keeps outside of the module, so "
-                    "that one may have seen what another has left there"
+                    f"training of coalitions has changed {paths}, which the program keeps outside of the module. So a "
+                    "coalition may have used what another coalition has left there"
                 )
         except KeyboardInterrupt:
             done = self.store.progress(run.seed, self._coalitions_to_train())
-            reason = f"Their training was interrupted: {done} are trained{_rest(run)}"
+            reason = f"The training of coalitions was interrupted: {done} are trained{_rest(run)}"
             raise NoValues(reason, interrupted=True) from None
-        except ConfigurationError as error:  # the federation itself is trained
+        except ConfigurationError as error:  # raised as NoValues: the run itself has ended well
             advice = "flsv retrain trains the coalitions that are missing."
             raise NoValues(f"{error} {advice}") from error
         finally:
             has_changed_run = kept_run.restore()
         if has_changed_run:
             self.consistency_warnings.append(
-                "the run's own module or optimizers have changed while coalitions were trained, and are as before. So "
-                "coalitions share tensors with the run: copy what a data set or a global holds of the module"
+                "the training of coalitions has changed the run's own module or optimizers, which were restored. So "
+                "coalitions share tensors with the run: let data sets and globals hold copies of the module's tensors"
             )
         for consistency_warning in self.consistency_warnings:
             rank_zero_warn(f"{', '.join(self.metrics)}: {consistency_warning}.")
         return self.masks
 
     def _coalitions_to_train(self) -> list[Members]:
-        """Return the members of all coalitions but the empty and the full one, which are the run's."""
+        """Return all coalitions except the empty one and that of all clients, whose models are the run's."""
         return members_of(self.masks)[2:]
 
     def _train_missing(self, training: CoalitionTraining, run: MeasuredRun) -> None:
-        """Train the coalitions that the store lacks, and then the halves that are chosen by their outputs."""
-        # The run's own two are missing if a kill has lost them.
+        """Train the coalitions that are missing in the store, and then the complementary coalitions (halves) that the
+        metric chooses by their outputs.
+        """
+        # The run's own two coalitions are missing if the run was killed before they were stored.
         coalitions = members_of(self.masks)
         with _Progress(run.trainer, self.store.missing(run.seed, coalitions)) as progress:
-            training.train(coalitions, [run.seed], self.store, progress)
+            training.train(coalitions, self.store, progress)
             halves = self._choose_halves(run)
             if len(halves):
                 self.masks = torch.cat([self.masks, halves])
-                training.train(self._coalitions_to_train(), [run.seed], self.store, progress)
+                training.train(self._coalitions_to_train(), self.store, progress)
 
     def _choose_halves(self, run: MeasuredRun) -> Tensor:
-        """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``, often none."""
+        """Return the halves that the metric chooses by the trained models' outputs, bool ``[K, n]``. K is 0 for other
+        designs of coalitions.
+        """
         metric, *_ = self.metrics.values()  # all metrics train the same coalitions
         game = game_of(metric, self.masks, self.store, run)
         if game.score is None:
@@ -152,126 +158,124 @@ class TrainingAfterTheRun:
         )
 
     def _make_training(self, run: MeasuredRun) -> CoalitionTraining:
-        """Return the training of coalitions by fits of the run's copies."""
         measures = measures_of(self.metrics.values())
         effects = {}
         for name, measure in measures.items():
             evaluator = run.games.evaluator_of(measure)
             if evaluator.effects is not None:
                 effects[name] = evaluator.effects
-        order = FitOrder(
+        job = TrainingJob(
             members=tuple(range(run.data.num_clients)),
             seed=run.seed,
             rounds=tuple(self.store.rounds),
             max_wait=self.max_wait,
             effects=effects,
+            validates=self.dry_run_result.needs_validations,
+            keeps_checkpoints=self.dry_run_result.needs_checkpoints,
         )
         return CoalitionTraining(
-            CopiedFits(lambda seed: self.run_copy, measures),
-            self.findings.applied(order),
+            CopiedFits(self.run_copy, measures),
+            job,
             num_samples=run.data.num_samples.tolist(),
             start_hash=self.start_hash,
         )
 
-    def _compare_with_run(
-        self, training: CoalitionTraining, coalitions: Sequence[Members], run: MeasuredRun
-    ) -> None:
-        """Train the run's first rounds once more, and compare the models. If only validations make them equal, train
-        the coalitions again with validations.
+    def _compare_with_run(self, training: CoalitionTraining, run: MeasuredRun) -> None:
+        """Check that the coalition of all clients reproduces the run's first rounds. If it does so only with
+        validations, train all coalitions again with validations.
         """
         if run.changes:
-            # The run's first rounds had other settings, so that its model is known to be another.
+            # The run's first rounds had other settings, so its model cannot be reproduced.
             self.consistency_warnings.append(
-                f"the run has gone on with other settings ({'; '.join(run.changes)}), and coalitions are trained with "
-                "the present ones from their first round on, so that the values are not quite the run's. flsv fit with "
-                "the present settings from the start brings values of one history"
+                f"the run was resumed with other settings ({'; '.join(run.changes)}), but coalitions are trained with "
+                "the present settings from their first round on. So the values are only approximately those of the "
+                "run. For exact values, start flsv fit with the present settings"
             )
             return
 
         ranks = ranks_of(run.trainer)
-        consistency_warnings: list[str] = []
+        difference: str | None = None
         needs_validations = False
         if ranks.rank == 0:
-            consistency_warning = self._difference_by_repetition(training, training.is_whole)
-            if consistency_warning is not None and not training.is_whole:
-                consistency_warning = self._difference_by_repetition(training, is_whole=True)
-                needs_validations = consistency_warning is None
-            if consistency_warning is not None:
-                consistency_warnings.append(consistency_warning)
-        self.consistency_warnings += ranks.broadcast(
-            0, consistency_warnings, "the comparison with the run"
-        )
+            difference = self._difference_by_repetition(training, training.job.validates)
+            if difference is not None and not training.job.validates:
+                difference = self._difference_by_repetition(training, validates=True)
+                needs_validations = difference is None
+        difference = ranks.broadcast(0, difference, "the comparison with the run")
+        if difference is not None:
+            self.consistency_warnings.append(difference)
         if ranks.broadcast(0, needs_validations, "whether coalitions need validations"):
-            training.is_whole = True
+            training.job = replace(training.job, validates=True)
+            coalitions = self._coalitions_to_train()
             self.store.discard(run.seed, coalitions)
-            training.train(coalitions, [run.seed], self.store)
+            training.train(coalitions, self.store)
 
     def _compare_first_updates(self, training: CoalitionTraining, trainer: L.Trainer) -> None:
-        """Compare clients' first updates in coalitions with the run's."""
+        """Check that clients' first updates in coalitions are equal to those in the run."""
         module = trainer.lightning_module
         weighs_classes = isinstance(module, ClassifierClient) and module.is_balanced
         excludes_callbacks = any(metric.excluded_callbacks for metric in self.metrics.values())
         if weighs_classes or excludes_callbacks:
-            return  # coalitions are meant to train otherwise
+            return  # updates in coalitions differ by intention
         norms_of_rank = find_loop(callbacks_of(trainer)).run.engine.first_updates
         norms_of_run: dict[int, Tensor] = {}
         for norms_by_client in ranks_of(trainer).all_gather(norms_of_rank, "the first updates"):
             norms_of_run |= norms_by_client
 
         tolerance = 0.0 if self._is_on_cpu else MAX_ROUNDING
-        changed_entry_by_client = {}
+        parameter_by_client = {}
         for norms_by_client in training.first_updates.values():
             for client in norms_by_client.keys() & norms_of_run.keys():
                 norms = norms_by_client[client]
                 is_same = norms.isclose(norms_of_run[client], rtol=tolerance, atol=0.0)
                 if not is_same.all():
-                    first_entry = int(is_same.int().argmin())
-                    changed_entry_by_client[client] = self.space.names[first_entry]
-        if changed_entry_by_client:
-            clients = listed(
-                f"{client} ({name})" for client, name in changed_entry_by_client.items()
-            )
+                    first_difference = int(is_same.int().argmin())
+                    parameter_by_client[client] = self.space.names[first_difference]
+        if parameter_by_client:
+            clients = listed(f"{client} ({name})" for client, name in parameter_by_client.items())
             self.consistency_warnings.append(
                 f"clients train otherwise in the first round of coalitions than in that of the run: {clients}. "
-                "Training depends on who else takes part, or on what passes from client to client and the module does "
-                "not hold, such as a global, a cache, a class attribute or a file"
+                "Training depends on which other clients take part, or on data that pass from client to client outside "
+                "of the module, such as in a global, a cache, a class attribute or a file"
             )
 
-    def _difference_by_repetition(self, training: CoalitionTraining, is_whole: bool) -> str | None:
-        """Train the run's first rounds by a coalition of all clients. Return a sentence if the model is not the run's.
-        ``is_whole``: with validations.
+    def _difference_by_repetition(self, training: CoalitionTraining, validates: bool) -> str | None:
+        """Train the run's first rounds by a coalition of all clients, with or without validations. Return a sentence if
+        its model differs from the run's.
         """
         if self.checked_model is None:
             return None
-        order = replace(
-            training.order,
+        job = replace(
+            training.job,
             rounds=(self.checked_round,),
             scores_rounds=False,
             returns_models=True,
-            is_whole=is_whole,
+            validates=validates,
         )
         result: FitResult | FitFailed
         try:
-            ((_, result),) = training.trainer.train([order])
-        except ConfigurationError as error:  # the coalitions themselves are trained
+            ((_, result),) = training.trainer.train([job])
+        except (
+            ConfigurationError
+        ) as error:  # a warning is enough: the coalitions themselves are trained
             result = FitFailed(str(error))
         subject = (
             f"the coalition of all clients, trained once more for {self.checked_round + 1} rounds"
         )
         if isinstance(result, FitFailed):
-            return f"{subject}, has failed ({result}), so that nothing shows that coalitions are like the run"
+            return f"{subject}, has failed ({result}), so it is not known whether coalitions are trained as the run is"
         difference = self._describe_difference(result, self.checked_model)
         if difference is None:
             return None
         return (
-            f"{subject}, came to another model than the run ({difference}). Training depends on something that "
-            "Trainer, module and callbacks do not hold, such as a global, a class attribute, an environment variable, "
-            "a file or a data set that changes, and the values with it"
+            f"{subject}, came to another model than the run ({difference}). Training, and so the values, depend on "
+            "something outside of Trainer, module and callbacks, such as a global, a class attribute, an environment "
+            "variable, a file or a data set that changes"
         )
 
     def _describe_difference(self, result: FitResult, expected_model: Tensor) -> str | None:
-        """Describe how the model that a fit has trained differs from ``expected_model [P]``. None: it does not, or
-        only by rounding on a GPU.
+        """Describe how the model of a fit differs from ``expected_model [P]``. Return None if they are equal, or if
+        they differ only by rounding on a GPU.
         """
         assert result.models is not None
         model = result.models.trained
@@ -290,7 +294,7 @@ class TrainingAfterTheRun:
         distance = float((model - expected_model).double().norm())
         training_distance = float((expected_model - initial_model).double().norm())
         percent = 100 * distance / max(training_distance, 1e-30)
-        return f"{percent:.2g} % of the way that training went, first in {first_name!r}"
+        return f"{percent:.2g} % of the way from the initial model to the run's, first in {first_name!r}"
 
 
 def game_of(
@@ -299,7 +303,9 @@ def game_of(
     store: CoalitionStore,
     run: MeasuredRun,
 ) -> Game:
-    """Return the game of a metric, of coalitions ``masks [K, n]`` after those rounds of a store that it values."""
+    """Return the game of a metric, of the coalitions ``masks [K, n]`` after those of the store's rounds in which the
+    metric has values.
+    """
     due_rounds = metric.rounds_to_value(store.rounds[-1] + 1)
     rounds = [round_index for round_index in store.rounds if round_index in due_rounds]
     score = None
@@ -309,7 +315,7 @@ def game_of(
 
 
 def output_score(metric: ShadowShapley, games: Any) -> OutputScore | None:
-    """Return the score of ``metric`` as a function of outputs, None if there are none."""
+    """Return the score of ``metric`` as a function of models' outputs. None if it is not computed from outputs."""
     evaluator = games.evaluator_of(metric.measured_by)
     return OutputScore.for_evaluator(evaluator, metric.measured_by)
 
@@ -319,25 +325,24 @@ def open_store(
     metrics: Mapping[str, ShadowShapley],
     masks: Tensor,
     start_hash: str,
-    # A model's outputs, of as many entries as each has.
+    # The outputs of one model, whose sizes are those of every model's outputs.
     outputs: Outputs,
 ) -> CoalitionStore:
-    """Open the store of a run's coalitions ``masks``. A file of other settings is replaced."""
+    """Open the store of a run's coalitions ``masks [K, n]``. Stored coalitions of other settings are removed."""
     names = list(measures_of(metrics.values()))
     num_coalitions, num_clients = masks.shape
     are_all_trained = num_coalitions == 2**num_clients
+    can_predict = favors_nobody(masks)
     measures_with_outputs = set()
     for metric in metrics.values():
         name = outputs_name(metric.measured_by)
-        if (
-            name not in outputs
-            or not favors_nobody(masks)
-            or output_score(metric, run.games) is None
-        ):
+        is_of_outputs = name in outputs and output_score(metric, run.games) is not None
+        if not can_predict or not is_of_outputs:
             continue
-        # If all are trained, no outputs are predicted. The values' errors are still computed from them, if it is cheap.
-        num_entries = num_coalitions * MAX_VALUED_ROUNDS * outputs[name].numel()
-        is_cheap = not metric.per_class and num_entries <= MAX_STORED_OUTPUTS
+        # If all coalitions are trained, outputs are stored for the values' standard errors only, and only if they are
+        # small.
+        num_elements = num_coalitions * MAX_VALUED_ROUNDS * outputs[name].numel()
+        is_cheap = not metric.per_class and num_elements <= MAX_STORED_OUTPUTS
         if is_cheap or not are_all_trained:
             measures_with_outputs.add(name)
     return CoalitionStore(
@@ -350,7 +355,7 @@ def open_store(
 
 
 def _settings_of_training(run: MeasuredRun) -> dict[str, str]:
-    """Return a run's settings without those of metrics that no strategy reads."""
+    """Return the run's settings on which training depends: all except those of metrics that no strategy reads."""
     loop = find_loop(callbacks_of(run.trainer))
     names_in_use = [f"federation.metrics.{name}" for name in metrics_in_use(loop)]
     settings = {}
@@ -363,12 +368,12 @@ def _settings_of_training(run: MeasuredRun) -> dict[str, str]:
 
 def _rest(run: MeasuredRun) -> str:
     if run.folder is None:
-        return ", and none is kept, since the run has no folder."
+        return ", and none is kept, because the run has no folder."
     return f", and kept in {run.folder}. flsv retrain trains the rest."
 
 
 class _Progress:
-    """Progress of the trainings: a bar, or a line every :data:`PAUSE_SECONDS`."""
+    """Display of the progress of training: a bar, or a log line every :data:`PAUSE_SECONDS`."""
 
     def __init__(self, trainer: L.Trainer, missing: Sequence[Members]) -> None:
         shows_bars = trainer.progress_bar_callback is not None and ranks_of(trainer).rank == 0
@@ -384,7 +389,7 @@ class _Progress:
         self._bar.close()
 
     def __call__(self, text: str) -> None:
-        """Note that one more coalition is trained."""
+        """Count one more trained coalition. ``text`` is for the log line."""
         self._bar.update()
         is_due = time.monotonic() - self._line_time > PAUSE_SECONDS
         if is_due and not self._shows_bar:

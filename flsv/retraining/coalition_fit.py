@@ -1,7 +1,7 @@
-"""A fit of the members of one coalition: a copy of a run prepared for it, and the scores that it delivers.
+"""The fit of one coalition's members by a copy of a run, and the scores that it returns.
 
-Nothing is shown or logged, and callbacks that only watch a run take no part, unless training reads them. A fit that is
-not whole leaves out validations.
+The fit prints and logs nothing. Callbacks that only observe a run take no part, unless training reads them. Validations
+run only if training depends on them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from flsv.configuration.federation_config import ClientEvaluation, Reporting
 from flsv.data import FederatedDataModule
 from flsv.games.client_evaluation import ClientEvaluator
 from flsv.games.make_evaluators import make_evaluators
-from flsv.games.module_copies import ScoringEffects
 from flsv.games.vector_evaluator import VectorEvaluator
 from flsv.retraining.coalition_refusals import check_scored
-from flsv.retraining.fit_order import FitModels, FitOrder, FitResult
 from flsv.retraining.scoring import ModelScoring
+from flsv.retraining.training_job import FitModels, FitResult, TrainingJob
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.utilities.plain_values import digest
@@ -48,47 +47,47 @@ from flsv.values.coalition_files import NO_ROUND, ScoredModel, measure_name
 
 
 def metrics_in_use(loop: Any, without: str = "") -> dict[str, Any]:
-    """Return the metrics that a loop's strategies read, but for one ``without`` role."""
+    """Return the metrics that a loop's strategies read. The strategy with the role ``without`` does not count."""
     names = {strategy.metric for role, strategy in loop.strategies.items() if role != without}
     return {name: metric for name, metric in loop.metrics.items() if name in names}
 
 
 def change_in_place(loop: Any, **changes: Any) -> None:
-    """Give a FederatedLoop the attributes of a loop with other arguments. Callbacks and modules may refer to it."""
+    """Give a FederatedLoop other arguments in place, since callbacks and modules may refer to this object."""
     new_attributes = vars(loop.replace(**changes))
     vars(loop).clear()
     vars(loop).update(new_attributes)
 
 
 class CoalitionScoring(L.Callback):
-    """Callback that scores a coalition's model before the first round, after those that its order lists, and after
+    """Callback that scores a coalition's model before the first round, after the rounds that its job lists, and after
     training.
     """
 
     def __init__(
-        self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], order: FitOrder
+        self, data: FederatedDataModule, measures: Mapping[str, str | ModelScore], job: TrainingJob
     ) -> None:
         self._data = data
-        self._order = order
-        self._measures = measures if order.scores_rounds else {}
+        self._job = job
+        self._measures = measures if job.scores_rounds else {}
         self._untrained: ScoredModel | None = None
         self._model_by_round: dict[int, ScoredModel] = {}
-        # The last finite model, if training ended without another one.
+        # The last finite model, if training ended because no further model was finite.
         self._last_model: ScoredModel | None = None
-        # Whether the last round has ended.
-        self._has_ended = False
+        self._has_last_round_ended = False
         self._start_hash = ""
         self._models: FitModels | None = None
         self._first_updates: Mapping[int, Tensor] = {}
-        # What the program's code reads of the fit.
+        # The parts of the fit that the program's own code has read.
         self.reads = ProgramReads()
-        # Begins to wait for the next round, some seconds or for ever.
+        # Restarts the timer that stops the fit, with a number of seconds, or stops this timer by None.
         self.wait_for_round: Callable[[float | None], None] = do_nothing
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rounding = rounding_of(trainer)
         fit_loop: Any = trainer.fit_loop
-        # As in the run: before all hooks of the first round, and after Lightning's own end of a round.
+        # Models are scored at the same points as in the run: before all hooks of the first round, and after Lightning
+        # has ended a round.
         fit_loop.on_advance_start = in_turn(
             partial(self._begin_round, trainer), fit_loop.on_advance_start
         )
@@ -108,18 +107,13 @@ class CoalitionScoring(L.Callback):
         for evaluator in self._scoring.evaluators.values():
             evaluator.copies_module = False
             check_scored("retraining", loop.share, evaluator)
-        if self._order.scores_untrained:
+        if self._job.scores_untrained:
             self._untrained = self._scoring.score(module)
 
     def _make_evaluator(
         self, trainer: L.Trainer, loop: Any, measure: str | ModelScore
     ) -> VectorEvaluator:
-        """Make an evaluator of models by ``measure``, on the server's validation set or at the clients. Without a run
-        that has tried scoring, one of a seed's coalitions tries it.
-        """
-        effects = self._order.effects.get(measure_name(measure))
-        if effects is None and not self._order.scores_untrained:
-            effects = ScoringEffects()
+        """Create an evaluator of models by ``measure``, on the server's validation set or at the clients."""
         device = trainer.lightning_module.device
         evaluators = make_evaluators(
             trainer,
@@ -128,7 +122,7 @@ class CoalitionScoring(L.Callback):
             measures={"the utility": measure},
             num_classes=self._data.known_num_classes,
             seed=loop.state.seed,
-            effects=effects,
+            effects=self._job.effects.get(measure_name(measure)),
             make_client_evaluator=partial(
                 ClientEvaluator, loop.space, loop.clients, self._data, device
             ),
@@ -137,21 +131,21 @@ class CoalitionScoring(L.Callback):
         return evaluator
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.wait_for_round(self._order.max_wait)
+        self.wait_for_round(self._job.max_wait)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == self._order.rounds[-1]:
+        if trainer.current_epoch == self._job.rounds[-1]:
             self.wait_for_round(None)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         round_index = trainer.current_epoch - 1
-        # A fit has as many rounds as the run, whatever would stop it.
-        is_last = round_index == self._order.rounds[-1]
+        # The fit has as many rounds as the run, even if a callback wants to stop it earlier.
+        is_last = round_index == self._job.rounds[-1]
         trainer.should_stop = is_last
-        if is_last:  # scored after all hooks at the end of training
-            self._has_ended = True
+        if is_last:  # `deliver` scores the model after all hooks at the end of training
+            self._has_last_round_ended = True
             trainer.fit_loop.min_epochs = 0
-        elif round_index in self._order.rounds:
+        elif round_index in self._job.rounds:
             module = trainer.lightning_module
             with averaged_weights(trainer, module):
                 self._model_by_round[round_index] = self._scoring.score(module)
@@ -159,23 +153,24 @@ class CoalitionScoring(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Score the last finite model if a round has none, unless it was scored after its round."""
+        """If training ends because a round has no finite model, score the global model after the last complete round,
+        unless it was scored already.
+        """
         last_round = trainer.current_epoch - 1
         if not isinstance(exception, NoModel) or last_round in self._model_by_round:
             return
-        # The global model after the last complete round counts.
         loop: Any = find_loop(callbacks_of(trainer))
         self._keep_models(loop)
         loop.space.write(pl_module, loop.state.model())
         self._last_model = self._scoring.score(pl_module)
 
     def deliver(self, trainer: L.Trainer) -> None:
-        """Store and score the module's weights after all hooks at the end of training."""
-        last_round = self._order.rounds[-1]
-        if not self._has_ended:
+        """Store and score the model after all hooks at the end of training."""
+        last_round = self._job.rounds[-1]
+        if not self._has_last_round_ended:
             raise RuntimeError(
-                f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds: a callback "
-                "or a hook stops it"
+                f"the fit has ended after {trainer.current_epoch} of {last_round + 1} rounds, because a callback or a "
+                "hook has stopped it"
             )
         loop: Any = find_loop(callbacks_of(trainer))
         self._keep_models(loop)
@@ -190,24 +185,24 @@ class CoalitionScoring(L.Callback):
     def result(self) -> FitResult:
         """Return the fit's result, after the end of training."""
         if not self._start_hash:
-            raise RuntimeError("it trained nothing")
-        if self.reads.values and not self._order.is_whole:
+            raise RuntimeError("the fit has trained nothing")
+        if self.reads.values and not self._job.validates:
             raise NeedsValidation
         return FitResult(
             scored=self._scored_models(),
             untrained=self._untrained,
             start_hash=self._start_hash,
-            models=self._models if self._order.returns_models else None,
+            models=self._models if self._job.returns_models else None,
             rounding=self._rounding,
             first_updates=self._first_updates,
         )
 
     def _scored_models(self) -> list[ScoredModel]:
-        """Return the models after the order's rounds, the last finite ones."""
+        """Return the model after each of the job's rounds. A round without a finite model has the last finite one."""
         models: list[ScoredModel] = []
-        for round_index in self._order.rounds:
+        for round_index in self._job.rounds:
             model = self._model_by_round.get(round_index, self._last_model)
-            if model is None and models:  # that of the round before remains
+            if model is None and models:
                 model = models[-1]
             if model is not None:
                 models.append(model)
@@ -215,13 +210,13 @@ class CoalitionScoring(L.Callback):
 
 
 def hash_of_start(module: L.LightningModule) -> str:
-    """Return a hash of a module's weights before training, with frozen ones."""
+    """Return a hash of a module's weights before training, including frozen weights."""
     weights = {name: weight for name, weight in module.named_parameters() if not is_lazy(weight)}
     return digest(weights).hex()[:16]
 
 
 class NeedsValidation(Exception):
-    """Error: training reads what validations log."""
+    """Error: training reads values that only validations log."""
 
 
 def prepare_coalition_fit(
@@ -229,43 +224,42 @@ def prepare_coalition_fit(
     module: L.LightningModule,
     data: FederatedDataModule,
     measures: Mapping[str, str | ModelScore],
-    order: FitOrder,
+    job: TrainingJob,
     folder: str,
 ) -> CoalitionScoring:
-    """Prepare a copy of a run to train the coalition in ``order``. Return the callback with the result. What
-    Lightning writes lies in ``folder``.
+    """Prepare a copy of a run to train the coalition of ``job``. Lightning then writes its files into ``folder``.
+    Return the callback that has the result after the fit.
     """
-    data.restrict_to(order.members)
-    if order.rounds == (NO_ROUND,):
-        num_rounds = int(trainer.max_epochs or 0)
-        order = replace(order, rounds=(num_rounds - 1,))
+    data.restrict_to(job.members)
+    max_epochs = trainer.max_epochs or 0
+    if job.rounds == (NO_ROUND,):
+        job = replace(job, rounds=(max_epochs - 1,))
     untyped_trainer: Any = trainer
     untyped_module: Any = module
-    last_round = order.rounds[-1]
-    max_epochs = trainer.max_epochs or 0
+    last_round = job.rounds[-1]
     if 0 <= max_epochs <= last_round:
-        # More rounds were planned after the first fit of the run's Trainer.
+        # The user has raised the Trainer's number of rounds since the copy was taken.
         untyped_trainer.fit_loop.max_epochs = last_round + 1
-    scoring = CoalitionScoring(data, measures, order)
-    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, order)]
-    # The callbacks that the module has configured are among these.
+    scoring = CoalitionScoring(data, measures, job)
+    untyped_trainer.callbacks = [scoring, *_callbacks_of_copy(trainer, job)]
+    # The trainer's callbacks already contain those that the module has configured.
     untyped_module.configure_callbacks = list
     write_into(folder, trainer)
-    if not order.is_whole:
+    if not job.validates:
         untyped_trainer.limit_val_batches = 0
         untyped_trainer.num_sanity_val_steps = 0
-    scoring.reads.begin(trainer, is_whole=order.is_whole)
+    scoring.reads.begin(trainer, validates=job.validates)
     # The strategy's hook runs after those of the callbacks and of the module.
     untyped_trainer.strategy.on_train_end = partial(scoring.deliver, trainer)
     return scoring
 
 
 def write_into(folder: str, trainer: L.Trainer) -> None:
-    """Let a copied Trainer, its loggers and its checkpoints write into ``folder``."""
+    """Let a copied Trainer, its loggers and its checkpoint callbacks write into ``folder``."""
     untyped_trainer: Any = trainer
     if not _is_in(folder, trainer.default_root_dir):
         untyped_trainer._default_root_dir = folder
-    # A callback may save checkpoints by a path of its own, where the run's lie.
+    # A callback may save checkpoints by an absolute path, where the run's checkpoints lie.
     untyped_trainer.save_checkpoint = partial(save_in_folder, trainer, folder)
     for logger in trainer.loggers:
         if isinstance(logger, SilentLogger):
@@ -284,7 +278,7 @@ def save_in_folder(
     *arguments: Any,
     **options: Any,
 ) -> None:
-    """Save a checkpoint in ``folder``, by the name of ``filepath`` if that lies elsewhere."""
+    """Save a checkpoint at ``filepath``. If this path is outside of ``folder``, save it under the same name there."""
     if not _is_in(folder, filepath):
         filepath = Path(folder, Path(filepath).name)
     L.Trainer.save_checkpoint(trainer, filepath, *arguments, **options)
@@ -294,29 +288,31 @@ def _is_in(folder: str, path: str | Path) -> bool:
     return Path(path).absolute().is_relative_to(folder)
 
 
-def _callbacks_of_copy(trainer: L.Trainer, order: FitOrder) -> list[L.Callback]:
-    """Return a coalition's callbacks. Its loop draws cohorts of members, and prints nothing."""
-    callbacks = callbacks_that_train(trainer, order.keeps_checkpoints)
+def _callbacks_of_copy(trainer: L.Trainer, job: TrainingJob) -> list[L.Callback]:
+    """Return a coalition's callbacks. The FederatedLoop among them draws cohorts of members, and prints nothing."""
+    callbacks = callbacks_that_train(trainer, job.keeps_checkpoints)
     loops: Any = filter(is_loop, callbacks)
     for loop in loops:
         identity = loop.run_state.identity
         change_in_place(
             loop,
-            sampler=loop.config.sampler.among(order.members),
-            seed=order.seed,
-            # The metric that the run's sampler reads is not computed: that sampler is replaced.
+            sampler=loop.config.sampler.among(job.members),
+            seed=job.seed,
+            # The metric that the run's sampler reads is not needed, because the sampler is replaced.
             metrics=metrics_in_use(loop, without="sampler"),
             reporting=Reporting(table=False, figures=0, files=False),
             evaluation=ClientEvaluation(),
         )
-        loop.inherited_identity = identity  # all samples would be hashed again
+        loop.inherited_identity = identity  # otherwise all samples would be hashed again
     return callbacks
 
 
 def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.Callback]:
-    """Return a copied Trainer's callbacks that take part in training, or also keep checkpoints or stop it."""
+    """Return a copied Trainer's callbacks that take part in training. With ``keeps_checkpoints`` those that save
+    checkpoints or stop training are among them.
+    """
     taking_part = []
-    # A copy has no values of clients that a callback could monitor.
+    # A copy computes no values of clients, so no callback can monitor them.
     metric_names = set(find_loop(callbacks_of(trainer)).metrics)
     for callback in callbacks_of(trainer):
         if isinstance(callback, SaveConfigCallback | ModelSummary | ProgressBar):
@@ -329,9 +325,9 @@ def callbacks_that_train(trainer: L.Trainer, keeps_checkpoints: bool) -> list[L.
     return taking_part
 
 
-#: Packages whose code may read a fit, since it does not train by what it reads.
+#: Packages whose code may read a fit's results, since training does not depend on what it reads.
 _PACKAGES_OF_THE_FIT = ("flsv", "lightning", "torch")
-#: Attributes of a Trainer that are others in a fit without validations.
+#: Attributes of a Trainer that have other values in a fit without validations.
 _VALIDATION_ATTRIBUTES = (
     "callback_metrics",
     "logged_metrics",
@@ -343,14 +339,18 @@ _VALIDATION_ATTRIBUTES = (
 
 
 class ProgramReads:
-    """What a program's code and callbacks read of a fit: results of validations, and callbacks with checkpoints."""
+    """Record of whether the program's own code reads validation results (``values``) or Lightning's checkpoint
+    callbacks (``checkpoints``) during a fit.
+    """
 
     def __init__(self) -> None:
         self.values = False
         self.checkpoints = False
 
-    def begin(self, trainer: L.Trainer, is_whole: bool) -> None:
-        """Note what is read from now on. A fit that is not whole ends with NeedsValidation if it is of validations."""
+    def begin(self, trainer: L.Trainer, validates: bool) -> None:
+        """Record from now on whether the program reads validation results. If the fit does not validate, such a read
+        raises NeedsValidation.
+        """
 
         def note_values() -> None:
             frame_of_reader = sys._getframe(2)  # frame 1 is the patched property's
@@ -358,7 +358,7 @@ class ProgramReads:
             if _is_of_the_fit(frame_of_reader) and not is_of_callback:
                 return
             self.values = True
-            if not is_whole:
+            if not validates:
                 raise NeedsValidation
 
         owner, name, patched_class = property_patch(
@@ -367,18 +367,18 @@ class ProgramReads:
         setattr(owner, name, patched_class)
 
     def watch_checkpoints(self, trainer: L.Trainer) -> None:
-        """Note from now on who reads Lightning's callbacks that keep checkpoints or stop."""
+        """Record from now on whether the program reads Lightning's callbacks that save checkpoints or stop training."""
         for callback in callbacks_of(trainer):
             if only_watches_the_run(callback):
                 callback.__class__ = self._watched(type(callback))
 
     def _watched(self, kind: Any) -> Any:
-        """Return a subclass of a callback's class whose attributes note who reads them."""
+        """Return a subclass of a callback's class that records the program's reads of its attributes."""
 
         def get_attribute(callback: Any, name: str) -> Any:
-            is_of_python = name.startswith("__")
+            is_special_name = name.startswith("__")
             frame_of_reader = sys._getframe(1)
-            if not is_of_python and not _is_of_the_fit(frame_of_reader):
+            if not is_special_name and not _is_of_the_fit(frame_of_reader):
                 self.checkpoints = True
             return kind.__getattribute__(callback, name)
 
@@ -398,8 +398,8 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _is_of_callback_that_trains(frame: FrameType, trainer: L.Trainer) -> bool:
-    """Return whether ``frame`` is Lightning's code of a callback that takes part in coalitions, such as a subclass of
-    EarlyStopping, or an EarlyStopping that another callback holds.
+    """Return whether ``frame`` runs Lightning's code in a callback that takes part in coalitions: in a subclass of
+    EarlyStopping, or in an EarlyStopping that another callback holds.
     """
     reader = frame.f_locals.get("self")
     if not isinstance(reader, L.Callback) or _package_of(frame) != "lightning":
@@ -412,7 +412,9 @@ _PREFIXES_OF_VALIDATION_HOOKS = ("on_validation_", "on_sanity_check_")
 
 
 def depends_on_validations(trainer: L.Trainer, module: L.LightningModule) -> bool:
-    """Return whether validations may change training: by hooks of the program, or by a scheduler's logged value."""
+    """Return whether validations may change training: the program overrides validation hooks, or a learning-rate
+    scheduler reads a logged value.
+    """
     if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         return True
     owners = [callback for callback in callbacks_of(trainer) if not only_watches_the_run(callback)]
@@ -424,7 +426,7 @@ def depends_on_validations(trainer: L.Trainer, module: L.LightningModule) -> boo
 
 
 def _namespaces_of_program(owner: Any) -> list[Mapping[str, Any]]:
-    """Return the attributes of an object and of its classes that are not Lightning's or flsv's."""
+    """Return the attributes of an object, and of its classes that do not belong to torch, Lightning or flsv."""
     namespaces: list[Mapping[str, Any]] = [vars(owner)]
     for kind in type(owner).__mro__:
         package, _, _ = kind.__module__.partition(".")
@@ -434,7 +436,8 @@ def _namespaces_of_program(owner: Any) -> list[Mapping[str, Any]]:
 
 
 def only_watches_the_run(callback: L.Callback) -> bool:
-    """Return whether a callback only watches or ends a run: one of :data:`WATCHERS`, and of no class of a program.
+    """Return whether a callback only observes or ends a run: it is one of :data:`WATCHERS`, and its class is one of
+    Lightning's or flsv's.
 
     Example:
         >>> from lightning.pytorch.callbacks import EarlyStopping

@@ -1,6 +1,6 @@
 """CoalitionPlan: trains the models of the coalitions that metrics need, after the run.
 
-A coalition is the same run with its members only. Sites train coalitions beside the run
+To train a coalition means to repeat the run with the coalition's members only. Sites train coalitions beside the run
 (:mod:`flsv.retraining.coalitions_at_sites`).
 """
 
@@ -57,8 +57,8 @@ from flsv.retraining.coalition_refusals import (
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.coalitions_at_sites import CoalitionsAtSites, check_at_sites
 from flsv.retraining.copied_fits import CopyOfRun, copy_of_run
+from flsv.retraining.dry_run import DryRunResult, NotRepeatable, client_of_dry_run, dry_run
 from flsv.retraining.scoring import ModelScoring
-from flsv.retraining.trial import Findings, NotRepeatable, client_on_trial, try_coalition
 from flsv.sampling import FullParticipation
 from flsv.utilities.arguments import attribute_of
 from flsv.utilities.errors import ConfigurationError, listed
@@ -71,12 +71,12 @@ from flsv.values.coalition_files import (
     remove_coalitions,
 )
 
-#: Number of a run's first rounds that the coalition of all clients trains again, to check the training of coalitions.
+#: The coalition of all clients trains this number of the run's first rounds again, to check the training of coalitions.
 NUM_VERIFIED_ROUNDS = 2
-#: Seconds that a coalition may take longer until a round begins than the run has taken for its first.
+#: A coalition's fit is stopped if no round begins for the duration of the run's first round plus this many seconds.
 MAX_EXTRA_WAIT = 60.0
-#: Errors in percent of shares from clients alone, and from all coalitions: means over eight federations in which no two
-#: clients have a class in common.
+#: Mean errors of shares, in percent, over eight federations in which no two clients have a class in common: if each
+#: client is trained alone, and if all coalitions are trained.
 _ERROR_OF_SINGLES, _ERROR_OF_ALL = 24, 16
 
 
@@ -100,25 +100,27 @@ class CoalitionPlan(RunExtension):
         design = (self._coalitions, self._halvings)
         if any((metric.trains, metric.halvings) != design for metric in self._metrics.values()):
             raise ConfigurationError(
-                f"metrics {list(self._metrics)} need different coalitions, but a run trains one set. Give them the "
-                "same coalitions, or leave out all but one."
+                f"The metrics {list(self._metrics)} need different coalitions, but a run trains one set of coalitions. "
+                "Give these metrics the same coalitions, or keep only one of them."
             )
 
-        # Whether the run has had rounds in an earlier fit of its Trainer.
-        self._goes_on = False
-        # The state before the fit, and what coalitions need, as a trial has shown.
+        # Whether an earlier fit of the Trainer has run rounds already.
+        self._has_earlier_fit = False
+        # The copy from before the fit, and the result of its dry run.
         self._run_copy: CopyOfRun | None = None
-        self._findings: Findings | None = None
+        self._dry_run_result: DryRunResult | None = None
+        # The error of copy or dry run, which is raised later.
         self._failure: ConfigurationError | None = None
         self._why_no_values = ""
-        # Names of callbacks that take no part in coalitions.
+        # Names of the classes of callbacks that take no part in coalitions.
         self._excluded: list[str] = []
         self._first_round_time = time.monotonic()
         self._first_round_seconds = 0.0
         self._mean_cohort_size: float | None = None
-        # Whether no two clients have a class in common, as far as the server may know.
+        # Whether no two clients have a class in common. False if the server must not know it.
         self._shares_no_class = False
-        # The run, its scoring and what checkpoints have of it, from :meth:`begin` on.
+        # The run, the scoring of its models, and the part of its checkpoints that belongs to this object. They are set
+        # by :meth:`begin`.
         self._federation: Any = None
         self._scoring: ModelScoring | None = None
         self._memory: dict[str, Any] = {}
@@ -127,13 +129,13 @@ class CoalitionPlan(RunExtension):
         self._sites: CoalitionsAtSites | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without the present fit."""
+        """Return the state to pickle, without the parts that belong to the present fit."""
         return {**vars(self), "_federation": None, "_scoring": None, "_sites": None}
 
     # ---- before the first round
 
     def prepare(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Copy the state before the fit, and train one client of a copy for a round. An error of these is raised by
+        """Copy the run before its fit, and make a dry run of a coalition. Their errors are raised by
         :meth:`begin_training`."""
         config = self.config
         data: FederatedDataModule = data_of(trainer)
@@ -144,33 +146,36 @@ class CoalitionPlan(RunExtension):
         if self._trains_at_sites:
             check_at_sites(config)
             return
-        self._goes_on = trainer.current_epoch > 0
-        if self._goes_on and self._run_copy is not None:
+        self._has_earlier_fit = trainer.current_epoch > 0
+        if self._has_earlier_fit and self._run_copy is not None:
             self._run_copy.folder.begin_run()
             return
-        if self._goes_on:
+        if self._has_earlier_fit:
             raise ConfigurationError(
-                "ShadowShapley: this Trainer has been fitted before. Make a new one, and resume from a checkpoint. Or "
-                "leave ShadowShapley out, and run flsv retrain after the run."
+                "ShadowShapley: this Trainer has been fitted before without ShadowShapley. Create a new Trainer, and "
+                "resume from a checkpoint. Or remove ShadowShapley from the metrics, and run flsv retrain after the "
+                "run."
             )
         self._excluded = [type(callback).__name__ for callback in excluded]
-        client = client_on_trial(data)
+        client = client_of_dry_run(data)
         try:
             self._run_copy = copy_of_run(trainer, module, data, excluded)
             self._run_copy.folder.begin_run()
-            self._findings = try_coalition(self._run_copy, trainer, client, seed=config.seed or 0)
-        except NotRepeatable as error:  # the run goes on without values
+            self._dry_run_result = dry_run(self._run_copy, trainer, client, seed=config.seed or 0)
+        except NotRepeatable as error:  # the run continues without values
             self._why_no_values = f"{error}"
-        except ConfigurationError as error:  # told after other checks, which say more
+        except ConfigurationError as error:  # raised after other checks, whose errors say more
             self._failure = error
 
     def begin(self, run: MeasuredRun) -> None:
-        """Check the run. If sites train coalitions, add the strategy that lets them."""
+        """Check the run. If sites train coalitions, add the strategy that requests this from them."""
         trainer = run.trainer
-        if self._goes_on and trainer.lr_scheduler_configs and trainer.ckpt_path is None:
+        restarts_schedules = trainer.lr_scheduler_configs and trainer.ckpt_path is None
+        if self._has_earlier_fit and restarts_schedules:
             raise ConfigurationError(
-                "ShadowShapley: a further fit of a Trainer begins its learning-rate schedules anew, and the one fit of "
-                "a coalition does not. Make a new Trainer with all rounds, and resume from a checkpoint."
+                "ShadowShapley: the second fit of a Trainer restarts its learning-rate schedules, but a coalition is "
+                "trained by one fit, which does not. Create a new Trainer with max_epochs for all rounds, and resume "
+                "from a checkpoint."
             )
         self._federation = run.federation
         self._scoring = None
@@ -198,9 +203,8 @@ class CoalitionPlan(RunExtension):
         federation.server.strategies.append(self._sites)
 
     def masks(self, num_clients: int) -> Tensor:
-        """Return the K coalitions that are trained first, bool ``[K, n]``, the empty and the full one at their head.
-
-        They are all, but for halves, which are chosen later.
+        """Return the K coalitions that are trained first, bool ``[K, n]``. The first two are the empty coalition and
+        that of all clients. Halves are not among them, since they are chosen later.
         """
         design = self._coalitions
         if design == "auto":
@@ -208,16 +212,16 @@ class CoalitionPlan(RunExtension):
         return coalition_masks(design, num_clients)
 
     def _planned_masks(self, num_clients: int) -> Tensor:
-        """Return as many coalitions of the same sizes as will be trained, bool ``[K, n]``."""
+        """Return coalitions ``[K, n]`` with the number and the sizes of those that will be trained."""
         masks = self.masks(num_clients)
         if self._coalitions == "halves":
             return with_any_halves(masks, self._halvings)
         return masks
 
-    # ---- what is said
+    # ---- messages, scores of the run's own models
 
     def begin_training(self, run: MeasuredRun) -> None:
-        """Score the untrained module, and log how coalitions are trained and at what cost."""
+        """Score the untrained module, and log which coalitions will be trained and at what cost."""
         self._first_round_time = time.monotonic()
         self._check_outputs(run.games)
         self._open_store(run)
@@ -232,7 +236,7 @@ class CoalitionPlan(RunExtension):
         rank_zero_info(f"flsv: {plan}{estimation}")
 
     def _open_store(self, run: MeasuredRun) -> None:
-        """Open the store of coalitions' utilities. In a run that begins, the untrained module's are the first."""
+        """Open the store of coalitions' utilities. At the start of a new run, add those of the untrained module."""
         module = run.trainer.lightning_module
         for name, metric in self._metrics.items():
             evaluator = run.games.evaluator_of(metric.measured_by)
@@ -254,20 +258,21 @@ class CoalitionPlan(RunExtension):
         start_hash = self._memory["start"]
         masks = self.masks(run.data.num_clients)
         store = open_store(run, self._metrics, masks, start_hash, outputs=model.outputs)
-        # Without a folder, rows of an earlier fit of the same Trainer are in memory alone.
-        is_kept = self._store is not None and self._store.settings == store.settings
-        if is_new_run or run.folder is not None or not is_kept:
+        # Without a folder, the utilities of an earlier fit of the same Trainer are in the old store only.
+        has_same_settings = self._store is not None and self._store.settings == store.settings
+        keeps_old_store = has_same_settings and run.folder is None and not is_new_run
+        if not keeps_old_store:
             self._store = store
         self._store_labels(run.games)
         self._score_untrained(run)
         if is_new_run:
             self._add(EMPTY, {NO_ROUND: model})
         elif self._trains_at_sites and self._federation.state.round_index:
-            # A kill may have lost the last round's rows.
+            # If the run was killed, the utilities of its last round may not have been stored.
             self.end_round(self._federation.state.round_index - 1, is_run_over=True)
 
     def _score_untrained(self, run: MeasuredRun) -> None:
-        """Score models with other initial weights before the first round, unless clients score models."""
+        """Before the first round, score models with other initial weights, unless clients score models."""
         assert self._store is not None
         if not run.resumed:
             self._memory["untrained"] = {}
@@ -283,7 +288,7 @@ class CoalitionPlan(RunExtension):
         self._store.add_untrained(self._memory.get("untrained", {}))
 
     def _store_labels(self, games: Any) -> None:
-        """Store the labels of the validation samples if outputs are stored. Those of sites stay at the sites."""
+        """Store the labels of the validation samples if outputs are stored, unless sites train the coalitions."""
         assert self._store is not None
         if self._trains_at_sites or not self._store.measures_with_outputs:
             return
@@ -302,7 +307,7 @@ class CoalitionPlan(RunExtension):
                 raise ConfigurationError(f"metric {name!r}: {NO_OUTPUTS_FOR_HALVES}")
 
     def _find_rows(self, run: MeasuredRun) -> None:
-        """Copy the rows of a run that goes on in another folder, and remember the folder."""
+        """If a resumed run has a new folder, copy the coalitions from its earlier folder."""
         if run.folder is None:
             return
         earlier_folder = self._memory.get("folder")
@@ -325,16 +330,17 @@ class CoalitionPlan(RunExtension):
         return f"{coalitions} after the run{excluded} ({cost})."
 
     def _estimation_in_words(self, num_clients: int, games: Any) -> str:
-        """Say how the scores of the coalitions are computed that are not trained."""
+        """Say how the scores of the coalitions that are not trained are computed."""
         masks = self._planned_masks(num_clients)
         if len(masks) == 2**num_clients:
             return ""
         scores = [output_score(metric, games) for metric in self._metrics.values()]
         if all(scores) and favors_nobody(masks):
-            return " What models of all other groups would predict is computed from these models' predictions."
+            return " The predictions of the models of all other groups are computed from these models' predictions."
         return (
-            " The scores of all other groups are estimated from theirs. To predict outputs, which comes closer, train "
-            "each client alone and whole sizes, or halves, and take a performance of outputs."
+            " The scores of the models of all other groups are estimated from these models' scores. Computing the "
+            "models' predictions is more accurate. For this, choose a performance that is computed from outputs, and "
+            'coalitions="singles", "both" or "halves".'
         )
 
     def _coalitions_in_words(self, masks: Tensor) -> str:
@@ -344,11 +350,14 @@ class CoalitionPlan(RunExtension):
             return f"a model of each of {num_clients} clients alone is"
         if self._coalitions == "halves":
             num_halves = num_coalitions - num_clients
-            return f"models of each of {num_clients} clients alone and of {num_halves} halves of unlike clients are"
+            return (
+                f"models of each of {num_clients} clients alone and of {num_halves} complementary groups of unlike "
+                "clients are"
+            )
         return f"models of {num_coalitions} groups of clients are"
 
     def _lines(self, num_clients: int) -> list[str]:
-        """Return lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
+        """Return the lines to print after a run: how coalitions were trained, or why metrics have no values yet."""
         metrics = self._valued_metrics
         pending_lines = []
         for name, metric in metrics.items():
@@ -365,14 +374,17 @@ class CoalitionPlan(RunExtension):
         trains_all = len(masks) == 2**num_clients
         if self._shares_no_class and trains_singles_only and not trains_all:
             lines.append(
-                f"{names}: no two clients have a class in common, so each alone knows nothing of the others'. "
-                f"Such shares were {_ERROR_OF_SINGLES} % off, and by all coalitions {_ERROR_OF_ALL} %. coalitions: "
-                "both trains all but one, too."
+                f"{names}: no two clients have a class in common, so a client that trains alone learns nothing about "
+                f"the others' classes. In experiments with such clients, shares had a mean error of "
+                f"{_ERROR_OF_SINGLES} %, and of {_ERROR_OF_ALL} % if all coalitions were trained. To train all "
+                "coalitions of all clients but one, too, set coalitions: both."
             )
         return lines
 
     def end_round(self, index: int, is_run_over: bool) -> None:
-        """Store the scores of the run's model, which is that of the coalition of all clients, and of sites' models."""
+        """Store the scores of the run's model, which is that of the coalition of all clients, and of the models that
+        sites have trained.
+        """
         if self._scoring is None or not self._valued_metrics:
             return
         if not self._first_round_seconds:
@@ -384,7 +396,7 @@ class CoalitionPlan(RunExtension):
 
         trainer = self._federation.engine.trainer
         is_last = index + 1 == trainer.max_epochs
-        # The last round's model is that after all hooks at the end of training.
+        # The last round's model is scored at the end of the run, after all hooks.
         if not is_run_over and (is_last or not self._is_due(index)):
             return
         all_clients = tuple(range(state.num_clients))
@@ -399,13 +411,12 @@ class CoalitionPlan(RunExtension):
     def _is_due(self, index: int) -> bool:
         """Return whether a round's models are scored even if it is not the last."""
         metrics = self._metrics.values()
-        # Sites cannot train a round again for the mean over the last rounds of a run that ends early.
+        # A run may end early, and its values may be means over its last rounds, which sites cannot train again.
         if self._trains_at_sites and any(metric.averages for metric in metrics):
             return True
         return any(metric.is_due(index) for metric in metrics)
 
     def _add(self, members: Members, models: Models) -> None:
-        """Store models of the run."""
         assert self._store is not None
         self._store.add(self._federation.state.seed, members, models)
 
@@ -413,7 +424,7 @@ class CoalitionPlan(RunExtension):
 
     @property
     def _valued_metrics(self) -> dict[str, ShadowShapley]:
-        """Return the metrics that have not failed in the run."""
+        """Return the metrics whose updates have not failed in the run."""
         missing = self._federation.metrics.missing
         return {name: metric for name, metric in self._metrics.items() if name not in missing}
 
@@ -425,10 +436,10 @@ class CoalitionPlan(RunExtension):
                 values = self._values(run)
             except NoValues as reason:
                 self._explain_missing(f"{reason}", reason.interrupted)
-            # The run's results are written, whatever its coalitions raise.
+            # Whatever error the training of coalitions raises, the run's other results are written.
             except Exception as error:
                 if ranks_of(run.trainer).size > 1:
-                    raise  # the other ranks wait for this one
+                    raise  # the other ranks would wait for this one
                 innermost = traceback.extract_tb(error.__traceback__)[-1]
                 file_and_line = f"{Path(innermost.filename).name}:{innermost.lineno}"
                 self._explain_missing(
@@ -439,7 +450,7 @@ class CoalitionPlan(RunExtension):
         return values, self._lines(run.data.num_clients)
 
     def _explain_missing(self, reason: str, interrupted: bool = False) -> None:
-        """Warn that there are no values, and let the metrics tell why."""
+        """Warn that there are no values, and store the reason in the metrics."""
         metrics = self._valued_metrics
         for metric in metrics.values():
             metric.explain_missing(reason, interrupted)
@@ -447,7 +458,7 @@ class CoalitionPlan(RunExtension):
 
     def _values(self, run: MeasuredRun) -> dict[int, dict[str, Tensor]]:
         metrics = self._valued_metrics
-        if self._scoring is None:  # no round was left
+        if self._scoring is None:  # a resumed run in which no round was left
             self._open_store(run)
         assert self._store is not None
         num_rounds = self._federation.state.round_index
@@ -470,18 +481,18 @@ class CoalitionPlan(RunExtension):
         return values
 
     def _train(self, run: MeasuredRun) -> Tensor:
-        """Train the coalitions that the store lacks. Return all, bool ``[K, n]``."""
+        """Train the coalitions that are missing in the store. Return all coalitions, bool ``[K, n]``."""
         if self._why_no_values:
             raise NoValues(self._why_no_values)
         assert self._run_copy is not None
-        assert self._findings is not None
+        assert self._dry_run_result is not None
         assert self._store is not None
         training = TrainingAfterTheRun(
             self._valued_metrics,
             self.masks(run.data.num_clients),
             store=self._store,
             run_copy=self._run_copy,
-            findings=self._findings,
+            dry_run_result=self._dry_run_result,
             start_hash=self._memory["start"] if run.resumed else None,
             checked_round=self._memory.get("checked_round", 0),
             checked_model=self._memory.get("first"),
@@ -497,23 +508,23 @@ class CoalitionPlan(RunExtension):
             self._run_copy.folder.end_run()
 
     def _exclude_rounds(self, masks: Tensor, seed: int) -> None:
-        """Value the rounds after which the store has the models of all coalitions, since no site trains them again."""
+        """Exclude the rounds after which models of coalitions are missing in the store, since sites do not train them
+        again.
+        """
         assert self._store is not None
         rounds = self._store.rounds
         self._store.rounds = self._store.rounds_of_all(seed, members_of(masks))
         missing_rounds = sorted(set(rounds).difference(self._store.rounds))
         if missing_rounds:
             numbers = [index + 1 for index in missing_rounds]
-            sentence = (
-                f"coalitions have no scores of rounds {numbers}, and sites train no round again"
-            )
+            sentence = f"coalitions have no scores after the rounds {numbers}, and sites do not train rounds again"
             if rounds[-1] in missing_rounds:
                 raise NoValues(f"{sentence}.")
             rank_zero_warn(f"{', '.join(self._metrics)}: {sentence}.")
 
 
 def _shares_no_class(class_counts: Tensor) -> bool:
-    """Return whether each class has samples at one client only, ``class_counts`` being ``[n, M]``."""
+    """Return whether each class has samples at one client only, from the numbers of samples ``class_counts [n, M]``."""
     num_owners = (class_counts > 0).sum(0)
     has_classes = len(num_owners) > 1
     return has_classes and int(num_owners.max()) == 1

@@ -1,4 +1,4 @@
-"""Checks that a federation's coalitions can be trained, whose errors say what to change."""
+"""Checks that a federation's coalitions can be trained. Their errors say what to change."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ from flsv._lightning.patches import callbacks_of
 from flsv.attacks import Collusion
 from flsv.configuration.federation_config import FederationConfig
 from flsv.core.sharing import sharing
+from flsv.games.members import members_of
 from flsv.metrics.shadow import ShadowShapley
 from flsv.sampling import ClientSampler
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.reachable import LIBRARIES
 
 _NAMES_OF_TORCH = re.compile(r"(torch|lightning|pytorch[-_.]lightning)\b", re.IGNORECASE)
-#: Advice in error messages, for runs whose base configuration on the command line has the metric.
-HOW_TO_DO_WITHOUT = "leave ShadowShapley out (--config digits is quickstart without it)"
+#: Advice in error messages, also for runs that get the metric from a base configuration on the command line.
+HOW_TO_DO_WITHOUT = (
+    "remove ShadowShapley from the metrics (--config digits is quickstart without it)"
+)
 
 
 def check_settings(config: FederationConfig) -> None:
     """Raise ConfigurationError if a part of the federation prevents the training of coalitions."""
-    reason = _reason_to_refuse(config)
-    if reason is not None:
-        raise ConfigurationError(
-            f"ShadowShapley trains a model for each of many coalitions, and {reason}, or {HOW_TO_DO_WITHOUT}."
-        )
+    colluders = [upload for upload in config.uploads if isinstance(upload, Collusion)]
+    if config.personalizer is not None:
+        reason = f"personalizer={config.personalizer!r} gives each client a start point of its own"
+    elif config.privacy is not None:
+        reason = f"noise would be spent on each of these models by {config.privacy!r}"
+    elif colluders:
+        reason = f"{colluders} compare the updates of one cohort"
+    else:
+        return
+    raise ConfigurationError(
+        f"ShadowShapley trains a model for each of many coalitions, and {reason}. Remove this part of the federation, "
+        f"or {HOW_TO_DO_WITHOUT}."
+    )
 
 
 def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
@@ -41,19 +52,20 @@ def check_shared(config: FederationConfig, module: L.LightningModule) -> None:
     private_names = sharing(config.share, module, config.head).kept
     if private_names:
         raise ConfigurationError(
-            f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} "
-            f"{min(private_names)!r} and others stay at the sites. Share all that is trained, or {HOW_TO_DO_WITHOUT}."
+            f"ShadowShapley trains a model for each of many coalitions, and with share={config.share!r} the trained "
+            f"parameters {sorted(private_names)[:3]} stay at the sites. Share all trained parameters, or "
+            f"{HOW_TO_DO_WITHOUT}."
         )
 
 
 def check_scored(metric_name: str, share: Any, evaluator: Any) -> None:
-    """Raise ConfigurationError if the server scores models of which a part stays at the clients."""
+    """Raise ConfigurationError if the server would score models of which it does not have all parameters."""
     private_names = evaluator.space.private_names
     if private_names and not evaluator.requests_from_clients:
         raise ConfigurationError(
-            f"{metric_name} scores models on the server's validation set, and with share={share!r} a part of them "
-            f"stays at the clients: of {private_names[0]!r} the server has the initial values. Let "
-            'clients score the models, each with its own (evaluators="clients"), or share all that is trained.'
+            f"{metric_name} scores models on the server's validation set, and with share={share!r} a part of each "
+            f"model stays at the clients: the server only has the initial values of {private_names[0]!r}. Let the "
+            'clients score the models (evaluators="clients"), or share all trained parameters.'
         )
 
 
@@ -64,40 +76,38 @@ def checked_mean_cohort(
     coalitions ``masks(num_clients)``.
     """
     try:
-        check_draws(sampler, masks(num_clients))
+        for members in members_of(masks(num_clients)):
+            if members:
+                sampler.among(members)
         return float(sampler.inclusion_probabilities(num_clients, {}).sum())
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"ShadowShapley trains each of many coalitions alone, and {error} Or {HOW_TO_DO_WITHOUT}."
+            f"ShadowShapley trains each of many coalitions alone, but {error} Or {HOW_TO_DO_WITHOUT}."
         ) from None
-
-
-def check_draws(sampler: ClientSampler, masks: Tensor) -> None:
-    """Raise ConfigurationError if a sampler cannot draw clients from each coalition in ``masks [K, n]``."""
-    for mask in masks[masks.any(1)].cpu():
-        sampler.among(mask.nonzero().flatten().tolist())
 
 
 def excluded_callbacks(
     trainer: L.Trainer, metrics: Iterable[ShadowShapley], at_sites: bool
 ) -> list[L.Callback]:
-    """Return the callbacks that take no part in coalitions: those that metrics name, or by default those of tools."""
+    """Return the callbacks that take no part in coalitions: those that the metrics name, or by default those of tools
+    (:func:`is_of_tool`).
+    """
     arguments = [
         metric.excluded_callbacks for metric in metrics if metric.excluded_callbacks is not None
     ]
     names = set(chain.from_iterable(arguments))
     if names and at_sites:
         raise ConfigurationError(
-            "ShadowShapley(excluded_callbacks=...): sites train coalitions beside the run, with all their callbacks. "
-            "Remove the argument."
+            "ShadowShapley(excluded_callbacks=...) has no effect here, because sites train coalitions beside the run, "
+            "with all their callbacks. Remove the argument."
         )
     callbacks = callbacks_of(trainer)
     callback_names = {type(callback).__name__ for callback in callbacks}
     unknown = sorted(names - callback_names)
     if unknown:
         raise ConfigurationError(
-            f"ShadowShapley(excluded_callbacks={sorted(names)}): the Trainer has no callback {unknown[0]!r}. It has "
-            f"{listed(sorted(callback_names))}."
+            f"ShadowShapley(excluded_callbacks={sorted(names)}): the Trainer has no callback {unknown[0]!r}. Name the "
+            f"classes of some of its callbacks: {listed(sorted(callback_names))}."
         )
     if arguments:
         return [callback for callback in callbacks if type(callback).__name__ in names]
@@ -105,10 +115,10 @@ def excluded_callbacks(
 
 
 def is_of_tool(callback: L.Callback) -> bool:
-    """Return whether a callback is of an installed package that needs neither torch nor Lightning.
+    """Return whether a callback's class comes from an installed package that requires neither torch nor Lightning.
 
-    Such a package is a tool, as one that searches hyper-parameters or tracks runs, and its callback acts on what is
-    outside of training. A package that says nothing of what it needs is a program's own.
+    Such a package is a tool, for example for hyper-parameter search or experiment tracking, and its callback does not
+    act on training. A package without declared requirements counts as the program's own.
     """
     for kind in type(callback).__mro__:
         package, _, _ = kind.__module__.partition(".")
@@ -121,15 +131,3 @@ def is_of_tool(callback: L.Callback) -> bool:
             if needed and not is_about_training:
                 return True
     return False
-
-
-def _reason_to_refuse(config: FederationConfig) -> str | None:
-    """Return why coalitions can be trained neither during nor after the run, or None."""
-    if config.personalizer is not None:
-        return f"personalizer={config.personalizer!r} gives each client a start point of its own. Leave it out"
-    if config.privacy is not None:
-        return "noise would be spent on each of these models. Leave it out"
-    colluders = [upload for upload in config.uploads if isinstance(upload, Collusion)]
-    if colluders:
-        return f"{colluders} compare the updates of one cohort. Leave them out"
-    return None

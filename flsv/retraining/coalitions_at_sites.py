@@ -21,15 +21,15 @@ from flsv.engines.remote.messages import Packet
 from flsv.functional.shapley.halvings import choose_halvings
 from flsv.games.members import Members
 from flsv.sampling import ClientSampler
-from flsv.sampling.base import checked_probabilities, cohort_of
+from flsv.sampling.base import checked_probabilities, draw_cohort
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
 from flsv.server.round_server import NoModel
 from flsv.utilities.errors import ConfigurationError
 from flsv.utilities.plain_values import digest
-from flsv.utilities.seeding import generator_for
 
-#: The least distance of a client's own model to the federation's, as a fraction of the way that training moved it.
+#: A client's own model is suspicious if it is nearer to the federation's model than this fraction of its distance from
+#: the initial model.
 MIN_RELATIVE_DISTANCE = 0.1
 
 
@@ -42,22 +42,23 @@ def inconsistent_own_models(
 ) -> dict[int, str]:
     """Find clients whose own model was probably not trained by them alone.
 
-    Two checks are made. The own model must not be the federation's. And its move from the initial model must agree with
-    the sum of this client's own updates in the federation: more than most others' moves do, and not less than with
-    another client's updates. Agreement is the cosine, less the median of the others' cosines with the same updates.
+    Two checks are made. The own model must not be the federation's model. And its difference from the initial model
+    (its move) must point in the direction of the sum of this client's updates in the federation, more than most other
+    clients' moves do, and more than in the direction of another client's updates. This agreement of directions is the
+    cosine minus the median of the other clients' cosines with the same updates.
 
     Args:
-        own_models: ``[n, P]``, the models of n clients alone.
+        own_models: ``[n, P]``, the models that n clients have trained alone.
         initial_model: ``[P]``, the initial model.
-        federation_model: ``[P]``, the federation's model that clients were sent last.
+        federation_model: ``[P]``, the federation's model that was last sent to the clients.
         update_sums: ``[n, P]``, the sums of the clients' updates in the federation so far.
-        has_others: bool ``[n]``, whether another client's update is part of ``federation_model``. Without another one
-            a client's own model may be the federation's. None: of all clients it is.
+        has_others: bool ``[n]``, whether another client's update is part of ``federation_model``. If not, the client's
+            own model may be the federation's. None: True for all clients.
 
     Returns:
-        ``{client: reason}``. A client whose own model has not moved, since its replies were lost, is not inconsistent.
-        The second check is made among clients whose own model has moved, if these are three or more, and of those with
-        an update.
+        ``{client: reason}``. A client whose own model has not moved, because its replies were lost, is not
+        inconsistent. The second check is made for clients with a move and an update, if at least three clients have a
+        move.
 
     Example:
         >>> own = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -93,8 +94,8 @@ def inconsistent_own_models(
 def _reason_by_direction(
     client: int, cosines_of_client: Tensor, cosines_of_others: Tensor, has_update: Tensor
 ) -> str:
-    """Return why a client's move is probably not its own, empty if it may be."""
-    # Cosines [n] of the client's move, and [others, n] of the others' moves, with each client's updates.
+    """Return why the client has probably not trained its own model alone. Empty if there is no reason to think so."""
+    # The cosines of the client's move with each client's updates are [n], those of other clients' moves [others, n].
     typical_cosines = cosines_of_others.median(0).values
     agreement = cosines_of_client - typical_cosines  # [n]
     agreement[~has_update.cpu()] = -torch.inf
@@ -114,17 +115,18 @@ def _cosines(moves: Tensor, updates: Tensor) -> Tensor:
     return products.cpu().double()
 
 
-#: The largest distance of a client's own model to its first update, which is the same training, as a part of its way.
+#: In the first round, a client's own model and its model in the run come from the same training. They may differ by
+#: this fraction of the update's norm.
 MAX_RELATIVE_DIFFERENCE = 0.01
-#: What is noted of a client whose model is not finite.
+#: The incident that is recorded for a client whose model is not finite.
 DIVERGED = "sent a model that is not finite in a coalition's training"
-#: From this round on what speaks against the values ends no run, and is told.
-NUM_ROUNDS_BEFORE_TELLING = 2
+#: In this number of first rounds, a module that has changed between two rounds is an error. Later, it is a warning.
+NUM_STRICT_ROUNDS = 2
 
 
 def check_at_sites(config: FederationConfig) -> None:
-    """Raise ConfigurationError if the aggregator reads a metric that evaluates models, which coalitions at sites
-    cannot.
+    """Raise ConfigurationError if the aggregator reads a metric that evaluates models. Coalitions at sites cannot
+    evaluate models.
     """
     reported_names = check_names(config.strategies)
     metrics = ContributionMetrics(_metric_of_aggregator(config), reported_names)
@@ -132,38 +134,42 @@ def check_at_sites(config: FederationConfig) -> None:
     if evaluating_names:
         distinct_names = list(dict.fromkeys(evaluating_names))
         raise ConfigurationError(
-            f"ShadowShapley: {config.aggregator!r} uses {distinct_names}, which evaluate models in "
-            "every round, and no coalition at sites can. Leave ShadowShapley out, and use flsv retrain where all data "
-            "are."
+            f"ShadowShapley: {config.aggregator!r} uses the metrics {distinct_names}, which evaluate models in every "
+            "round, and coalitions at sites cannot evaluate models. Remove ShadowShapley from the metrics, and run "
+            "flsv retrain on a machine that has all data."
         )
 
 
 class CoalitionsAtSites(Strategy):
     """Strategy that lets sites train coalitions in each round, after the run's own training.
 
-    Each coalition has its own server, and each of its sites a separate state for it, so that a site sees an ordinary
-    run. A site that did not respond in a round of the run takes part in no coalition in this round.
+    Each coalition has a server of its own, and each of its sites keeps a separate state for it. So for a site the
+    training of a coalition is an ordinary run. A site that did not respond in a round of the run takes part in no
+    coalition in this round.
 
-    Halves are chosen by the clients' updates of the first round.
+    Args:
+        masks: bool ``[K, n]``, the coalitions. With ``halvings`` the last of them are placeholders of the right sizes,
+            which are replaced by halves that are chosen by the clients' updates of the first round.
+        federation: the federation of the run.
+        engine: the engine of the run.
+        memory: the part of the run's checkpoints to which the state is added.
+        consistency_warnings: a list of sentences that say why the values may be wrong, to which some may be added.
+        halvings: the number of divisions of all clients into two halves.
     """
 
     def __init__(
         self,
-        # The last ones are halves, of which only the sizes count.
         masks: Tensor,
         federation: FederationInfo,
         engine: RemoteFederation,
-        # What checkpoints have of the run, to which the state is added.
         memory: dict[str, Any],
-        # Sentences on what speaks against the values.
         consistency_warnings: list[str],
         halvings: int = 0,
     ) -> None:
         self._engine = engine
         self._halvings = halvings
         self._client_names = federation.client_names
-        # Whether updates come whole, without an upload that changes them.
-        self._are_updates_whole = not federation.uploads
+        self._are_updates_unchanged = not federation.uploads
         self._run = FederationState()
         self._memory = memory
         saved = memory.get("sites")
@@ -177,9 +183,8 @@ class CoalitionsAtSites(Strategy):
                 "initial": federation.global_vector.clone(),
             }
         self._initial_model: Tensor = saved["initial"].to(federation.global_vector)
-        # A checkpoint has those that were chosen.
-        self._masks: Tensor = saved["masks"]
-        # The run's model after its last round, None before the first.
+        self._masks: Tensor = saved["masks"]  # in a checkpoint with the chosen halves
+        # The run's model after its last complete round. None before the first round.
         self._last_model: Tensor | None = saved["left"]
         self._consistency_warnings: list[str] = list(saved["consistency_warnings"])
         self._warnings_of_run = consistency_warnings
@@ -223,7 +228,7 @@ class CoalitionsAtSites(Strategy):
         if self._halvings and self._last_model is None:
             self._choose_halves(round.global_vector)
         with warnings.catch_warnings():
-            # The run's own server has warned. Faults of sites are noted.
+            # The run's own server has issued the same warnings, and failures of sites are recorded.
             warnings.simplefilter("ignore")
             packets_by_coalition = [
                 coalition.instruct(self._run, self._absent_clients, self._clients)
@@ -237,7 +242,7 @@ class CoalitionsAtSites(Strategy):
         self._memory["sites"] = self.state_dict()
 
     def _choose_halves(self, global_model: Tensor) -> None:
-        """Put unlike clients together in the halves, by their updates of the first round."""
+        """Choose the halves so that each has clients with unlike updates in the first round."""
         first_updates = torch.zeros_like(self._update_sums)
         for update in self._updates:
             first_updates[update.client_id] = _update_of(update, global_model)
@@ -260,24 +265,25 @@ class CoalitionsAtSites(Strategy):
         if torch.equal(last_model, round.global_vector):
             return
         consistency_warning = (
-            f"the module's weights or buffers have changed before round {round.round_index + 1}, as by a hook around "
-            "an epoch or by validation, and the models of coalitions at sites have not. Let hooks leave them as they "
-            "are, or value the run by flsv retrain"
+            f"the module's weights or buffers have changed before round {round.round_index + 1}, after the end of the "
+            "round before, for example by a hook or in validation. The models of coalitions at sites do not change in "
+            "this way. "
+            "Remove this change from hooks and validation, or compute the values by flsv retrain"
         )
-        if round.round_index < NUM_ROUNDS_BEFORE_TELLING:
+        if round.round_index < NUM_STRICT_ROUNDS:
             raise ConfigurationError(f"ShadowShapley: {consistency_warning}.")
-        if not self._consistency_warnings:  # the first change is told
+        if not self._consistency_warnings:  # only the first change is reported
             warnings.warn(f"ShadowShapley: {consistency_warning}.", stacklevel=2)
             self._consistency_warnings = [consistency_warning]
             self._warnings_of_run.append(consistency_warning)
 
     def _exchange(self, packets_by_coalition: list[dict[int, Packet]]) -> list[dict[int, Any]]:
-        """Send each coalition's packets, ``{site: packet}``, which leave their dictionary. Return its replies, ``{site:
-        reply}``.
+        """Send the packets of each coalition, ``{site: packet}``, and return the replies to each, ``{site: reply}``.
+        Sent packets are removed from their dictionary.
         """
         replies_by_coalition: list[dict[int, Any]] = [{} for _ in packets_by_coalition]
         while any(packets_by_coalition):
-            # A site trains one model at a time, so each gets one packet of the next coalition that has one for it.
+            # A site trains one model at a time, so it gets one packet at a time.
             packet_by_site: dict[int, Packet] = {}
             coalition_by_site: dict[int, int] = {}
             for index, waiting_packets in enumerate(packets_by_coalition):
@@ -292,33 +298,34 @@ class CoalitionsAtSites(Strategy):
 
     def _note_inconsistent_models(self, round: Round) -> None:
         """Record the clients whose own model was probably not trained by them alone."""
-        alone = {}
+        coalition_by_client = {}
         for coalition in self._coalitions:
             if len(coalition.members) == 1:
-                alone[coalition.members[0]] = coalition
-        if len(alone) < len(self._update_sums):
+                coalition_by_client[coalition.members[0]] = coalition
+        if len(coalition_by_client) < len(self._update_sums):
             return
 
-        global_model = round.global_vector  # the last that clients have seen
+        global_model = round.global_vector  # the model that was last sent to the clients
         self._update_sums = self._update_sums.to(global_model)
         has_update_before = self._update_sums.norm(dim=1) > 0
         num_others_before = has_update_before.sum() - has_update_before.long()
-        is_same_training = round.round_index == 0 and self._are_updates_whole
+        is_first_round = round.round_index == 0
+        is_same_training = is_first_round and self._are_updates_unchanged
         for update in self._updates:
             client = update.client_id
             step = _update_of(update, global_model)
             self._update_sums[client] += step
-            client_model = alone[client].sent_models.get(client, update.vector)
-            distance = (client_model - update.vector).norm()
+            own_model = coalition_by_client[client].sent_models.get(client, update.vector)
+            distance = (own_model - update.vector).norm()
             if is_same_training and distance > MAX_RELATIVE_DIFFERENCE * step.norm():
                 self._run.note(client, "its own model is not its first update", OF_VALUES)
-        if not round.round_index:
+        if is_first_round:
             return
 
         clients = range(len(self._update_sums))
-        client_models = [alone[client].state.model() for client in clients]
+        own_models = [coalition_by_client[client].state.model() for client in clients]
         reasons = inconsistent_own_models(
-            torch.stack(client_models),
+            torch.stack(own_models),
             self._initial_model.to(global_model),
             federation_model=global_model,
             update_sums=self._update_sums,
@@ -338,7 +345,7 @@ class CoalitionsAtSites(Strategy):
 
 
 def _update_of(update: ClientUpdate, global_model: Tensor) -> Tensor:
-    """Return how far a client has moved the model, ``[P]``, with 0 in place of numbers that are not finite."""
+    """Return a client's update ``[P]``: its model minus the global model, with 0 in place of NaN and infinities."""
     return (update.vector - global_model).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -360,7 +367,7 @@ class _Coalition:
         self.set_members(members)
         excluded_roles = ("sampler", "personalizer")
         run_strategies = {role: roles[role] for role in roles if role not in excluded_roles}
-        # Copied together, since they may share parts.
+        # They are copied together, since they may refer to each other.
         run_parts = run_strategies, _metric_of_aggregator(federation), federation.filters
         strategies, metrics, filters = copy.deepcopy(run_parts)
 
@@ -397,7 +404,7 @@ class _Coalition:
         self.sites = sites_of(self.state, excluded_from=" from a coalition's training")
 
     def _restore(self, saved: Mapping[str, Any], info: FederationInfo) -> None:
-        """Continue from what :meth:`state_dict` has returned."""
+        """Load the state that :meth:`state_dict` has returned."""
         self._metrics.load_state_dict(saved["metrics"])
         self.state.load_state_dict(saved["state"])
         for part, state in zip(self._parts, saved["parts"]):
@@ -409,9 +416,9 @@ class _Coalition:
         self._sampler = self._sampler_of_run.among(members)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the coalition's next round needs, by the keys of checkpoints."""
+        """Return the state that the coalition's next round needs, by the keys of checkpoints."""
         state = self.state.state_dict()
-        state["incidents"] = []  # they are saved with the run's state
+        state["incidents"] = []  # saved with the run's state
         return {
             "parts": [part.state_dict() for part in self._parts],
             "metrics": self._metrics.state_dict(),
@@ -425,54 +432,48 @@ class _Coalition:
         absent: set[int],
         clients: Sequence[Client],
     ) -> dict[int, Packet]:
-        """Begin the coalition's round. Return messages to its sites, except ``absent`` ones."""
+        """Begin the coalition's round. Return the messages to its sites, except ``absent`` ones."""
         state = self.state
         self._clients = clients
         state.round_index = run_state.round_index
         state.incidents = run_state.incidents
-        if not state.run:  # an id of the coalition's run, for which sites have a separate state
+        if not state.run:  # the id of the coalition's run, for which sites keep a separate state
             state.run = digest([run_state.run, self.members]).hex()[:16]
 
         contributions = self._metrics.with_priors()
-        cohort = cohort_of(
-            self._sampler,
-            state.num_clients,
-            contributions=contributions,
-            generator=generator_for(state.seed, "cohort", state.round_index),
-            round_index=state.round_index,
-            clients=clients,
-            model=state.model(),
-        )
+        cohort = draw_cohort(self._sampler, state, contributions, clients)
         state.cohort = [client for client in cohort if client not in absent]
-        # Each client's probability to be drawn, computed if it is needed.
+        # Each client's probability to be drawn is only computed if it is needed.
         self._drawing_probabilities = partial(
             checked_probabilities,
             self._sampler,
             state.num_clients,
-            contributions,
-            state.round_index,
-            cohort,
+            contributions=contributions,
+            round_index=state.round_index,
+            cohort=cohort,
         )
         self._instructions = self._server.instruct(state.cohort, state)
         self.sites.discard()
         return self.sites.packets(self._instructions)
 
     def receive(self, replies: Mapping[int, Any], round: Round) -> None:
-        """End the coalition's round with ``replies``. Without a finite model it keeps its last."""
+        """End the coalition's round with the sites' ``replies``. If no site has sent a finite model, the coalition's
+        model does not change.
+        """
         server = self._server
         device = self.state.model().device
-        # In the order of the instructions, whatever the order of the replies.
+        # The order of the instructions does not depend on which site replies first.
         replies_in_order = {site: replies[site] for site in self._instructions}
         updates, broken_clients = self.sites.updates(replies_in_order, device, server.space)
         for client in broken_clients:
             self.state.note(client, DIVERGED, OF_VALUES)
         self.sent_models = {update.client_id: update.vector for update in updates}
-        server.send(self._instructions)  # counted: the packets have been sent already
+        server.send(self._instructions)  # only counts the messages, which have been sent already
         if updates:
             try:
                 self._finish(updates, broken_clients, round)
-            except NoModel:  # the coalition's model stays
-                self.sites.discard()  # nor do the sites' states of this round count
+            except NoModel:  # neither the model nor the sites' states change
+                self.sites.discard()
         self.sites.commit()
         if round.channel is not None:
             round.channel.messages += server.channel.messages
@@ -488,15 +489,13 @@ class _Coalition:
             drawing_probabilities=self._drawing_probabilities,
             broken=broken_clients,
         )
-        accepted_clients = set(received_round.client_ids.tolist())
-        self.sites.accept(accepted_clients)  # the sites' states count from here on
-        finished_round = self._server.finish(received_round, self.state)
-        clients_that_trained = [*broken_clients, *self.sent_models]
-        self.state.complete(finished_round, clients_that_trained)
+        self.sites.accept(set(received_round.client_ids.tolist()))
+        senders = [*broken_clients, *self.sent_models]
+        self._server.complete(received_round, self.state, senders)
 
 
 def _metric_of_aggregator(federation: FederationConfig | FederationInfo) -> dict[str, Any]:
-    """Return the metric whose values the aggregator uses, ``{name: metric}``, empty if none."""
+    """Return the metric whose values the aggregator reads, as ``{name: metric}``. Empty if it reads none."""
     metric_name = federation.strategies["aggregator"].metric
     if metric_name is None or metric_name not in federation.metrics:
         return {}

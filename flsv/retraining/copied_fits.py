@@ -1,6 +1,6 @@
 """CopiedFits: trains coalitions, each by the ordinary fit of a copy of the run with the coalition's members only.
 
-The fits run one after the other in this process, or by joblib in several.
+The fits run one after the other in this process, or in several processes by joblib.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from torch.utils._pytree import tree_leaves
 from flsv._lightning.patches import callbacks_of, do_nothing
 from flsv.engines.ranks import FederatedStrategy
 from flsv.retraining.coalition_fit import prepare_coalition_fit
-from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.own_folder import ProgramFolder
+from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.scores.performance import ModelScore
 from flsv.server.round_server import NoModel
 from flsv.training.module_snapshot import ModuleSnapshot
@@ -45,16 +45,16 @@ from flsv.utilities.run_copy import RunCopy
 #: The performance measures by which models of coalitions are scored, by name.
 Measures = Mapping[str, str | ModelScore]
 
-#: What to do if a coalition finds files otherwise than the run.
+#: Advice for programs that cannot create or read a file or folder a second time.
 HOW_TO_MAKE_AGAIN = (
-    "A coalition repeats the run, and finds files elsewhere as they are now. Let the program accept what is there "
-    "(exist_ok=True, mode 'w'), name files by paths relative to the working folder, or leave the callback out, "
-    "ShadowShapley(excluded_callbacks=['ItsClass'])."
+    "The fit of a coalition repeats the run, and files outside of the working folder are already there. Let the "
+    "program accept existing files and folders (exist_ok=True, mode 'w'), name files by paths relative to the working "
+    "folder, or exclude the callback from coalitions: ShadowShapley(excluded_callbacks=['ItsClass'])."
 )
 
 
 class CopyOfRun(RunCopy):
-    """A copy of a run, with the folder in which copies work."""
+    """A copy of a run, with the folder in which fits of its copies work."""
 
     folder: ProgramFolder
 
@@ -65,10 +65,10 @@ def copy_of_run(
     data: Any,
     excluded: Collection[L.Callback] = (),
 ) -> CopyOfRun:
-    """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. Callbacks that are
-    ``excluded`` do nothing in a copy.
+    """Copy a run before its fit. On several ranks, a copy trains on the device of this rank alone. ``excluded``
+    callbacks do nothing in a copy.
     """
-    # Each is a constructor and its arguments, which make the object's copy.
+    # {id of an object: the constructor and its arguments by which copies create the object}
     reductions: dict[int, Any] = {id(callback): (L.Callback, ()) for callback in excluded}
     strategy = trainer.strategy
     if isinstance(strategy, FederatedStrategy):
@@ -101,7 +101,7 @@ def _folders_of(trainer: L.Trainer) -> list[str]:
 
 
 class KeptRun:
-    """The weights, optimizers and attributes of a run at one time, which :meth:`restore` writes back."""
+    """A snapshot of a run's weights, optimizers and attributes, which :meth:`restore` writes back."""
 
     def __init__(self, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
@@ -120,7 +120,7 @@ class KeptRun:
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Write the state back. Return whether tensors have changed."""
+        """Write the snapshot back. Return whether tensors had changed."""
         self._snapshot.restore()
         is_changed = False
         for tensor, original in self._tensors:
@@ -133,12 +133,12 @@ class KeptRun:
 def train_coalition(
     run_copy: CopyOfRun,
     measures: Measures,
-    order: FitOrder,
+    job: TrainingJob,
 ) -> FitResult | FitFailed:
-    """Train one coalition in this process, and return its result, or the error by which its fit has ended."""
+    """Train one coalition in this process. Return its result, or the error that ended its fit."""
     try:
         with in_quiet() as changed_tensors:
-            result = _fit_with_what_it_needs(run_copy, measures, order)
+            result = _fit_with_needed_validations(run_copy, measures, job)
         changed_files = run_copy.folder.changed_files
         return replace(result, changed_tensors=[*changed_tensors, *changed_files])
     except ConfigurationError:
@@ -149,51 +149,51 @@ def train_coalition(
         return FitFailed(f"{type(error).__name__}: {error}")
 
 
-def _fit_with_what_it_needs(
+def _fit_with_needed_validations(
     run_copy: CopyOfRun,
     measures: Measures,
-    order: FitOrder,
+    job: TrainingJob,
 ) -> FitResult:
-    """Fit a copy of the run, and if this fails without validations, fit it with them."""
-    if order.is_whole:
-        return _fit_copy(run_copy, measures, order)
+    """Fit a copy of the run. If this fails without validations, fit another copy with validations."""
     try:
-        return _fit_copy(run_copy, measures, order)
+        return _fit_copy(run_copy, measures, job)
     except (ConfigurationError, TimeoutError):
         raise
-    except Exception:  # NeedsValidation, or an error of a hook that misses what validations leave
-        order_with_validations = replace(order, is_whole=True)
-    return _fit_copy(run_copy, measures, order_with_validations)
+    except Exception:  # NeedsValidation, or the error of a hook that reads what validations store
+        if job.validates:
+            raise
+    return _fit_copy(run_copy, measures, replace(job, validates=True))
 
 
-def _fit_copy(run_copy: CopyOfRun, measures: Measures, order: FitOrder) -> FitResult:
-    """Fit a copy of the run to the members in ``order``, in a folder of its own."""
+def _fit_copy(run_copy: CopyOfRun, measures: Measures, job: TrainingJob) -> FitResult:
+    """Fit a copy of the run to the job's members, in a folder of its own."""
     with (
         run_copy.folder.entered() as folder,
-        given_up_after(order.max_wait) as wait_for_round,
+        stopped_after(job.max_wait) as wait_for_round,
     ):
         trainer, module, data = run_copy.load()
-        if not isinstance(module, L.LightningModule):  # what makes it
+        if not isinstance(module, L.LightningModule):  # a function that creates the module
             module = module()
         callback = prepare_coalition_fit(
             trainer,
             module,
             data,
             measures=measures,
-            order=order,
+            job=job,
             folder=folder,
         )
         callback.wait_for_round = wait_for_round
-        with suppress(NoModel):  # the last finite model counts
+        with suppress(NoModel):  # the result has the last finite model
             fit_quietly(trainer, module, data)
         return callback.result()
 
 
 @contextmanager
-def given_up_after(seconds: float | None) -> Iterator[Callable[[float | None], None]]:
-    """Raise TimeoutError in this context after some seconds, unless the function that it yields begins to wait anew.
+def stopped_after(seconds: float | None) -> Iterator[Callable[[float | None], None]]:
+    """Raise TimeoutError in this context after some seconds. The context yields a function that restarts this timer
+    with another number of seconds, or stops it by None.
 
-    Only the main thread of a POSIX system can be interrupted.
+    Only the main thread of a POSIX system can be interrupted. Elsewhere no error is raised.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     has_timer = hasattr(signal, "setitimer")
@@ -204,10 +204,10 @@ def given_up_after(seconds: float | None) -> Iterator[Callable[[float | None], N
     def wait(seconds: float | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds or 0)
 
-    def give_up(*_: Any) -> None:
-        raise TimeoutError(f"it has begun no round for {seconds:.0f} s, and is given up")
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it was stopped, because it began no round for {seconds:.0f} s")
 
-    handler = signal.signal(signal.SIGALRM, give_up)
+    handler = signal.signal(signal.SIGALRM, stop)
     wait(seconds)
     try:
         yield wait
@@ -217,13 +217,13 @@ def given_up_after(seconds: float | None) -> Iterator[Callable[[float | None], N
 
 
 def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
-    """Fit, and raise KeyboardInterrupt where Lightning would end the process."""
+    """Fit a module. If the user interrupts the fit, raise KeyboardInterrupt, where Lightning would end the process."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit(module, data)
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):
-            # Lightning ignores it from its first interrupt on.
+            # Lightning ignores further interrupts after the first one.
             signal.signal(signal.SIGINT, handler)
             raise KeyboardInterrupt from None
         raise
@@ -231,8 +231,8 @@ def fit_quietly(trainer: L.Trainer, module: Any, data: Any) -> None:
 
 @contextmanager
 def collected_garbage() -> Iterator[None]:
-    """Free at the end of this context what was made in it: the parts of a copy refer to each other, and Python alone
-    would free them at some later time. Nothing that was there before is looked at."""
+    """Free at the end of this context the objects that were created in it. The parts of a copy refer to each other, so
+    Python alone would free them at some later time. Older objects are not examined, which saves time."""
     gc.freeze()
     try:
         yield
@@ -243,8 +243,9 @@ def collected_garbage() -> Iterator[None]:
 
 @contextmanager
 def in_quiet() -> Iterator[list[str]]:
-    """Print, log and warn nothing in this context. At its end restore the program as :func:`restored_program` does, and
-    free what was made."""
+    """Suppress all output, logs and warnings in this context. At its end restore the program as
+    :func:`restored_program` does, and free the objects that were created. Yield the paths of the tensors that were
+    changed but could not be restored."""
     disabled_level = logging.root.manager.disable
     try:
         with ExitStack() as stack:
@@ -262,44 +263,31 @@ def in_quiet() -> Iterator[list[str]]:
 
 
 class CopiedFits:
-    """Trainer of coalitions by fits of copies.
+    """Trainer of coalitions by fits of copies of a run.
 
     Args:
-        copy_of: returns the copy of the run for a seed. The last one is kept.
+        run_copy: the copy of the run from before its fit.
+        measures: the performance measures by which models are scored, by name.
     """
 
-    def __init__(
-        self,
-        copy_of: Callable[[int], CopyOfRun],
-        measures: Measures,
-    ) -> None:
-        self._make_copy = copy_of
+    def __init__(self, run_copy: CopyOfRun, measures: Measures) -> None:
+        self._run_copy = run_copy
         self._measures = measures
-        self._copy: CopyOfRun | None = None
-        self._seed_of_copy: int | None = None
+        run_copy.folder.take_over_run()
 
-    def train(self, orders: Sequence[FitOrder]) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
-        """Train the coalitions. Yield each order with its result or error, in any order if there are several jobs."""
-        shares_files = any(self.copy_of(order.seed).folder.shares_files for order in orders[:1])
-        if shares_files or not _has_workers():
-            for order in orders:
-                run_copy = self.copy_of(order.seed)
-                result = train_coalition(run_copy, self._measures, order)
-                yield order, result
-            return
-        yield from self._train_at_workers(orders)
-
-    def copy_of(self, seed: int) -> CopyOfRun:
-        """Return the copy of the run for a seed."""
-        if self._copy is None or self._seed_of_copy != seed:
-            self._copy = self._make_copy(seed)
-            self._seed_of_copy = seed
-            self._copy.folder.take_over_run()
-        return self._copy
+    def train(
+        self, jobs: Sequence[TrainingJob]
+    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
+        """Train the coalitions. Yield each job with its result or error, as soon as it is done."""
+        if self._run_copy.folder.shares_files or not _has_workers():
+            for job in jobs:
+                yield job, train_coalition(self._run_copy, self._measures, job)
+        else:
+            yield from self._train_at_workers(jobs)
 
     def _train_at_workers(
-        self, orders: Sequence[FitOrder]
-    ) -> Iterator[tuple[FitOrder, FitResult | FitFailed]]:
+        self, jobs: Sequence[TrainingJob]
+    ) -> Iterator[tuple[TrainingJob, FitResult | FitFailed]]:
         train_at_worker = joblib.delayed(_train_at_worker)
         program_state = _ProgramState(
             import_path=sys.path,
@@ -307,36 +295,25 @@ class CopiedFits:
             num_threads=torch.get_num_threads(),
             process=os.getpid(),
         )
-        folders: list[ProgramFolder] = []
-
-        def calls() -> Iterator[Any]:
-            for index, order in enumerate(orders):
-                run_copy = self.copy_of(order.seed)
-                folders.insert(0, run_copy.folder)
-                yield train_at_worker(
-                    program_state,
-                    index,
-                    run_copy=run_copy,
-                    measures=self._measures,
-                    order=order,
-                )
-
+        calls = (
+            train_at_worker(program_state, self._run_copy, self._measures, job, index)
+            for index, job in enumerate(jobs)
+        )
         parallel = joblib.Parallel(
             return_as="generator_unordered",
             pre_dispatch="n_jobs",
         )
         try:
-            for index, result in parallel(calls()):
+            for index, result in parallel(calls):
                 if isinstance(result, ConfigurationError):
                     raise result
-                yield orders[index], result
+                yield jobs[index], result
         finally:
-            for folder in folders:
-                folder.put_back()
+            self._run_copy.folder.put_back()
 
 
 def _has_workers() -> bool:
-    """Return whether ``joblib.parallel_config`` has set a backend, or several jobs."""
+    """Return whether the user has set a backend or several processes by ``joblib.parallel_config``."""
     backend, num_jobs = get_active_backend()
     has_several_jobs = num_jobs not in (None, 1)
     is_default_backend = isinstance(backend, LokyBackend)
@@ -345,7 +322,7 @@ def _has_workers() -> bool:
 
 @dataclass(frozen=True)
 class _ProgramState:
-    """State of a program that its workers take over."""
+    """State of a program that its worker processes get, too."""
 
     import_path: list[str]
     folder: str
@@ -362,7 +339,8 @@ class _ProgramState:
 
 @cache
 def _end_with(process: int) -> None:
-    """Let this process end when its parent ``process`` has ended, as by a kill. One of another machine has none."""
+    """Let this process end when its parent ``process`` has ended, such as by a kill. A worker on another machine has
+    another parent, and is not watched."""
 
     def watch() -> None:
         while os.getppid() == process:
@@ -375,13 +353,13 @@ def _end_with(process: int) -> None:
 
 def _train_at_worker(
     program_state: _ProgramState,
-    index: int,
     run_copy: CopyOfRun,
     measures: Measures,
-    order: FitOrder,
+    job: TrainingJob,
+    index: int,
 ) -> tuple[int, FitResult | FitFailed | ConfigurationError]:
     program_state.enter()
     try:
-        return index, train_coalition(run_copy, measures, order)
+        return index, train_coalition(run_copy, measures, job)
     except ConfigurationError as error:
         return index, error

@@ -1,4 +1,4 @@
-"""ProgramFolder: a program's folders as they were at one time, of which each coalition has its own to work in."""
+"""ProgramFolder: gives each coalition a working folder of its own, with the files from before the run."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ from flsv.utilities.file_writes import (
     watched,
 )
 
-#: The most entries of a folder beside or above the working folder that are linked before they are opened.
+#: If a folder beside or above the working folder has more entries than this, each is linked when it is opened.
 MAX_NEIGHBORS = 200
-#: The most entries that are looked at after a run, to find what was written there and not told.
+#: The largest number of entries that are examined after a run to find files that were changed without a notice.
 MAX_ENTRIES = 10_000
 _PREFIX = "flsv-coalitions-"
 
 
 class ProgramFolder:
-    """The folders that a program works in, as they are now.
+    """The folders that a program works in, in their state at construction.
 
-    In a coalition's own folder each entry is a link, which becomes a copy just before it is written. What it writes
-    elsewhere is put back after its fit. What a run writes in these folders is kept before.
+    A coalition works in a folder of links to the program's files. A link is replaced by a copy just before the file is
+    written. Files that a coalition writes elsewhere are restored after its fit. Files that the run writes in the
+    program's folders are copied before, so that coalitions have the old content.
 
     Args:
-        further: folders elsewhere that the program writes into by absolute paths.
+        further: other folders that the program writes into by absolute paths.
 
     Attributes:
-        changed_files: files that a coalition, or the run, has changed, and that were too large to be copied before.
-        shares_files: whether coalitions read what they have written elsewhere, so that no two may train at a time.
+        changed_files: files that a coalition or the run has changed, and that were too large to be copied before.
+        shares_files: whether coalitions read files elsewhere that coalitions have written. Then no two coalitions may
+            train at the same time.
     """
 
     def __init__(self, further: Sequence[str] = ()) -> None:
         self.path = os.getcwd()
-        # {a folder: its path below a coalition's folder}
+        # {folder of the program: its path below a coalition's folder}
         self.locations = {self.path: ""}
         for folder in further:
             is_known = self._location(folder) is not None
@@ -66,26 +68,28 @@ class ProgramFolder:
         self._start_time = os.stat(self._home).st_ctime_ns
         self._files_of_run = KeptFiles(os.path.join(self._home, "run"))
         self._files_elsewhere = KeptFiles(os.path.join(self._home, "elsewhere"))
-        # {path below a coalition's folder: where its link leads}
+        # {path below a coalition's folder: target of its link}
         self._links: dict[str, str] = {}
         for folder, location in self.locations.items():
             for entry in _entries(folder):
                 path = os.path.join(location, entry.name)
                 self._links[path] = entry.path
-        # {path below a coalition's folder: what was there before the run, and where it is now}
+        # {path below a coalition's folder: (kind of the entry before the run, path of its copy)}
         self._originals: dict[str, tuple[str, str]] = {}
         self._own_folder = ""
-        # The first parts of paths at which a coalition has written.
+        # The entries of a coalition's folder in which it has written.
         self._changed_names: set[str] = set()
         self.changed_files: list[str] = []
         self.shares_files = False
 
     def __getstate__(self) -> dict[str, object]:
-        # For a worker, which makes a folder of its own.
+        # A worker process creates a folder of its own.
         return {**vars(self), "_own_folder": "", "_lock": None}
 
     def _location(self, path: str) -> str | None:
-        """Return the path below a coalition's folder of a path, None if it is elsewhere."""
+        """Convert a path in one of the program's folders to the path below a coalition's folder. None: it is in none of
+        them.
+        """
         for folder, location in self.locations.items():
             if _is_inside(path, folder):
                 relative_path = os.path.relpath(path, folder)
@@ -95,7 +99,7 @@ class ProgramFolder:
     # ---- the run
 
     def begin_run(self) -> None:
-        """Keep what is written in the program's folders, before it is, until :meth:`end_run`."""
+        """From now on until :meth:`end_run`, copy files in the program's folders before they are written."""
         watch(self._keep)
 
     def end_run(self) -> None:
@@ -108,25 +112,27 @@ class ProgramFolder:
         real_path = os.path.realpath(path)
         for name in (path, resolved(path), real_path):
             if self._location(name) is not None:
-                with suppress(OSError):  # coalitions then see what the run has written
+                with suppress(
+                    OSError
+                ):  # without a copy, coalitions have the file as the run has written it
                     self._files_of_run.keep(name, access)
 
     def take_over_run(self) -> None:
-        """Let coalitions have the folders as they were before a run, though it has written there.
+        """Let coalitions have the files from before the run, if the run has written in the program's folders.
 
-        They have copies of what has changed since without being told.
+        Of files that were changed without a notice, coalitions have copies of the present content.
         """
         originals = self._files_of_run.originals()
         for path, (kind, _) in originals.items():
-            self._files_of_run.kinds[path] = kind  # also what forks have kept
-        for path in self._changed_untold():
+            self._files_of_run.kinds[path] = kind  # forked processes may have kept further files
+        for path in self._files_changed_without_notice():
             originals[path] = "changed", path
         for path, original in originals.items():
             location = self._location(path) or ""
             self._originals[location] = original
 
-    def _changed_untold(self) -> Iterator[str]:
-        """Yield files that are newer than this object, of which nobody was told."""
+    def _files_changed_without_notice(self) -> Iterator[str]:
+        """Yield the files that were changed after this object was created, although :meth:`_keep` was not called."""
         pending = deque(self.locations)
         num_entries = 0
         while pending and num_entries < MAX_ENTRIES:
@@ -143,7 +149,7 @@ class ProgramFolder:
 
     @contextmanager
     def entered(self) -> Iterator[str]:
-        """Work in a coalition's folder."""
+        """Change the working folder to a coalition's folder in this context."""
         program_folder = os.getcwd()
         with unwatched():
             self._make_folder()
@@ -159,15 +165,15 @@ class ProgramFolder:
                 self.changed_files += [f"the file {path}" for path in files.changed_files()]
             is_at_worker = os.getpid() != self._process
             has_parent = is_at_worker and os.path.exists(self._home)
-            if not has_parent:  # else it does so, when no other worker writes there
+            if not has_parent:  # otherwise the parent does it when no worker writes there any more
                 self.put_back()
 
     def put_back(self) -> None:
-        """Put back what coalitions have written elsewhere."""
+        """Restore the files that coalitions have written elsewhere."""
         self._files_elsewhere.put_back()
 
     def _before_access(self, path: str, access: str) -> None:
-        """Make what a coalition is about to write its own, or keep it."""
+        """Before a coalition writes a file: replace its link by a copy, or keep a file elsewhere to restore it."""
         if _is_inside(path, self._own_folder):
             if access != "read":
                 self._make_own(os.path.relpath(path, self._own_folder), access)
@@ -180,7 +186,9 @@ class ProgramFolder:
         files.keep_to_put_back(path, access)
 
     def _make_own(self, location: str, access: str) -> None:
-        """Replace links on a path below a coalition's folder, the last one only if its content is written."""
+        """Replace the links on a path below a coalition's folder. The last one is only replaced if its content is
+        written.
+        """
         names = Path(location).parts
         self._changed_names.update(names[:1])
         path = self._own_folder
@@ -189,15 +197,17 @@ class ProgramFolder:
         for name in names:
             path = os.path.join(path, name)
             if os.path.islink(path):
-                with FileLock(f"{self._root}.lock"):  # other threads and forks may be here, too
+                with FileLock(f"{self._root}.lock"):  # other threads and processes may do this, too
                     self._break_link(path, access)
 
     def _break_link(self, link: str, access: str) -> None:
-        """Replace a link by a folder of links or by a copy, but for one to a large file that may only be read."""
+        """Replace a link to a folder by a folder of links, and one to a file by a copy. A large file that is opened for
+        an update may only be read: its link stays.
+        """
         source = os.path.realpath(link)
         is_of_coalition = _is_inside(source, self._own_folder)
         if is_of_coalition or not os.path.islink(link):
-            return  # another thread was first, or a coalition has made it
+            return  # the coalition itself has created the link, or another thread has replaced it
         if access == "update" and is_large(source):
             self._files_elsewhere.keep(source, access)
             return
@@ -213,7 +223,9 @@ class ProgramFolder:
     # ---- the folder of coalitions
 
     def _make_folder(self) -> None:
-        """Make a coalition's folder, below folders that hold links to what is beside the program's folder."""
+        """Create a coalition's folder. The folders above it have links to the entries of the folders above the
+        program's folder.
+        """
         if self._own_folder:
             return
         is_at_worker = os.getpid() != self._process
@@ -231,7 +243,7 @@ class ProgramFolder:
                     os.symlink(entry.path, link)
 
     def _link_neighbor(self, path: str) -> None:
-        """Make a link on the way to a path beside or above a coalition's folder, if it leads somewhere."""
+        """Create the missing link to a path beside or above a coalition's folder, if the path exists."""
         if not _is_inside(path, self._root):
             return
         link = self._root
@@ -245,7 +257,7 @@ class ProgramFolder:
             return
 
     def _make_links(self) -> None:
-        """Make the links of a coalition's folder that are not there, and the entries that the run has changed."""
+        """Create the missing links of a coalition's folder, and the entries that the run has changed."""
         names = set()
         for entry in _entries(self._own_folder):
             is_changed = entry.name in self._changed_names
@@ -280,34 +292,34 @@ class ProgramFolder:
 
 
 def _new_folder(owner: ProgramFolder) -> str:
-    """Make a folder that goes with its owner."""
+    """Create a folder that is removed together with its owner."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX))
-    weakref.finalize(owner, _remove_untold, folder)
+    weakref.finalize(owner, _remove_unwatched, folder)
     return folder
 
 
-def _remove_untold(folder: str) -> None:
+def _remove_unwatched(folder: str) -> None:
     with unwatched():
         remove(folder)
 
 
 def _put_back_after_kills() -> None:
-    """Put back what coalitions of killed processes have written elsewhere."""
+    """Restore the files that coalitions of killed processes have written elsewhere."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         lock_file = folder / "lock"
-        with suppress(OSError, Timeout):  # it is in use, or has just gone
+        with suppress(OSError, Timeout):  # the folder is in use, or was just removed
             is_ours = folder.lstat().st_uid == os.getuid()
             if is_ours and lock_file.exists():
                 with FileLock(lock_file, timeout=0):
                     KeptFiles(str(folder / "elsewhere")).put_back()
-                    _remove_untold(str(folder))
+                    _remove_unwatched(str(folder))
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except OSError:  # it may not be read
+    except OSError:  # no permission to read it
         return []
 
 

@@ -1,4 +1,4 @@
-"""flsv.retrain: values of clients from a federation's runs with several seeds, of which each trains coalitions."""
+"""flsv.retrain: computes clients' values from runs with several seeds, each of which trains coalitions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flsv.values.query import mean_over_seeds
 
 #: Default number of seeds.
 NUM_SEEDS = 3
-#: Number of a round that no run reaches: values are computed after the last one.
+#: A number of rounds that no run reaches, so that values are only computed after the last round.
 NEVER = 10**9
 
 
@@ -107,7 +107,7 @@ def retrain(
     if trainer.current_epoch:
         raise ConfigurationError(
             f"flsv.retrain: this trainer has been fitted for {trainer.current_epoch} rounds, and its callbacks hold "
-            "the results. Make a Trainer, a module and the data as for the fit, and give these."
+            "the results. Create a new Trainer, module and data module as for the fit, and pass these."
         )
     data.prepare_data()
     data.setup("fit")
@@ -122,7 +122,7 @@ def retrain(
             halvings=halvings,
             every=NEVER,
         )
-        with _seeded(seed):  # since a factory draws weights by it
+        with _seeded(seed):  # a function that creates the module draws its weights with this seed
             run_copy = copy_of_run(trainer, module, data)
         games.append(_fit(run_copy, game, seed))
 
@@ -154,10 +154,10 @@ def _fit(run_copy: CopyOfRun, game: ShadowShapley, seed: int) -> ShadowShapley:
     """Fit a copy of a run with ``game`` as its only metric, beside those that strategies read. Return the metric."""
     with in_quiet(), run_copy.folder.entered() as folder:
         trainer, module, data = run_copy.load()
-        if not isinstance(module, L.LightningModule):  # what makes it
+        if not isinstance(module, L.LightningModule):  # a function that creates the module
             module = module()
         untyped_trainer: Any = trainer
-        # As in the run, module and callbacks may read what was the best model.
+        # Module and callbacks may read the best checkpoint, as in the run.
         untyped_trainer.callbacks = callbacks_that_train(trainer, keeps_checkpoints=True)
         write_into(folder, trainer)
         loop: Any = find_loop(callbacks_of(trainer))

@@ -1,4 +1,4 @@
-"""ModelScoring: scores a module as a run or a coalition's fit has trained it, by all measures of a store."""
+"""ModelScoring: scores the models of a run or of coalitions by several performance measures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flsv.values.coalition_files import ScoredModel, outputs_name
 
 
 class ModelScoring:
-    """Scoring of models by ``measures``, ``{name: measure}``."""
+    """Scoring of models by ``measures``, ``{name: measure}``. ``evaluator_of(measure)`` returns an evaluator."""
 
     def __init__(
         self,
@@ -34,7 +34,9 @@ class ModelScoring:
         module: nn.Module,
         untrained: Mapping[str, str | ModelScore] | None = None,
     ) -> ScoredModel:
-        """Score a module as it is. If it is ``untrained``, ``{metric: measure}``, its scores must be defined."""
+        """Score a module as it is. If the module is untrained, ``untrained`` has the measures of metrics, ``{metric:
+        measure}``: an error is raised if the model's score by one of these is not finite.
+        """
         class_weights: AbstractContextManager[None] = nullcontext()
         if isinstance(module, ClassifierClient):
             class_weights = module.weighing_for_all()
@@ -76,12 +78,14 @@ class ModelScoring:
             if scores.outputs is not None:
                 output = scores.outputs[index].cpu()
                 name = outputs_name(measure)
-                outputs[name] = output.clone()  # a file of a view would have all models' outputs
+                outputs[name] = (
+                    output.clone()
+                )  # torch.save would write a view together with all models' outputs
         return ScoredModel(utilities, outputs)
 
 
 def _key(measure: str | ModelScore) -> Hashable:
-    """Return the key of the evaluator by which models are scored: one for all measures of a classifier's outputs."""
+    """Return the key of a measure's evaluator. All measures of a classifier's outputs have one evaluator."""
     if isinstance(measure, ModelScore):
         return measure.evaluator_key, measure.name
     return None

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flsv.core import Client
+from flsv.core import Client, FederationState
 from flsv.core.strategy import Contributions, Strategy
 from flsv.utilities.errors import ConfigurationError
+from flsv.utilities.seeding import generator_for
 
 #: How far a probability may lie above 1, since probabilities are computed in float32.
 _ROUNDING = 1e-4
@@ -147,6 +148,24 @@ def cohort_of(
             "`sample` must draw from its `members` if they are not None."
         )
     return cohort
+
+
+def draw_cohort(
+    sampler: ClientSampler,
+    state: FederationState,
+    contributions: Contributions,
+    clients: Sequence[Client],
+) -> list[int]:
+    """Draw and check the cohort of the next round of a run, or of a coalition's training."""
+    return cohort_of(
+        sampler,
+        state.num_clients,
+        contributions=contributions,
+        generator=generator_for(state.seed, "cohort", state.round_index),
+        round_index=state.round_index,
+        clients=clients,
+        model=state.model(),
+    )
 
 
 def checked_probabilities(

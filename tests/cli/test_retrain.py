@@ -57,22 +57,22 @@ def copied_run(trained_run):
 
 
 def test_retrain_trains_each_coalition_once_and_without_validations(copied_run, monkeypatch):
-    all_orders = []
+    all_jobs = []
     train = CopiedFits.train
 
-    def record(fits, orders):
-        all_orders.extend(orders)
-        return train(fits, orders)
+    def record(fits, jobs):
+        all_jobs.extend(jobs)
+        return train(fits, jobs)
 
     monkeypatch.setattr(CopiedFits, "train", record)
 
     retrain(copied_run, "singles", metric="negative_loss", seeds=1)
 
     # The first rounds of all clients come to the run's own model, which shows that none needs validations.
-    trained = [order.members for order in all_orders]
+    trained = [job.members for job in all_jobs]
     all_clients = (0, 1, 2)
     assert trained == [(0,), (1,), (2,), all_clients]
-    assert not any(order.is_whole for order in all_orders)
+    assert not any(job.validates for job in all_jobs)
 
 
 def test_retrain_refuses_scores_that_give_no_single_value(tmp_path):

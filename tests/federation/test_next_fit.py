@@ -170,7 +170,7 @@ def test_a_schedule_that_would_begin_anew_is_refused_if_coalitions_are_trained(t
     trainer.fit(module, make_three_clients())
     plan_more_rounds(trainer)
 
-    with refused("begins its learning-rate schedules anew"):
+    with refused("restarts its learning-rate schedules"):
         trainer.fit(module, make_three_clients())
 
 

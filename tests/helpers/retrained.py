@@ -101,9 +101,9 @@ def record_fits(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     trained: set[tuple[int, ...]] = set()
     train = CopiedFits.train
 
-    def record_and_train(fits: CopiedFits, orders):
-        trained.update(order.members for order in orders)
-        return train(fits, orders)
+    def record_and_train(fits: CopiedFits, jobs):
+        trained.update(job.members for job in jobs)
+        return train(fits, jobs)
 
     monkeypatch.setattr(CopiedFits, "train", record_and_train)
     return trained

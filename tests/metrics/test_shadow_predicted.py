@@ -318,7 +318,7 @@ def test_coalitions_with_frozen_weights_have_no_values_if_a_resumed_run_has_othe
     path = tmp_path / "checkpoints/last.ckpt"
 
     resumed = run(2, seed=1, path=path)
-    with warns("do not start from the weights with which"):
+    with warns("do not start from the initial weights of the run"):
         with_other_frozen_weights = run(2, seed=2, path=path)
 
     assert torch.equal(resumed, whole)

@@ -30,7 +30,9 @@ def test_cost_of_coalitions_is_said_before_the_first_round(tmp_path, caplog):
         messages.append(line)
 
     assert "a model of each of 3 clients alone is trained" in messages[0]
-    assert "(as long as 1 more fit, and 3 validations). What models of all other" in messages[0]
+    assert (
+        "(as long as 1 more fit, and 3 validations). The predictions of the models" in messages[0]
+    )
     assert "models of 6 groups of clients are trained" in messages[1]
     assert messages[1].endswith("(as long as 3 more fits, and 6 validations).")
     assert "To predict outputs" in messages[2]

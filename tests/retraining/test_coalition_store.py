@@ -12,8 +12,8 @@ from flsv.functional import few_coalitions
 from flsv.games.members import Members, members_of
 from flsv.retraining import coalition_store
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.fit_order import FitFailed, FitOrder, FitResult
 from flsv.retraining.train_fits import CoalitionTraining, FitsFailed
+from flsv.retraining.training_job import FitFailed, FitResult, TrainingJob
 from flsv.values.coalition_files import (
     NO_ROUND,
     ScoredModel,
@@ -37,18 +37,18 @@ class InstantTrainer:
         self.trained: list[Members] = []
         self.max_fits = max_fits
 
-    def train(self, orders):
-        for order in orders:
+    def train(self, jobs):
+        for job in jobs:
             if len(self.trained) == self.max_fits:
                 raise KeyboardInterrupt
-            self.trained.append(order.members)
-            utility = utility_of_members(order.members)
+            self.trained.append(job.members)
+            utility = utility_of_members(job.members)
             fit_result = FitResult(
                 scored=[ScoredModel({"utility": [utility]})],
                 untrained=ScoredModel({"utility": [0.0]}),
                 start_hash="start",
             )
-            yield order, fit_result
+            yield job, fit_result
 
 
 UTILITY_OF_CLIENT = (0.1, 0.2, 1 / 3)
@@ -67,10 +67,10 @@ def train_missing(
     missing = store.missing(0, ALL_COALITIONS)
     training = CoalitionTraining(
         trainer,
-        FitOrder(members=(), seed=0),
+        TrainingJob(members=(), seed=0),
         num_samples=[1, 1, 1],
     )
-    training.train(ALL_COALITIONS, [0], store, say)
+    training.train(ALL_COALITIONS, store, say)
 
     return len(missing)
 

@@ -24,9 +24,9 @@ from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MAX_EXACT_PLAYERS
 from flsv.games.members import Members, members_of
 from flsv.retraining.coalition_store import CoalitionStore
-from flsv.retraining.copied_fits import CopiedFits, CopyOfRun, copy_of_run
-from flsv.retraining.fit_order import FitOrder
+from flsv.retraining.copied_fits import CopiedFits, copy_of_run
 from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.training_job import TrainingJob
 from flsv.scores.performance import performance_of
 from flsv.utilities.csv_files import Cell, parse_float, parse_int
 from flsv.utilities.errors import ConfigurationError
@@ -268,21 +268,20 @@ def _train(
     data = federation.datamodule()
     samples = federation.num_samples.tolist()
 
-    def copy_of(seed: int) -> CopyOfRun:
-        # The loop's own seed: with the same seed it starts from the same weights.
-        with isolated_rngs(seed, "benchmark"), quiet():
-            loop = FederatedLoop(
-                uploads=[*federation.attackers()],
-                filters=[OutlierFilter(threshold=None)],
-                local_epochs=federation.local_epochs,
-                seed=seed,
-                reporting=Reporting(table=False, figures=0, files=False),
-            )
-            return copy_of_run(federation.trainer(loop), federation.module(), data)
+    # The loop's own seed: with the same seed it starts from the same weights.
+    with isolated_rngs(seed, "benchmark"), quiet():
+        loop = FederatedLoop(
+            uploads=[*federation.attackers()],
+            filters=[OutlierFilter(threshold=None)],
+            local_epochs=federation.local_epochs,
+            seed=seed,
+            reporting=Reporting(table=False, figures=0, files=False),
+        )
+        run_copy = copy_of_run(federation.trainer(loop), federation.module(), data)
 
     training = CoalitionTraining(
-        CopiedFits(copy_of, {UTILITY_NAME: measure}),
-        FitOrder(members=(), seed=seed),
+        CopiedFits(run_copy, {UTILITY_NAME: measure}),
+        TrainingJob(members=(), seed=seed),
         num_samples=samples,
     )
-    training.train(members_of(masks), [seed], store)
+    training.train(members_of(masks), store)

@@ -32,8 +32,8 @@ from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.members import members_of
 from flsv.retraining.coalition_store import CoalitionStore
 from flsv.retraining.copied_fits import CopiedFits, copy_of_run
-from flsv.retraining.fit_order import FitOrder
 from flsv.retraining.train_fits import CoalitionTraining
+from flsv.retraining.training_job import TrainingJob
 from flsv.utilities.seeding import generator_for
 
 #: Of coalitions that are trained anew.
@@ -96,13 +96,13 @@ def _utilities(cli: FederatedCLI, seed: int) -> Tensor:
     data = cli.datamodule
     run_copy = copy_of_run(trainer, cli.model, data)
     training = CoalitionTraining(
-        CopiedFits(lambda seed: run_copy, {UTILITY_NAME: "accuracy"}),
-        FitOrder(members=(), seed=seed),
+        CopiedFits(run_copy, {UTILITY_NAME: "accuracy"}),
+        TrainingJob(members=(), seed=seed),
         num_samples=data.num_samples.tolist(),
     )
     masks = all_coalitions(data.num_clients)
     store = CoalitionStore(None, [UTILITY_NAME])
-    training.train(members_of(masks), [seed], store)
+    training.train(members_of(masks), store)
     return stored_utilities(store, seed, masks)
 
 

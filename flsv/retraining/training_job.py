@@ -1,4 +1,4 @@
-"""Orders to train coalitions, and the results."""
+"""Requests to train coalitions, and their results."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from flsv.values.coalition_files import NO_ROUND, ScoredModel
 
 
 @dataclass(frozen=True, eq=False)
-class FitOrder:
-    """Request to train one coalition: members, seed and rounds to score."""
+class TrainingJob:
+    """Request to train one coalition: its members, the seed, and the rounds after which its model is scored."""
 
     members: Members
     seed: int
-    # The rounds after which the model is scored, ascending. The fit ends with the last one. NO_ROUND stands for the
-    # last round that the Trainer plans.
+    # The rounds after which the model is scored, ascending. The fit ends after the last of them. NO_ROUND stands for
+    # the last round that the Trainer plans.
     rounds: tuple[int, ...] = (NO_ROUND,)
-    # Whether the module is scored after the rounds, and before the first.
+    # Whether the model is scored after these rounds, and before the first round.
     scores_rounds: bool = True
     scores_untrained: bool = False
-    # What scoring by each measure changes, as the run has tried.
+    # What scoring a model by each measure changes, as the run has found out.
     effects: Mapping[str, ScoringEffects] = field(default_factory=dict)
-    # Whether Lightning validates, as in the run.
-    is_whole: bool = True
-    # Whether Lightning's ModelCheckpoint and EarlyStopping take part, since training reads them.
+    # Whether Lightning runs the validations that the run has.
+    validates: bool = True
+    # Whether Lightning's ModelCheckpoint and EarlyStopping take part, because training reads them.
     keeps_checkpoints: bool = False
     # Whether the result has the models before and after training.
     returns_models: bool = False
-    # Seconds after which the fit is given up if no round begins.
+    # The fit is stopped after this number of seconds without the begin of a round. None: it is never stopped.
     max_wait: float | None = None
 
 
@@ -48,25 +48,25 @@ class FitModels:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """Scores from training one coalition, and perhaps its models."""
+    """Scores from training one coalition, and its models if the job requests them."""
 
-    # The model after each of the order's rounds.
+    # The model after each of the job's rounds.
     scored: Sequence[ScoredModel]
     # The model before the first round, None if it was not scored.
     untrained: ScoredModel | None
-    # A hash of the module before training.
+    # A hash of the module's weights before training.
     start_hash: str
     models: FitModels | None = None
     rounding: Rounding = ROUNDINGS["float32"]
-    # Norms of the entries of the members' updates in the first round, [entries], by client.
+    # For each member, the norm of its first update in each parameter and buffer of the model.
     first_updates: Mapping[int, Tensor] = field(default_factory=dict)
-    # Paths of the program's tensors that the fit has changed, outside of all that is copied or put back.
+    # Paths of tensors that the fit has changed although the program keeps them outside of the module.
     changed_tensors: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class FitFailed:
-    """Response in place of a result: the error that ended a coalition's fit."""
+    """The error that ended a coalition's fit, in place of its result."""
 
     error: str
 

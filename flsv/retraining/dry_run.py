@@ -1,9 +1,8 @@
-"""A trial before the first round: one client's round of a coalition, and its end, in a copy of the run."""
+"""The dry run before the first round: a copy of the run trains one client for a round, as a coalition does."""
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +27,14 @@ from flsv.retraining.copied_fits import (
     fit_quietly,
     in_quiet,
 )
-from flsv.retraining.fit_order import FitOrder
+from flsv.retraining.training_job import TrainingJob
 from flsv.training.module_snapshot import ModuleSnapshot
 from flsv.training.swapped_optimizer import options_of
 from flsv.utilities.errors import ConfigurationError, listed
 from flsv.utilities.pickles import pickled
 from flsv.utilities.plain_values import are_equal, digest
 
-#: Parts of the paths of files that are not the user's: of installed packages and of flsv, wherever it is.
-_LIBRARY_FOLDERS = ("site-packages", str(Path(__file__).parents[1]))
-#: Types of objects that a callback refers to, and that are not its own state.
+#: Types of objects to which a callback may refer, and which are not part of its own state.
 _SHARED_TYPES = (
     nn.Module,
     L.Trainer,
@@ -46,30 +43,26 @@ _SHARED_TYPES = (
     DataLoader,
     Optimizer,
 )
+#: The folder of flsv's own code.
+_PACKAGE = Path(__file__).parents[1]
 
 
 class NotRepeatable(Exception):
-    """Error: a coalition finds a file or folder otherwise than the run."""
+    """Error: a copy of the run cannot create or read a file or folder as the run does."""
 
 
-class Findings(NamedTuple):
-    """What coalitions need, as a trial has shown."""
+class DryRunResult(NamedTuple):
+    """The parts of Lightning that the fits of coalitions need, because training depends on them."""
 
-    validations: bool
-    # Lightning's ModelCheckpoint and EarlyStopping.
-    checkpoints: bool
-
-    def applied(self, order: FitOrder) -> FitOrder:
-        """Return an order for a fit with what it needs."""
-        return replace(
-            order,
-            is_whole=self.validations,
-            keeps_checkpoints=self.checkpoints,
-        )
+    needs_validations: bool
+    # ModelCheckpoint and EarlyStopping.
+    needs_checkpoints: bool
 
 
-def client_on_trial(data: FederatedDataModule) -> int:
-    """Return the client with the fewest samples of those with several batches, or with the most samples."""
+def client_of_dry_run(data: FederatedDataModule) -> int:
+    """Return the client with the fewest samples among those that have several batches. If no client has several, return
+    the client with the most samples.
+    """
     num_samples = data.num_samples.tolist()
     batch_size = data.batch_size or 1
     clients = sorted(range(data.num_clients), key=num_samples.__getitem__)
@@ -79,19 +72,20 @@ def client_on_trial(data: FederatedDataModule) -> int:
     return clients[-1]
 
 
-def try_coalition(
+def dry_run(
     run_copy: CopyOfRun,
     trainer: L.Trainer,
     client: int,
     seed: int,
-) -> Findings:
-    """Train one client for a round, then end the fit, as a coalition does. All of the run stays as it is.
+) -> DryRunResult:
+    """Train one client for a round in a copy of the run, then end the fit, as a coalition does. The run itself does not
+    change.
 
     Raises:
-        ConfigurationError: it fails. The message says where.
-        NotRepeatable: it fails at a file or folder.
+        ConfigurationError: the dry run has failed. The message says where.
+        NotRepeatable: the dry run has failed at a file or folder.
     """
-    order = FitOrder(
+    job = TrainingJob(
         members=(client,),
         seed=seed,
         rounds=(0,),
@@ -105,39 +99,41 @@ def try_coalition(
             kept_data_generators(trainer),
             run_copy.folder.entered() as folder,
         ):
-            findings = _fit_on_trial(run_copy, order, folder)
-            run_copy.load()  # as for the next coalition
+            result = _fit_one_round(run_copy, job, folder)
+            run_copy.load()  # loads once more, as for the next coalition
         if run_copy.folder.changed_files:
             raise ConfigurationError(
-                f"a coalition has changed {listed(run_copy.folder.changed_files)}, which is too large to be copied "
-                "before. Open it to be read only (mode='r' of np.memmap), or leave ShadowShapley out."
+                f"ShadowShapley: the fit of a coalition has changed {listed(run_copy.folder.changed_files)}, which is "
+                "too large to be copied before. Open the file for reading only (mode='r' of np.memmap), or remove "
+                "ShadowShapley from the metrics."
             )
-        return findings
+        return result
     except ConfigurationError:
         raise
     except OSError as error:
         raise NotRepeatable(
-            f"A trial of client {client}'s first round in a copy of the run has failed{_place_of(error)}: {error}. "
+            f"A dry run of client {client}'s first round in a copy of the run has failed{_place_of(error)}: {error}. "
             f"{HOW_TO_MAKE_AGAIN}"
         ) from error
     except Exception as error:
         raise ConfigurationError(
-            f"ShadowShapley trains coalitions in copies of the run, and a trial of client {client}'s first round has "
+            f"ShadowShapley trains coalitions in copies of the run, and a dry run of client {client}'s first round has "
             f"failed{_place_of(error)}: {type(error).__name__}: {error}. If a callback does not work twice in one "
-            "program, leave it out, ShadowShapley(excluded_callbacks=['ItsClass']). Else leave ShadowShapley out."
+            "program, exclude it from coalitions: ShadowShapley(excluded_callbacks=['ItsClass']). Otherwise remove "
+            "ShadowShapley from the metrics."
         ) from error
     finally:
         kept_run.restore()
 
 
-def _fit_on_trial(run_copy: CopyOfRun, order: FitOrder, folder: str) -> Findings:
+def _fit_one_round(run_copy: CopyOfRun, job: TrainingJob, folder: str) -> DryRunResult:
     trainer, module, data = run_copy.load()
     scoring = prepare_coalition_fit(
         trainer,
         module,
         data,
         measures={},
-        order=order,
+        job=job,
         folder=folder,
     )
     scoring.reads.watch_checkpoints(trainer)
@@ -147,22 +143,22 @@ def _fit_on_trial(run_copy: CopyOfRun, order: FitOrder, folder: str) -> Findings
     comparison = _Comparison()
     trainer.callbacks.append(comparison)
     fit_quietly(trainer, module, data)
-    scoring.result()
+    scoring.result()  # raises an error if nothing was trained
 
     reads_results = scoring.reads.values or scoring.reads.checkpoints
-    return Findings(
-        validations=comparison.depends or reads_results,
-        checkpoints=scoring.reads.checkpoints,
+    return DryRunResult(
+        needs_validations=comparison.depends_on_validations or reads_results,
+        needs_checkpoints=scoring.reads.checkpoints,
     )
 
 
 class _Comparison(L.Callback):
     """Callback that compares module, callbacks and optimizers before and after the first validation."""
 
-    depends = False
+    depends_on_validations = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.depends = depends_on_validations(trainer, pl_module)
+        self.depends_on_validations = depends_on_validations(trainer, pl_module)
         validation: Any = trainer.fit_loop.epoch_loop.val_loop
         validation.run = partial(self._run, trainer, pl_module, validation.run)
 
@@ -172,17 +168,18 @@ class _Comparison(L.Callback):
         module: L.LightningModule,
         validate: Any,
     ) -> Any:
-        if self.depends:
+        if self.depends_on_validations:
             return validate()
 
         state = _TrainingState(trainer, module)
         result = validate()
-        self.depends = not state.is_equal(_TrainingState(trainer, module))
+        later_state = _TrainingState(trainer, module)
+        self.depends_on_validations = not state.is_equal(later_state)
         return result
 
 
 class _TrainingState:
-    """State on which training may depend at one time: plain values, and hashes of all else."""
+    """Snapshot of the state on which training may depend: plain values, and hashes of all other parts."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         snapshot = ModuleSnapshot(module)
@@ -199,24 +196,28 @@ class _TrainingState:
                 self._hashes.append(_content_of(callback))
 
     def is_equal(self, later_state: _TrainingState) -> bool:
-        """Return whether both states are the same, where NaN equals NaN."""
-        have_equal_values = are_equal(self._values, later_state._values)
-        have_equal_options = are_equal(self._options, later_state._options)
-        return have_equal_values and have_equal_options and self._hashes == later_state._hashes
+        """Return whether both states are equal. NaN equals NaN."""
+        if self._hashes != later_state._hashes:
+            return False
+        if not are_equal(self._options, later_state._options):
+            return False
+        return are_equal(self._values, later_state._values)
 
 
 def _content_of(callback: L.Callback) -> Any:
     try:
         pickled_state = pickled(vars(callback), shared_types=_SHARED_TYPES)
-    except Exception:  # training has made what cannot be pickled
-        return object()  # unlike any other
+    except Exception:  # training has created an object that cannot be pickled
+        return object()  # differs from every other object
     return pickled_state.bytes, digest(pickled_state.storages)
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost place of an error that is not in a library, such as `` at train.py:12 (on_fit_start)``."""
+    """Return where the program raised an error, such as `` at train.py:12 (on_fit_start)``: the innermost frame that is
+    not in a library.
+    """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        is_of_library = any(folder in frame.filename for folder in _LIBRARY_FOLDERS)
-        if not is_of_library:
+        is_of_flsv = Path(frame.filename).is_relative_to(_PACKAGE)
+        if not is_of_flsv and "site-packages" not in frame.filename:
             return f" at {frame.filename}:{frame.lineno} ({frame.name})"
     return ""
